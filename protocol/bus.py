@@ -1,0 +1,93 @@
+"""The bus: the little of a pub/sub system that holdfast needs, behind one interface.
+
+At most once, no order promised between subjects, silent loss allowed: everything above is built for
+that, so another pub/sub can take NATS's place, and an in-memory one can drive the simulator. One
+thing more than pub/sub is used where the bus has it: the answer that nobody listens on a subject.
+
+Callbacks are plain functions that return at once: the hot path must not pay for a task per message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+from holdfast.protocol.errors import UnavailableError
+
+
+class BusMessage(NamedTuple):
+    """A message as it arrived. `no_responders` marks the bus's own answer that nobody listens on
+    the subject that `subject` was given as the reply of; its payload is empty."""
+
+    subject: str
+    payload: bytes
+    reply: str
+    no_responders: bool = False
+
+
+BusCallback = Callable[[BusMessage], None]
+
+
+class NoRespondersError(UnavailableError):
+    """Nobody listens on the subject: a definite sign, given at once."""
+
+    code = "no_responders"
+    template = "nobody listens on {subject!r}"
+
+
+class BusTimeoutError(UnavailableError, TimeoutError):
+    """No reply within the time given."""
+
+    code = "bus_timeout"
+    template = "no reply on {subject!r} within {timeout_seconds:g} s"
+
+
+class BusSubscription(ABC):
+    """A running subscription."""
+
+    @abstractmethod
+    async def unsubscribe(self) -> None:
+        """Stop; the callback is not called again once this returns."""
+
+
+class Bus(ABC):
+    """A connection to the pub/sub system."""
+
+    @property
+    @abstractmethod
+    def max_payload_bytes(self) -> int:
+        """The largest payload that the system takes."""
+
+    @property
+    @abstractmethod
+    def connected(self) -> bool:
+        """False while the connection is lost; it is re-established in the background."""
+
+    @abstractmethod
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        """Send, at most once; a lost connection loses silently."""
+
+    @abstractmethod
+    async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
+        """Call `callback` for each message on `subject`, which may hold the wildcards `*` and `>`."""
+
+    @abstractmethod
+    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
+        """Send and return the first reply. Raises NoRespondersError, BusTimeoutError."""
+
+    @abstractmethod
+    def new_inbox(self) -> str:
+        """Return a subject prefix that no other connection uses."""
+
+    @abstractmethod
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time the connection has been re-established."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Return once the system has everything sent so far."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection. Idempotent."""

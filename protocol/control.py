@@ -1,0 +1,126 @@
+"""Control messages: what clients, servers and the coordinator say outside the hot path.
+
+Each is a msgpack map (`frames.encode_control`); unknown fields are ignored, so either side may be
+newer. A refusal is `{"error": code, "fields": {...}}` and is raised by `frames.decode_control`.
+
+Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
+
+    resolve   {stores: [[kind, name], ...]} -> {term, owners: [owner | error, ...]}
+              owner is [server, incarnation, epoch], error is [nil, code, fields], in order
+    suspect   {server, incarnation} -> {alive}          probed, and fenced if dead, before the reply
+    servers   {} -> {term, servers: [ServerInfo, ...]}
+    stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
+              in order of (name, kind); `after` and `next` are [name, kind] or nil
+
+Persist servers to the coordinator, on `hf._.coord.<verb>`:
+
+    register  {server, incarnation} -> {term}           before anything else in an incarnation's life
+    open      {server, incarnation, stores: [[tenant, kind, name, create], ...]}
+              -> {grants: [grant | error, ...]}         grant is [epoch, state], see StoreState
+    created   {server, incarnation, stores: [[tenant, kind, name], ...]} -> {}
+              their files are durable; from now on a missing file is damage
+    release   {server, incarnation, stores: [[tenant, kind, name], ...] | nil} -> {}
+              closed and checkpointed; nil releases all and ends the incarnation
+
+Heartbeats, published on `hf._.hb` without a reply:
+
+    {server, incarnation, state: "running" | "draining", open_stores, log_bytes,
+     operations_per_second}
+
+The coordinator to a server, on `hf._.ctl.<server>`:
+
+    probe     {command: "probe"} -> {server, incarnation, state}
+    register  {command: "register"} -> {}               "I do not know you": register again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+
+class StoreState(IntEnum):
+    """What is known of a store's file when a server is granted the store."""
+
+    #: Nobody ever wrote to it.
+    UNKNOWN = 0
+    #: A server was allowed to create it; its file may not exist yet, its log may be all there is.
+    CREATED = 1
+    #: Its file has been durable: if it is missing now, data is lost.
+    DURABLE = 2
+
+
+class ServerState(StrEnum):
+    """What the coordinator thinks of a server."""
+
+    #: Heartbeats arrive; gets new work.
+    LIVE = "live"
+    #: Asked to leave: keeps what it owns until released, gets no new work.
+    DRAINING = "draining"
+    #: Silent or suspected; being probed. Keeps what it owns, gets no new work.
+    SUSPECT = "suspect"
+    #: Its incarnation is fenced; what it owned goes elsewhere when next resolved.
+    DEAD = "dead"
+
+
+class Owner(NamedTuple):
+    """Who serves a store."""
+
+    server: str
+    incarnation: str
+    epoch: int
+
+
+class Grant(NamedTuple):
+    """The coordinator's leave to open a store."""
+
+    epoch: int
+    state: int
+
+
+class ServerInfo(NamedTuple):
+    """One row of `holdfast servers`."""
+
+    server: str
+    incarnation: str
+    state: str
+    heartbeat_age_seconds: float
+    assigned_stores: int
+    open_stores: int
+    operations_per_second: float
+    log_bytes: int
+
+
+class StoreInfo(NamedTuple):
+    """One row of `holdfast stores`."""
+
+    kind: int
+    name: str
+    server: str
+    incarnation: str
+    epoch: int
+    state: int
+
+
+class Heartbeat(NamedTuple):
+    """What a server says of itself twice a second."""
+
+    server: str
+    incarnation: str
+    state: str = "running"
+    open_stores: int = 0
+    log_bytes: int = 0
+    operations_per_second: float = 0.0
+
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
+        """Return the heartbeat in `fields`. Raises KeyError, TypeError, ValueError."""
+        return cls(
+            server=str(fields["server"]),
+            incarnation=str(fields["incarnation"]),
+            state=str(fields.get("state", "running")),
+            open_stores=int(fields.get("open_stores", 0)),
+            log_bytes=int(fields.get("log_bytes", 0)),
+            operations_per_second=float(fields.get("operations_per_second", 0.0)),
+        )

@@ -1,0 +1,230 @@
+"""The one tree of errors. Each has a stable wire code, its fields, and says if a retry can help.
+
+    HoldfastError
+    ├── RequestError                the caller's fault: the same call fails again
+    │   ├── InvalidNameError        tenant, store, server or key
+    │   ├── InvalidArgumentError    another argument
+    │   ├── InvalidSeqError         seq 0, or beyond last_seq + 1
+    │   ├── WrongLastSeqError       expected_last_seq did not hold; carries the actual one
+    │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
+    │   ├── TooLargeError           a value, key, header, batch or frame over its limit
+    │   └── NotFoundError           a server or store that an operator named does not exist
+    ├── UnavailableError            try again; the client does so by itself until its timeout
+    │   ├── NoServerError           no persist server is alive
+    │   ├── NoCoordinatorError      no coordinator answers
+    │   ├── NotOwnerError           the server does not own the store (any more)
+    │   ├── BusyError               a queue is full
+    │   ├── ConnectionFailedError   NATS cannot be reached
+    │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
+    ├── StorageError                data, or the place it lies on, is in danger
+    │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
+    │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
+    │   ├── NewerFormatError        written by a later holdfast
+    │   ├── FencedError             this incarnation has been fenced
+    │   └── AlreadyRunningError     another process holds the lock
+    └── ProtocolError               our bug, or a peer that is not ours
+        ├── UnsupportedVersionError
+        ├── MalformedFrameError
+        └── UnknownOperationError
+
+Fields come first and the text is built from them. On the wire an error is `[code, fields]`; a code
+that a peer does not know becomes the HoldfastError with that code, so old clients read new servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """Root of the tree. `code` is stable; `fields` are the constructor's keyword arguments."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+    template: ClassVar[str] = "{reason}"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields: dict[str, object] = fields
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        try:
+            return self.template.format(**self.fields)
+        except (KeyError, IndexError, ValueError):
+            # A newer peer may send other fields than this version's text names.
+            return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in self.fields.items())
+
+    def __getattr__(self, name: str) -> object:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.fields))
+
+
+class RequestError(HoldfastError):
+    """The caller's fault: the same call fails again."""
+
+    code = "request"
+
+
+class InvalidNameError(RequestError):
+    code = "invalid_name"
+    template = "invalid {what} name {name!r}: {reason}"
+
+
+class InvalidArgumentError(RequestError):
+    code = "invalid_argument"
+    template = "invalid {argument}: {reason}"
+
+
+class InvalidSeqError(RequestError):
+    code = "invalid_seq"
+    template = "invalid seq {seq}: seqs here are 1 to {last_seq}, and {last_seq} + 1 appends"
+
+
+class WrongLastSeqError(RequestError):
+    code = "wrong_last_seq"
+    template = "expected last seq {expected}, but it is {actual}"
+
+
+class WrongRevisionError(RequestError):
+    code = "wrong_revision"
+    template = "expected revision {expected} of key {key!r}, but it is {actual}"
+
+
+class TooLargeError(RequestError):
+    code = "too_large"
+    template = "{what} of {size} is over the limit of {limit}"
+
+
+class NotFoundError(RequestError):
+    code = "not_found"
+    template = "no {what} {name!r}"
+
+
+class UnavailableError(HoldfastError):
+    """Try again. The client library does so by itself until the operation's timeout."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class NoServerError(UnavailableError):
+    code = "no_server"
+    template = "no persist server is alive. Try: holdfast servers; holdfast persist --help"
+
+
+class NoCoordinatorError(UnavailableError):
+    code = "no_coordinator"
+    template = "no coordinator answers on prefix {prefix!r}. Try: holdfast up, or holdfast coordinator"
+
+
+class NotOwnerError(UnavailableError):
+    code = "not_owner"
+    template = "server {server!r} does not own this store"
+
+
+class BusyError(UnavailableError):
+    code = "busy"
+    template = "busy: {what} is full"
+
+
+class ConnectionFailedError(UnavailableError):
+    code = "connection_failed"
+    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats"
+
+
+class OperationTimeoutError(UnavailableError, TimeoutError):
+    code = "timeout"
+    template = (
+        "no answer within {timeout_seconds:g} s ({reason}); a write may or may not be stored"
+    )
+
+
+class StorageError(HoldfastError):
+    """Data, or the place it lies on, is in danger."""
+
+    code = "storage"
+
+
+class StoreDamagedError(StorageError):
+    code = "store_damaged"
+    template = "{store} is damaged: {reason}"
+
+
+class StorageFailedError(StorageError):
+    code = "storage_failed"
+    template = "the file system refused: {reason}"
+
+
+class NewerFormatError(StorageError):
+    code = "newer_format"
+    template = "{what} has format {found}, this holdfast reads up to {known}: upgrade holdfast"
+
+
+class FencedError(StorageError):
+    code = "fenced"
+    template = "incarnation {incarnation} of server {server!r} has been fenced"
+
+
+class AlreadyRunningError(StorageError):
+    code = "already_running"
+    template = "{what} is already running here: another process holds {path}"
+
+
+class ProtocolError(HoldfastError):
+    """Our bug, or a peer that does not speak this protocol."""
+
+    code = "protocol"
+
+
+class UnsupportedVersionError(ProtocolError):
+    code = "unsupported_version"
+    template = "protocol version {found}; this side speaks {known}"
+
+
+class MalformedFrameError(ProtocolError):
+    code = "malformed_frame"
+    template = "malformed frame: {reason}"
+
+
+class UnknownOperationError(ProtocolError):
+    code = "unknown_operation"
+    template = "unknown operation {operation}"
+
+
+def error_to_wire(error: HoldfastError) -> list[object]:
+    """Return `[code, fields]`."""
+    return [error.code, error.fields]
+
+
+def error_from_wire(code: str, fields: Mapping[str, object]) -> HoldfastError:
+    """Return the error of `code`; a code of a newer peer becomes a plain HoldfastError with it."""
+    known = ERRORS_BY_CODE.get(code)
+    if known is not None:
+        return known(**fields)
+    error = HoldfastError(**fields)
+    error.code = code  # type: ignore[misc]
+    return error
+
+
+def _rebuild(cls: type[HoldfastError], fields: dict[str, object]) -> HoldfastError:
+    return cls(**fields)
+
+
+def _by_code() -> dict[str, type[HoldfastError]]:
+    found: dict[str, type[HoldfastError]] = {}
+    waiting: list[type[HoldfastError]] = [HoldfastError]
+    while waiting:
+        cls = waiting.pop()
+        assert cls.code not in found, cls.code
+        found[cls.code] = cls
+        waiting.extend(cls.__subclasses__())
+    return found
+
+
+ERRORS_BY_CODE: dict[str, type[HoldfastError]] = _by_code()

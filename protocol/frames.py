@@ -1,0 +1,297 @@
+"""Frames: how requests, replies, changes and control messages are laid out as bytes.
+
+Every payload is one version byte and then msgpack; docs/protocol.md has the same in prose. Positions
+in arrays are fixed, trailing elements may be left out when nil, and more may follow in a later
+version, which older readers ignore.
+
+    request    [writer, [group, ...]]         group  [kind, name, counter, floor, durability, ops]
+    reply      [[index, 0, outcome] | [index, 1, code, fields], ...]
+    outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
+    changes    [epoch, previous_revision, time, [change, ...]]
+    control    {name: value}
+
+A group is what one client asks of one store in one frame: either writes, with a `counter` that
+grows by one for each write group of this writer and store, or reads, with counter 0. `floor` is the
+lowest counter the writer still waits for: outcomes below it may be forgotten, and a group below it
+that arrives late is refused. Decoding checks shape and types of what it names here and raises
+MalformedFrameError; the values inside an operation are checked where it is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from holdfast.protocol.errors import (
+    HoldfastError,
+    MalformedFrameError,
+    UnsupportedVersionError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
+
+PROTOCOL_VERSION: Final = 1
+_VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
+
+# --- operations: writes below 32, reads from 32 on. Never renumber. ----------------------------
+#: [APPEND, value, headers, msg_id, expected_last_seq] -> [seq, revision] or, of a msg_id stored
+#: before, [seq, revision, time, true]
+APPEND: Final = 1
+#: [SET_MESSAGE, seq, value, headers] -> [seq, revision]
+SET_MESSAGE: Final = 2
+#: [DELETE_MESSAGES, [seq, ...]] -> [count, revision]
+DELETE_MESSAGES: Final = 3
+#: [TRIM, end_seq] -> [count, revision]; end_seq nil trims everything
+TRIM: Final = 4
+#: [SET_ENTRY, key, value, headers, expected_revision] -> [0, revision]
+SET_ENTRY: Final = 5
+#: [DELETE_ENTRIES, [key, ...], expected_revision] -> [count, revision]
+DELETE_ENTRIES: Final = 6
+#: [CLEAR] -> [count, revision]
+CLEAR: Final = 7
+#: [BATCH, [op, ...]] -> [result, ...]; all of it or nothing
+BATCH: Final = 8
+
+FIRST_READ: Final = 32
+#: [GET_MESSAGE, seq] -> message | nil
+GET_MESSAGE: Final = 32
+#: [GET_MESSAGES, start_seq, end_seq, start_time, limit, last] -> [[message, ...], next_seq | nil]
+GET_MESSAGES: Final = 33
+#: [GET_ENTRY, key] -> entry | nil
+GET_ENTRY: Final = 34
+#: [GET_ENTRIES, prefix, after_key, limit, with_values] -> [[entry, ...], next_after_key | nil]
+GET_ENTRIES: Final = 35
+#: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server]
+HEAD: Final = 36
+#: [CHANGES, after_revision, after_seq, limit] ->
+#: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
+CHANGES: Final = 37
+
+OPERATION_NAMES: Final[dict[int, str]] = {
+    APPEND: "append",
+    SET_MESSAGE: "set",
+    DELETE_MESSAGES: "delete",
+    TRIM: "trim",
+    SET_ENTRY: "set",
+    DELETE_ENTRIES: "delete",
+    CLEAR: "clear",
+    BATCH: "batch",
+    GET_MESSAGE: "get",
+    GET_MESSAGES: "get_all",
+    GET_ENTRY: "get",
+    GET_ENTRIES: "get_all",
+    HEAD: "head",
+    CHANGES: "changes",
+}
+
+# --- changes carry the number of the operation that made them ----------------------------------
+#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id]
+CHANGE_SET_MESSAGE: Final = 1
+#: [CHANGE_DELETE_MESSAGES, [seq, ...]]
+CHANGE_DELETE_MESSAGES: Final = 3
+#: [CHANGE_TRIM, end_seq]
+CHANGE_TRIM: Final = 4
+#: [CHANGE_SET_ENTRY, key, value, headers]
+CHANGE_SET_ENTRY: Final = 5
+#: [CHANGE_DELETE_ENTRIES, [key, ...]]
+CHANGE_DELETE_ENTRIES: Final = 6
+#: [CHANGE_CLEAR]
+CHANGE_CLEAR: Final = 7
+
+WireChange = list[Any]
+
+_pack: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+class Group(NamedTuple):
+    """What one client asks of one store in one frame."""
+
+    kind: int
+    name: str
+    counter: int
+    floor: int
+    durability: int
+    operations: list[list[Any]]
+
+
+class Outcome(NamedTuple):
+    """The answer to a group. `results` has one element for each operation, in order."""
+
+    epoch: int
+    time: int
+    durability: int
+    results: list[Any]
+
+
+class ChangeBatch(NamedTuple):
+    """The changes of one store that one broadcast carries. Change `i` has revision
+    `previous_revision + 1 + i`."""
+
+    epoch: int
+    previous_revision: int
+    time: int
+    changes: list[WireChange]
+
+
+def pack(value: object) -> bytes:
+    """Return `value` as msgpack (text as str, bytes as bin)."""
+    packed: bytes = _pack(value)
+    return packed
+
+
+def unpack(payload: bytes) -> Any:
+    """Return what `payload` holds. Raises MalformedFrameError."""
+    try:
+        return msgpack.unpackb(
+            payload, raw=False, strict_map_key=False, use_list=True, max_buffer_size=2**31 - 1
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MalformedFrameError(reason=f"not msgpack: {error or type(error).__name__}") from error
+
+
+def encode(value: object) -> bytes:
+    """Return `value` as a payload: the version byte, then msgpack."""
+    return _VERSION_BYTE + pack(value)
+
+
+def decode(payload: bytes) -> Any:
+    """Return what a payload carries. Raises UnsupportedVersionError, MalformedFrameError."""
+    if not payload:
+        raise MalformedFrameError(reason="empty")
+    if payload[0] != PROTOCOL_VERSION:
+        raise UnsupportedVersionError(found=payload[0], known=PROTOCOL_VERSION)
+    return unpack(memoryview(payload)[1:])  # type: ignore[arg-type]
+
+
+def encode_request(writer: bytes, groups: Sequence[Sequence[Any]]) -> bytes:
+    """Return a request frame of `writer` (its id, 1 to 32 bytes)."""
+    return encode([writer, groups])
+
+
+def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
+    """Return the writer's id and its groups, with the shape of each checked.
+
+    Raises UnsupportedVersionError, MalformedFrameError.
+    """
+    body = decode(payload)
+    if type(body) is not list or len(body) < 2:
+        raise MalformedFrameError(reason="a request is [writer, groups]")
+    writer, groups = body[0], body[1]
+    if type(writer) is not bytes or not 1 <= len(writer) <= 32:
+        raise MalformedFrameError(reason="the writer is 1 to 32 bytes")
+    if type(groups) is not list or not groups:
+        raise MalformedFrameError(reason="the groups are a list, not empty")
+    operation_count = 0
+    checked = []
+    for group in groups:
+        if type(group) is not list or len(group) < 6:
+            raise MalformedFrameError(
+                reason="a group is [kind, name, counter, floor, durability, operations]"
+            )
+        kind, name, counter, floor, durability, operations = group[:6]
+        if (
+            type(kind) is not int
+            or type(name) is not str
+            or type(counter) is not int
+            or type(floor) is not int
+            or type(durability) is not int
+            or type(operations) is not list
+            or not operations
+            or not 0 <= floor <= counter
+            or counter >= 1 << 63
+        ):
+            raise MalformedFrameError(reason="a group's field has the wrong type or range")
+        operation_count += len(operations)
+        for operation in operations:
+            if type(operation) is not list or not operation or type(operation[0]) is not int:
+                raise MalformedFrameError(reason="an operation is [number, ...]")
+        checked.append(Group(kind, name, counter, floor, durability, operations))
+    if operation_count > MAX_FRAME_OPERATIONS:
+        raise MalformedFrameError(
+            reason=f"{operation_count} operations; at most {MAX_FRAME_OPERATIONS} in a frame"
+        )
+    return writer, checked
+
+
+def encode_outcome(epoch: int, time: int, durability: int, results: list[Any]) -> bytes:
+    """Return an outcome as the bytes that go into a reply, the store file and the commit log."""
+    return pack((epoch, time, durability, results))
+
+
+def decode_outcome(outcome: bytes) -> Outcome:
+    """Return the outcome. Raises MalformedFrameError."""
+    body = unpack(outcome)
+    if type(body) is not list or len(body) < 4 or type(body[3]) is not list:
+        raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
+    return Outcome(*body[:4])
+
+
+def error_result(index: int, error: HoldfastError) -> list[Any]:
+    """Return the element of a reply that refuses a whole group."""
+    return [index, 1, error.code, error.fields]
+
+
+def encode_changes(
+    epoch: int, previous_revision: int, time: int, changes: Sequence[WireChange]
+) -> bytes:
+    """Return one broadcast; the same bytes are what the commit log keeps."""
+    return encode((epoch, previous_revision, time, changes))
+
+
+def decode_changes(payload: bytes) -> ChangeBatch:
+    """Return the changes of a broadcast. Raises UnsupportedVersionError, MalformedFrameError."""
+    body = decode(payload)
+    if type(body) is not list or len(body) < 4 or type(body[3]) is not list:
+        raise MalformedFrameError(reason="changes are [epoch, previous_revision, time, changes]")
+    return ChangeBatch(*body[:4])
+
+
+def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
+    """Return the change that an application sees. Raises MalformedFrameError."""
+    try:
+        number = wire[0]
+        if number == CHANGE_SET_MESSAGE:
+            headers = wire[3] if len(wire) > 3 and wire[3] else {}
+            message = Message(wire[1], wire[2], headers, time, revision)
+            return Change(ChangeKind.SET, revision, time, message=message)
+        if number == CHANGE_SET_ENTRY:
+            headers = wire[3] if len(wire) > 3 and wire[3] else {}
+            entry = Entry(wire[1], wire[2], headers, revision, time)
+            return Change(ChangeKind.SET, revision, time, entry=entry)
+        if number == CHANGE_DELETE_MESSAGES:
+            return Change(ChangeKind.DELETE, revision, time, seqs=tuple(wire[1]))
+        if number == CHANGE_DELETE_ENTRIES:
+            return Change(ChangeKind.DELETE, revision, time, keys=tuple(wire[1]))
+        if number == CHANGE_TRIM:
+            return Change(ChangeKind.TRIM, revision, time, end_seq=wire[1])
+        if number == CHANGE_CLEAR:
+            return Change(ChangeKind.TRIM, revision, time)
+    except (IndexError, TypeError) as error:
+        raise MalformedFrameError(reason=f"a change of the wrong shape: {error}") from error
+    raise MalformedFrameError(reason=f"unknown change {number!r}")
+
+
+def encode_control(**fields: object) -> bytes:
+    """Return a control message: what servers, coordinator and clients say outside the hot path."""
+    return encode(fields)
+
+
+def encode_control_error(error: HoldfastError) -> bytes:
+    """Return a control reply that refuses; `decode_control` raises it on the other side."""
+    return encode({"error": error.code, "fields": error.fields})
+
+
+def decode_control(payload: bytes) -> Mapping[str, Any]:
+    """Return the fields of a control message.
+
+    Raises UnsupportedVersionError, MalformedFrameError, and the error that a refusal carries.
+    """
+    body = decode(payload)
+    if type(body) is not dict:
+        raise MalformedFrameError(reason="a control message is a map")
+    if "error" in body:
+        raise error_from_wire(str(body["error"]), body.get("fields") or {})
+    return body

@@ -1,0 +1,101 @@
+"""Every limit of the system, each with its reason; their relations are asserted below.
+
+Sizes are bytes, times are seconds. A peer may be stricter than these, never laxer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- names -------------------------------------------------------------------------------------
+#: A store name plus `.stream.00000001.db-wal` must fit in the 255 bytes of one file name.
+MAX_NAME_BYTES: Final = 200
+#: NATS has no limit on tokens; 16 keeps subject matching in its server cheap.
+MAX_NAME_TOKENS: Final = 16
+#: 1,000 characters of four UTF-8 bytes each, rounded up.
+MAX_KEY_BYTES: Final = 4 * KIB
+
+# --- values and frames -------------------------------------------------------------------------
+#: NATS's default max_payload is 1 MiB. A frame leaves this much of it to the protocol's own headers.
+FRAME_RESERVE_BYTES: Final = 4 * KIB
+#: A value that travels in one piece. With the largest key and headers it still fits in one frame.
+MAX_VALUE_BYTES: Final = 1000 * 1000
+#: All header names and values of one message (JetStream: 64 KiB).
+MAX_HEADERS_BYTES: Final = 16 * KIB
+#: The smallest max_payload of a nats-server that holdfast works with: its own default.
+MIN_PAYLOAD_BYTES: Final = MIB
+#: Operations in one frame. Bounds the work of one tick per client and the size of a reply.
+MAX_FRAME_OPERATIONS: Final = 4096
+#: `msg_id`: as long as any UUID or hash needs; it is kept in an index.
+MAX_MSG_ID_BYTES: Final = 256
+#: Seqs or keys that one delete operation may name.
+MAX_DELETE_COUNT: Final = 4096
+
+# --- reading -----------------------------------------------------------------------------------
+#: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
+PAGE_BYTES: Final = 512 * KIB
+PAGE_ROWS: Final = 4096
+#: Pages a reader may have in flight: one being used, one on its way.
+PAGES_IN_FLIGHT: Final = 2
+
+# --- client ------------------------------------------------------------------------------------
+#: Frames one client may have in flight to one server: one being synced, one being applied, and
+#: two on the way. More only moves the queue from the client to the server.
+FRAMES_IN_FLIGHT: Final = 4
+#: A caller hears about a write in this time, one way or the other.
+OPERATION_TIMEOUT_SECONDS: Final = 30.0
+#: An unanswered frame is sent again after this long. Far above a slow sync, far below the timeout.
+FRAME_TIMEOUT_SECONDS: Final = 2.0
+#: Operations that wait in a client before a caller is made to wait for room.
+MAX_WAITING_OPERATIONS: Final = 65536
+#: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
+SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
+#: How often a follower asks for the head of a store that said nothing, at first and at most: the
+#: lost *last* broadcast is noticed by this alone.
+FOLLOW_CHECK_SECONDS: Final = 2.0
+FOLLOW_CHECK_MAX_SECONDS: Final = 30.0
+
+# --- heartbeats and failure detection ----------------------------------------------------------
+HEARTBEAT_SECONDS: Final = 0.5
+#: Five heartbeats: one lost message or one long collection of garbage is not a death.
+SILENCE_SECONDS: Final = 2.5
+#: How long a suspected server has to answer a probe.
+PROBE_TIMEOUT_SECONDS: Final = 0.5
+CONTROL_TIMEOUT_SECONDS: Final = 2.0
+
+# --- persist server ----------------------------------------------------------------------------
+#: Bytes of frames that wait for a tick; beyond it the answer is `busy`.
+MAX_INBOX_BYTES: Final = 64 * MIB
+#: Bytes of effects applied but not yet synced; beyond it the server gathers instead of applying.
+MAX_UNSYNCED_BYTES: Final = 8 * MIB
+#: One commit log segment; retired whole.
+LOG_SEGMENT_BYTES: Final = 8 * MIB
+#: The whole commit log of a server, hence its recovery work.
+LOG_CAP_BYTES: Final = 64 * MIB
+#: Changes of one store that wait in memory for their SQLite transaction.
+MAX_PENDING_CHANGES: Final = 1024
+MAX_PENDING_BYTES: Final = MIB
+#: Store files a server keeps open (three descriptors each at the most).
+MAX_OPEN_STORES: Final = 2000
+#: A store nobody used for this long is checkpointed and closed.
+IDLE_CLOSE_SECONDS: Final = 10.0
+#: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.
+OUTCOME_RETENTION_SECONDS: Final = 600.0
+#: How long a `msg_id` is remembered (JetStream's default duplicate window).
+DEDUPE_WINDOW_SECONDS: Final = 120.0
+#: Deletes and trims a store remembers for followers that were away; past it they get a `reset`.
+MAX_CHANGE_LOG_ROWS: Final = 10_000
+
+assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 512 < (
+    MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
+)
+assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
+assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
+assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
+assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
+assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
+assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
+assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES

@@ -1,0 +1,70 @@
+"""The NATS subjects of holdfast, in one place.
+
+`hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
+isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>` and
+subscribe `hf.acme.chg.>` and its own inbox. The token `_`, which no tenant can be named, holds what
+servers and the coordinator say among themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.protocol.names import StoreId, StoreKind, check_store
+
+DEFAULT_PREFIX: Final = "hf"
+_KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Builds and parses the subjects under one prefix."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    # --- clients to the coordinator ------------------------------------------------------------
+    def coordinator(self, tenant: str, verb: str) -> str:
+        """`resolve`, `suspect`, `servers` or `stores`, asked by a client of `tenant`."""
+        return f"{self.prefix}.{tenant}.coord.{verb}"
+
+    def coordinator_pattern(self) -> str:
+        return f"{self.prefix}.*.coord.*"
+
+    # --- clients to persist servers ------------------------------------------------------------
+    def server(self, tenant: str, server: str) -> str:
+        """Where a frame of operations for `server` goes."""
+        return f"{self.prefix}.{tenant}.srv.{server}"
+
+    def server_pattern(self, server: str) -> str:
+        return f"{self.prefix}.*.srv.{server}"
+
+    # --- persist servers to everyone -----------------------------------------------------------
+    def changes(self, store: StoreId) -> str:
+        """Where every change of `store` is broadcast."""
+        return f"{self.prefix}.{store[0]}.chg.{StoreKind(store[1]).letter}.{store[2]}"
+
+    # --- servers and coordinator ---------------------------------------------------------------
+    def heartbeat(self) -> str:
+        return f"{self.prefix}._.hb"
+
+    def cluster(self, verb: str) -> str:
+        """`register`, `open`, `created` or `release`, asked by a persist server."""
+        return f"{self.prefix}._.coord.{verb}"
+
+    def control(self, server: str) -> str:
+        """Commands of the coordinator to one server."""
+        return f"{self.prefix}._.ctl.{server}"
+
+    def tenant_of(self, subject: str) -> str:
+        """The tenant token of any subject under this prefix."""
+        return subject[len(self.prefix) + 1 :].split(".", 1)[0]
+
+    def store_of(self, subject: str) -> StoreId:
+        """The store whose change subject this is. Raises InvalidNameError or KeyError."""
+        tenant, _, letter, name = subject[len(self.prefix) + 1 :].split(".", 3)
+        return StoreId(tenant, _KIND_OF_LETTER[letter], check_store(name))
+
+
+#: The token that stands where a tenant would in the cluster's own subjects.
+CLUSTER_TENANT: Final = "_"

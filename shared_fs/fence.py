@@ -1,0 +1,78 @@
+"""The fence: the durable mark that an incarnation may never acknowledge again.
+
+Each incarnation has one small file. It says `open` from the incarnation's start, and anyone who
+must be sure that the incarnation is dead overwrites it, once and for ever. The incarnation reads it
+after every sync of its commit log and before anything leaves, so:
+
+    whoever has fenced an incarnation and then reads its log, sees all that it ever acknowledged
+
+since an ack needs a sync, then a read that still found `open`; and the fence, once written, is found
+by every later read (close-to-open consistency on NFS; the page cache on one host). No clock is
+involved. Anything but the exact text, also a missing or unreadable file, counts as fenced.
+
+The file exists with its full size from the start and is overwritten in place: see
+`Disk.overwrite_durably`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.errors import FencedError, StorageFailedError
+from holdfast.shared_fs.disk import Disk
+
+_OPEN: Final = b"open  \n"
+_FENCED: Final = b"fenced\n"
+assert len(_OPEN) == len(_FENCED)
+
+
+def create_fence(disk: Disk, path: Path) -> None:
+    """Write the fence file of a new incarnation, open. Its folder must exist."""
+    disk.write_durably(path, _OPEN)
+
+
+def fence(disk: Disk, path: Path) -> None:
+    """Fence the incarnation of `path` for ever. Idempotent; durable when this returns.
+
+    An incarnation whose fence file is missing reads as fenced, so there is nothing to write.
+    Raises StorageFailedError, and then the incarnation must count as alive.
+    """
+    try:
+        disk.overwrite_durably(path, _FENCED)
+    except FileNotFoundError:
+        return
+
+
+def is_open(disk: Disk, path: Path) -> bool:
+    """Tell if the incarnation of `path` may still acknowledge."""
+    try:
+        return disk.read(path) == _OPEN
+    except (FileNotFoundError, StorageFailedError):
+        return False
+
+
+class FenceGate:
+    """An incarnation's own view of its fence: once fenced, fenced for good."""
+
+    def __init__(self, disk: Disk, path: Path, server: str, incarnation: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._server = server
+        self._incarnation = incarnation
+        self._fenced = False
+
+    @property
+    def fenced(self) -> bool:
+        return self._fenced
+
+    def check(self) -> None:
+        """Return if anything may leave now. Raises FencedError."""
+        if self._fenced or not is_open(self._disk, self._path):
+            self._fenced = True
+            raise FencedError(server=self._server, incarnation=self._incarnation)
+
+    def fence_myself(self) -> None:
+        """Never acknowledge again, whatever the file says. Memory first: the disk may be broken."""
+        self._fenced = True
+        fence(self._disk, self._path)

@@ -1,0 +1,96 @@
+"""Where everything lies on the shared file system.
+
+    FORMAT                                     the format version of this tree
+    coordinator/lock, state.db                 the active coordinator's
+    servers/<server>/lock                      held by the running incarnation of <server>
+    servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
+    servers/<server>/<incarnation>/log/<segment>.log
+    stores/<tenant>/<aa>/<bb>/<name>.<stream|kv>.<generation>.db
+
+Stores fan out by hash over 65,536 folders, so a million of them are some fifteen to a folder, and
+no operation on the hot path lists one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk import Disk
+
+FORMAT_VERSION: Final = 1
+_FORMAT_TEXT: Final = "holdfast shared file system, format "
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths under one root."""
+
+    root: Path
+
+    @property
+    def format_file(self) -> Path:
+        return self.root / "FORMAT"
+
+    @property
+    def coordinator(self) -> Path:
+        return self.root / "coordinator"
+
+    @property
+    def servers(self) -> Path:
+        return self.root / "servers"
+
+    def server(self, server: str) -> Path:
+        return self.servers / server
+
+    def incarnation(self, server: str, incarnation: str) -> Path:
+        return self.servers / server / incarnation
+
+    def fence(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "fence"
+
+    def log(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "log"
+
+    def store(self, store: StoreId, generation: int = 1) -> Path:
+        digest = hashlib.blake2b(
+            f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
+        ).hexdigest()
+        name = f"{store.name}.{StoreKind(store.kind).word}.{generation}.db"
+        return self.root / "stores" / store.tenant / digest[:2] / digest[2:] / name
+
+
+def open_layout(root: Path, disk: Disk) -> Layout:
+    """Return the layout under `root`, made if `root` is missing or empty.
+
+    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder that holds
+    something else (it is left alone), StorageFailedError.
+    """
+    layout = Layout(root)
+    try:
+        text = disk.read(layout.format_file).decode(errors="replace").strip()
+    except FileNotFoundError:
+        strangers = [
+            name
+            for name in disk.names(root)
+            if name != "lost+found" and not name.startswith(layout.format_file.name)
+        ]
+        if strangers:
+            raise StoreDamagedError(
+                store=str(root),
+                reason=f"it has no FORMAT file but holds {', '.join(strangers[:3])}; "
+                "holdfast makes its own folder and takes no other",
+            ) from None
+        disk.make_directory(root)
+        disk.write_durably(layout.format_file, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())
+        return layout
+    version = text.removeprefix(_FORMAT_TEXT)
+    if version == text or not version.isdigit():
+        raise StoreDamagedError(store=str(layout.format_file), reason="not holdfast's FORMAT file")
+    if int(version) > FORMAT_VERSION:
+        raise NewerFormatError(what=str(root), found=int(version), known=FORMAT_VERSION)
+    return layout
