@@ -140,7 +140,7 @@ async def connect_nats(
                 name=name,
                 error_cb=on_error,
                 reconnected_cb=bus._reconnected,
-                reconnect_time_wait=0.1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 allow_reconnect=True,
                 connect_timeout=2,

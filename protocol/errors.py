@@ -8,12 +8,14 @@
     │   ├── WrongLastSeqError       expected_last_seq did not hold; carries the actual one
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
-    │   └── NotFoundError           a server or store that an operator named does not exist
+    │   ├── NotFoundError           a server or store that an operator named does not exist
+    │   └── StaleWriteError         a write arrived after its writer had given it up
     ├── UnavailableError            try again; the client does so by itself until its timeout
     │   ├── NoServerError           no persist server is alive
     │   ├── NoCoordinatorError      no coordinator answers
     │   ├── NotOwnerError           the server does not own the store (any more)
     │   ├── BusyError               a queue is full
+    │   ├── WriterGapError          a group of a writer came before its predecessors
     │   ├── ConnectionFailedError   NATS cannot be reached
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
     ├── StorageError                data, or the place it lies on, is in danger
@@ -34,7 +36,7 @@ that a peer does not know becomes the HoldfastError with that code, so old clien
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
@@ -55,7 +57,7 @@ class HoldfastError(Exception):
             # A newer peer may send other fields than this version's text names.
             return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in self.fields.items())
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
@@ -106,6 +108,11 @@ class NotFoundError(RequestError):
     template = "no {what} {name!r}"
 
 
+class StaleWriteError(RequestError):
+    code = "stale_write"
+    template = "write group {counter} arrived after its writer had given it up"
+
+
 class UnavailableError(HoldfastError):
     """Try again. The client library does so by itself until the operation's timeout."""
 
@@ -131,6 +138,11 @@ class NotOwnerError(UnavailableError):
 class BusyError(UnavailableError):
     code = "busy"
     template = "busy: {what} is full"
+
+
+class WriterGapError(UnavailableError):
+    code = "writer_gap"
+    template = "write group {counter} arrived before group {expected} of the same writer"
 
 
 class ConnectionFailedError(UnavailableError):

@@ -5,7 +5,7 @@ in arrays are fixed, trailing elements may be left out when nil, and more may fo
 version, which older readers ignore.
 
     request    [writer, [group, ...]]         group  [kind, name, counter, floor, durability, ops]
-    reply      [[index, 0, outcome] | [index, 1, code, fields], ...]
+    reply      [[index, 0, outcome] | [index, 1, code, fields], ...]   index -1: the whole frame
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
     changes    [epoch, previous_revision, time, [change, ...]]
     control    {name: value}
@@ -66,8 +66,10 @@ GET_ENTRY: Final = 34
 GET_ENTRIES: Final = 35
 #: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server]
 HEAD: Final = 36
-#: [CHANGES, after_revision, after_seq, limit] ->
+#: [CHANGES, after_revision, after_seq, limit, state_revision] ->
 #: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
+#: Who builds the state from revision 0 gives the head_revision of its first page as the
+#: state_revision of the pages that follow: deletes up to there are no news to it.
 CHANGES: Final = 37
 
 OPERATION_NAMES: Final[dict[int, str]] = {
@@ -145,9 +147,7 @@ def pack(value: object) -> bytes:
 def unpack(payload: bytes) -> Any:
     """Return what `payload` holds. Raises MalformedFrameError."""
     try:
-        return msgpack.unpackb(
-            payload, raw=False, strict_map_key=False, use_list=True, max_buffer_size=2**31 - 1
-        )
+        return msgpack.unpackb(payload, raw=False, strict_map_key=False, use_list=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise MalformedFrameError(reason=f"not msgpack: {error or type(error).__name__}") from error
 

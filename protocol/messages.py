@@ -7,6 +7,7 @@ NamedTuples rather than dataclasses where the hot path builds them by the hundre
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -64,14 +65,16 @@ class Ack(NamedTuple):
     duplicate: bool = False
 
 
-class Deleted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Deleted:
     """The answer to a delete: how many went, and the store's revision after it."""
 
     count: int
     revision: int
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Head:
     """Where a store stands. A store that was never written is all zero, with `first_seq` 1."""
 
     revision: int

@@ -71,7 +71,7 @@ class Disk:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)
+            temporary.replace(path)
             self.sync_directory(path.parent)
 
     def overwrite_durably(self, path: Path, content: bytes) -> None:
@@ -119,7 +119,7 @@ class Disk:
         """Return the sorted names in a directory; none if it does not exist."""
         with _storage_errors(path):
             try:
-                return sorted(os.listdir(path))
+                return sorted(entry.name for entry in path.iterdir())
             except FileNotFoundError:
                 return []
 
@@ -144,7 +144,7 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Move a file within the file system, durably. Raises StorageFailedError."""
         with _storage_errors(source):
-            os.replace(source, target)
+            source.replace(target)
             self.sync_directory(target.parent)
             if source.parent != target.parent:
                 self.sync_directory(source.parent)

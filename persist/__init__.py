@@ -1,0 +1,1 @@
+"""The persist server: owns stores, makes writes durable, answers and broadcasts."""

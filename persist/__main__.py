@@ -1,0 +1,77 @@
+"""`python -m holdfast.persist`: one persist server process, until SIGTERM or SIGINT.
+
+SIGTERM stops cleanly: everything is made durable, closed and released. Exit codes are those of
+`protocol/process.py`; a fenced incarnation exits with 1, and its supervisor starts the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+from holdfast.persist.service import PersistServer
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import check_server
+from holdfast.protocol.process import run_server, server_parser
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.layout import open_layout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a persist server and return the exit code. Raises SystemExit(2) for wrong usage."""
+    parser = server_parser("holdfast persist", "Serves the stores that the coordinator assigns it.")
+    parser.add_argument("--name", type=_name, required=True, help="of this server, in the cluster")
+    parser.add_argument(
+        "--durability",
+        choices=(Durability.APPLIED.word, Durability.SYNCED.word),
+        default=Durability.SYNCED.word,
+        help="of writes that do not say; default: %(default)s",
+    )
+    parser.add_argument(
+        "--max-open-stores",
+        type=int,
+        default=MAX_OPEN_STORES,
+        help="store files kept open; default: %(default)s",
+    )
+    parser.add_argument(
+        "--idle-close-seconds",
+        type=float,
+        default=IDLE_CLOSE_SECONDS,
+        help="a store unused for this long is closed; default: %(default)s",
+    )
+    return run_server(parser, arguments, _serve)
+
+
+async def _serve(
+    options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
+) -> None:
+    disk = Disk()
+    layout = await asyncio.to_thread(open_layout, options.data, disk)
+    server = PersistServer(
+        bus,
+        layout,
+        disk,
+        options.name,
+        prefix=options.prefix,
+        durability=Durability[options.durability.upper()],
+        max_open_stores=options.max_open_stores,
+        idle_close_seconds=options.idle_close_seconds,
+    )
+    on_signals(server.stop)
+    await server.run()
+
+
+def _name(text: str) -> str:
+    try:
+        return check_server(text)
+    except HoldfastError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

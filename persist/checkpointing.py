@@ -1,0 +1,212 @@
+"""Checkpointing: makes store files durable, so that log segments and open files can go.
+
+`choose` is the pure policy. The `Checkpointer` carries it out beside the write path: a store's file
+is handed to a thread for its two or three syncs, and what arrives for that store waits meanwhile; all
+others go on. Invariants:
+
+- A segment is retired only when every open store with a change in it has been checkpointed past it,
+  and stores are closed only after a checkpoint: what is in no file is in the log.
+- A new store counts as durable only when the coordinator has recorded that its file exists. Until
+  then the log proves the store, so that a file that vanishes is never taken for a new store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
+
+from holdfast.persist.ownership import Ownership
+from holdfast.persist.pipeline import Pipeline, RunInThread
+from holdfast.persist.store import Store
+from holdfast.protocol.errors import HoldfastError, StorageError
+from holdfast.protocol.limits import (
+    DEDUPE_WINDOW_SECONDS,
+    IDLE_CLOSE_SECONDS,
+    LOG_CAP_BYTES,
+    LOG_SEGMENT_BYTES,
+    MAX_OPEN_STORES,
+    OUTCOME_RETENTION_SECONDS,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.commit_log import CommitLog
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Files being synced at once: on one disk more only queue behind each other.
+_PARALLEL: Final = 8
+#: Checkpoints of one pass: bounds how long a pass keeps the disk busy.
+_PASS_STORES: Final = 256
+#: Segments kept without pressure: below this a checkpoint would save nothing.
+_QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES // 2
+
+
+class Choice(NamedTuple):
+    """What one pass does."""
+
+    close: list[Store]
+    checkpoint: list[Store]
+
+
+def choose(
+    stores: Iterable[Store],
+    idle: list[Store],
+    *,
+    segment: int,
+    synced_tick: int,
+    limit: int = _PASS_STORES,
+) -> Choice:
+    """Return what to close and what to checkpoint, oldest first.
+
+    `idle` may be closed; `segment` is the log's current one. A store with an unsynced change is left
+    for a later pass.
+    """
+    closable = [store for store in idle if _settled(store, synced_tick)][:limit]
+    closing = {store.id for store in closable}
+    old = [
+        store
+        for store in stores
+        if store.oldest_segment is not None
+        and store.oldest_segment <= segment - _QUIET_SEGMENTS
+        and store.id not in closing
+        and not store.busy
+    ]
+    old.sort(key=lambda store: store.oldest_segment or 0)
+    return Choice(closable, old[: limit - len(closable)])
+
+
+def _settled(store: Store, synced_tick: int) -> bool:
+    return not store.busy and store.mark is None and store.last_tick <= synced_tick
+
+
+class Checkpointer:
+    """Carries out the passes of one incarnation."""
+
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        ownership: Ownership,
+        pipeline: Pipeline,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        confirm: Callable[[list[StoreId]], Awaitable[None]],
+        idle_close_seconds: float = IDLE_CLOSE_SECONDS,
+        max_open_stores: int = MAX_OPEN_STORES,
+    ) -> None:
+        """`confirm` tells the coordinator that these stores' files are durable."""
+        self._log = log
+        self._ownership = ownership
+        self._pipeline = pipeline
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._confirm = confirm
+        self._idle_close_seconds = idle_close_seconds
+        self._max_open_stores = max_open_stores
+
+    async def run_pass(self, now: float) -> None:
+        """Close what is idle, checkpoint what holds the oldest segments, retire segments."""
+        idle = self._ownership.idle(now, self._idle_close_seconds, self._max_open_stores)
+        choice = choose(
+            self._ownership.stores(),
+            idle,
+            segment=self._log.segment,
+            synced_tick=self._pipeline.synced_tick,
+        )
+        await self._checkpoint(choice.close + choice.checkpoint)
+        for store in choice.close:
+            self._close_if_clean(store, now - self._idle_close_seconds)
+        self.retire()
+
+    async def close_all(self) -> list[StoreId]:
+        """Checkpoint and close every store; return those that could not be. Nothing may arrive."""
+        for _ in range(3):
+            open_stores = list(self._ownership.stores())
+            await self._checkpoint(open_stores)
+            for store in open_stores:
+                self._close_if_clean(store, used_before=None)
+        self.retire()
+        return [store.id for store in self._ownership.stores()]
+
+    def retire(self) -> None:
+        """Remove the segments that no open store needs."""
+        needed = [
+            store.oldest_segment
+            for store in self._ownership.stores()
+            if store.oldest_segment is not None
+        ]
+        first_needed = min([*needed, self._log.segment])
+        while self._log.oldest_segment < first_needed:
+            self._log.retire(self._log.oldest_segment)
+
+    async def _checkpoint(self, stores: list[Store]) -> None:
+        slots = asyncio.Semaphore(_PARALLEL)
+        unconfirmed: list[Store] = []
+
+        async def one(store: Store) -> None:
+            async with slots:
+                if await self._checkpoint_one(store) and not store.confirmed:
+                    unconfirmed.append(store)
+
+        async with asyncio.TaskGroup() as tasks:
+            for store in stores:
+                tasks.create_task(one(store))
+        if not unconfirmed:
+            return
+        try:
+            await self._confirm([store.id for store in unconfirmed])
+        except HoldfastError as error:
+            # The next pass tries again; the log keeps these stores until then.
+            logger.warning("store.confirm_failed stores=%d reason=%s", len(unconfirmed), error)
+            return
+        for store in unconfirmed:
+            store.confirmed = True
+            if store.file_revision == store.revision and not store.pending:
+                store.checkpointed()
+
+    async def _checkpoint_one(self, store: Store) -> bool:
+        """Return whether the file is durable with everything synced so far."""
+        if store.busy:
+            return False
+        try:
+            store.materialise(self._pipeline.synced_tick)
+            file = store.file
+            if file is None or store.oldest_segment is None:
+                return file is not None
+            segment_after = store.pending[0].segment if store.pending else None
+            store.busy = True
+            try:
+                now_ms = self._clock_ms()
+                file.forget(
+                    msg_ids_before=now_ms - int(DEDUPE_WINDOW_SECONDS * 1000),
+                    outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
+                )
+                await self._run_in_thread(file.checkpoint)
+            finally:
+                store.busy = False
+                self._pipeline.unhold(store.id)
+        except StorageError as error:
+            # The log still has it all; the next pass tries again.
+            logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
+            return False
+        if store.confirmed:
+            store.oldest_segment = segment_after
+        return True
+
+    def _close_if_clean(self, store: Store, used_before: float | None) -> None:
+        """Close a store that is durable and that nobody has used since it was chosen."""
+        if (
+            store.busy
+            or store.pending
+            or store.mark is not None
+            or store.oldest_segment is not None
+            or (used_before is not None and store.used_at > used_before)
+        ):
+            return
+        if store.file is not None:
+            try:
+                store.file.close()
+            except StorageError as error:
+                logger.error("store.close_failed store=%s reason=%s", store.id, error)
+        self._ownership.closed(store.id)

@@ -1,0 +1,288 @@
+"""What each write operation does to a store: checked arguments in, accepted changes and a result out.
+
+Pure but for lookups in the store's file. Every operation either is accepted whole or changes
+nothing and gives an error. Values come from the wire, so each is checked here, once, where it is
+used. The results' shapes are listed beside the operations' numbers in `protocol/frames.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.persist.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidSeqError,
+    MalformedFrameError,
+    ProtocolError,
+    RequestError,
+    TooLargeError,
+    UnknownOperationError,
+    WrongLastSeqError,
+    WrongRevisionError,
+    error_to_wire,
+)
+from holdfast.protocol.limits import (
+    DEDUPE_WINDOW_SECONDS,
+    MAX_DELETE_COUNT,
+    MAX_HEADERS_BYTES,
+    MAX_MSG_ID_BYTES,
+    MAX_VALUE_BYTES,
+)
+from holdfast.protocol.names import StoreKind, check_key
+from holdfast.shared_fs.store_file import pack_headers
+
+_DEDUPE_WINDOW_MS: Final = int(DEDUPE_WINDOW_SECONDS * 1000)
+
+Result = list[Any]
+
+
+def execute(store: Store, operations: list[list[Any]]) -> list[Result]:
+    """Execute write operations in order and return a result, or an error's wire form, for each.
+
+    `store.time` is the time of all of them. Raises StorageError when the store's file cannot be
+    read; the caller then takes the whole tick of this store back.
+    """
+    results: list[Result] = []
+    append_result = results.append
+    for operation in operations:
+        if len(operation) == 2 and operation[0] == frames.APPEND:
+            value = operation[1]
+            if (
+                type(value) is bytes
+                and len(value) <= MAX_VALUE_BYTES
+                and store.id.kind == StoreKind.STREAM
+            ):
+                # The common case, without a call for each check.
+                seq = store.last_seq + 1
+                store.set_message(seq, len(value), [frames.CHANGE_SET_MESSAGE, seq, value])
+                append_result([seq, store.revision])
+                continue
+        append_result(_execute_one(store, operation))
+    return results
+
+
+def _execute_one(store: Store, operation: list[Any]) -> Result:
+    try:
+        number = operation[0]
+        if number == frames.BATCH:
+            return _batch(store, operation)
+        handler = _handler(store, number)
+        return handler(store, operation)
+    except (IndexError, TypeError) as error:
+        return error_to_wire(MalformedFrameError(reason=f"operation {operation[0]}: {error}"))
+    except HoldfastError as error:
+        if isinstance(error, _REFUSALS):
+            return error_to_wire(error)
+        raise
+
+
+def _handler(store: Store, number: int) -> Callable[[Store, list[Any]], Result]:
+    handler = _HANDLERS[store.kind].get(number)
+    if handler is None:
+        name = frames.OPERATION_NAMES.get(number)
+        known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
+        raise UnknownOperationError(operation=known)
+    return handler
+
+
+def _batch(store: Store, operation: list[Any]) -> Result:
+    members = operation[1]
+    if type(members) is not list or not members:
+        raise InvalidArgumentError(argument="batch", reason="it is empty")
+    begun = store.begin_batch()
+    try:
+        results = []
+        for member in members:
+            if type(member) is not list or not member:
+                raise MalformedFrameError(reason="an operation is [number, ...]")
+            if member[0] not in _IN_BATCHES:
+                raise InvalidArgumentError(
+                    argument="batch", reason=f"operation {member[0]} cannot be part of one"
+                )
+            results.append(_handler(store, member[0])(store, member))
+    except BaseException:
+        store.undo_batch(begun)
+        raise
+    store.end_batch()
+    return results
+
+
+# --- streams -------------------------------------------------------------------------------------
+def _append(store: Store, operation: list[Any]) -> Result:
+    _, value, headers, msg_id, expected_last_seq = _padded(operation, 5)
+    if msg_id is not None:
+        _check_msg_id(msg_id)
+        known = store.msg_id(msg_id)
+        if known is not None and known[2] > store.time - _DEDUPE_WINDOW_MS:
+            return [known[0], known[1], known[2], True]
+    if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
+        store.last_seq
+    ):
+        raise WrongLastSeqError(expected=expected_last_seq, actual=store.last_seq)
+    return _set_message(store, store.last_seq + 1, value, headers, msg_id)
+
+
+def _set(store: Store, operation: list[Any]) -> Result:
+    _, seq, value, headers = _padded(operation, 4)
+    if not 1 <= _integer("seq", seq) <= store.last_seq + 1:
+        raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
+    return _set_message(store, seq, value, headers, None)
+
+
+def _set_message(store: Store, seq: int, value: Any, headers: Any, msg_id: str | None) -> Result:
+    size_bytes = _check_value(value) + _check_headers(headers)
+    change = [frames.CHANGE_SET_MESSAGE, seq, value]
+    if headers or msg_id is not None:
+        change.append(headers or None)
+    if msg_id is not None:
+        change.append(msg_id)
+    store.set_message(seq, size_bytes, change)
+    if msg_id is not None:
+        store.remember_msg_id(msg_id, seq, store.revision, store.time)
+    return [seq, store.revision]
+
+
+def _delete_messages(store: Store, operation: list[Any]) -> Result:
+    seqs = _check_list("seqs", operation[1])
+    present = []
+    for seq in dict.fromkeys(seqs):
+        if _integer("seq", seq) < 1 or seq > store.last_seq:
+            raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
+        if store.message_bytes(seq) is not None:
+            present.append(seq)
+    if present:
+        store.delete_messages(present)
+    return [len(present), store.revision]
+
+
+def _trim(store: Store, operation: list[Any]) -> Result:
+    end_seq = _padded(operation, 2)[1]
+    if end_seq is None:
+        end_seq = store.last_seq
+    elif _integer("end_seq", end_seq) < 0:
+        raise InvalidSeqError(seq=end_seq, last_seq=store.last_seq)
+    end_seq = min(end_seq, store.last_seq)
+    count, size_bytes = store.sum_up_to(end_seq)
+    if count:
+        store.trim(end_seq, count, size_bytes)
+    return [count, store.revision]
+
+
+# --- kv ------------------------------------------------------------------------------------------
+def _set_entry(store: Store, operation: list[Any]) -> Result:
+    _, key, value, headers, expected_revision = _padded(operation, 5)
+    check_key(key)
+    size_bytes = len(key.encode()) + _check_value(value) + _check_headers(headers)
+    _check_revision(store, key, expected_revision)
+    change = [frames.CHANGE_SET_ENTRY, key, value]
+    if headers:
+        change.append(headers)
+    store.set_entry(key, size_bytes, change)
+    return [0, store.revision]
+
+
+def _delete_entries(store: Store, operation: list[Any]) -> Result:
+    _, keys, expected_revision = _padded(operation, 3)
+    keys = [check_key(key) for key in dict.fromkeys(_check_list("keys", keys))]
+    if expected_revision is not None:
+        for key in keys:
+            _check_revision(store, key, expected_revision)
+    present = [key for key in keys if store.entry_state(key) is not None]
+    if present:
+        store.delete_entries(present)
+    return [len(present), store.revision]
+
+
+def _clear(store: Store, operation: list[Any]) -> Result:
+    count = store.count
+    if count:
+        store.clear()
+    return [count, store.revision]
+
+
+def _check_revision(store: Store, key: str, expected: Any) -> None:
+    if expected is None:
+        return
+    state = store.entry_state(key)
+    actual = 0 if state is None else state[0]
+    if _integer("expected_revision", expected) != actual:
+        raise WrongRevisionError(key=key, expected=expected, actual=actual)
+
+
+# --- arguments -----------------------------------------------------------------------------------
+def _padded(operation: list[Any], length: int) -> list[Any]:
+    missing = length - len(operation)
+    return operation + [None] * missing if missing > 0 else operation[:length]
+
+
+def _integer(argument: str, value: Any) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
+    return value
+
+
+def _check_value(value: Any) -> int:
+    if type(value) is not bytes:
+        raise InvalidArgumentError(argument="value", reason="it is not bytes")
+    if len(value) > MAX_VALUE_BYTES:
+        raise TooLargeError(what="value", size=len(value), limit=MAX_VALUE_BYTES)
+    return len(value)
+
+
+def _check_headers(headers: Any) -> int:
+    if not headers:
+        return 0
+    if type(headers) is not dict or not all(
+        type(name) is str and type(text) is str for name, text in headers.items()
+    ):
+        raise InvalidArgumentError(argument="headers", reason="not a map of text to text")
+    packed = pack_headers(headers)
+    size_bytes = len(packed) if packed else 0
+    if size_bytes > MAX_HEADERS_BYTES:
+        raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
+    return size_bytes
+
+
+def _check_msg_id(msg_id: Any) -> None:
+    if type(msg_id) is not str or not msg_id:
+        raise InvalidArgumentError(argument="msg_id", reason="it is not text, or empty")
+    if len(msg_id.encode()) > MAX_MSG_ID_BYTES:
+        raise TooLargeError(what="msg_id", size=len(msg_id.encode()), limit=MAX_MSG_ID_BYTES)
+
+
+def _check_list(argument: str, values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise InvalidArgumentError(argument=argument, reason="it is not a list")
+    if len(values) > MAX_DELETE_COUNT:
+        raise TooLargeError(what=argument, size=len(values), limit=MAX_DELETE_COUNT)
+    return values
+
+
+#: Errors that are the answer to one operation; any other concerns the whole store.
+_REFUSALS: Final = (RequestError, ProtocolError)
+_HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
+    StoreKind.STREAM: {
+        frames.APPEND: _append,
+        frames.SET_MESSAGE: _set,
+        frames.DELETE_MESSAGES: _delete_messages,
+        frames.TRIM: _trim,
+    },
+    StoreKind.KV: {
+        frames.SET_ENTRY: _set_entry,
+        frames.DELETE_ENTRIES: _delete_entries,
+        frames.CLEAR: _clear,
+    },
+}
+_IN_BATCHES: Final = frozenset(
+    {
+        frames.APPEND,
+        frames.SET_MESSAGE,
+        frames.DELETE_MESSAGES,
+        frames.SET_ENTRY,
+        frames.DELETE_ENTRIES,
+    }
+)

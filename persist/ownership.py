@@ -1,0 +1,130 @@
+"""Which stores this server has open, and what waits for those that it has not.
+
+Pure. A store is in one of these states:
+
+    absent   nobody asked for it: costs nothing
+    wanted   operations wait; the coordinator is yet to be asked for it
+    asked    operations wait; the question is on its way, or the file is being opened
+    open     operations go to its Store
+
+The coordinator is asked for many stores at once; the answer opens them or refuses what waits. What
+waits is bounded by the caller (the inbox), and is handed back in the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.persist.store import Store
+from holdfast.protocol.frames import Group
+from holdfast.protocol.names import StoreId
+
+
+class Arrival(NamedTuple):
+    """One group as it arrived: where its answer goes, whose it is, and which store it is for."""
+
+    reply: str
+    position: int
+    writer: bytes
+    store: StoreId
+    group: Group
+
+    @property
+    def writes(self) -> bool:
+        return self.group.counter > 0
+
+
+class Wanted(NamedTuple):
+    """A store to ask the coordinator for. `create`: a write waits, so it may come into being."""
+
+    store: StoreId
+    create: bool
+
+
+@dataclass(slots=True)
+class _Waiting:
+    arrivals: list[Arrival] = field(default_factory=list)
+    create: bool = False
+
+
+class Ownership:
+    """The stores of one incarnation. Open stores are kept in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._open: dict[StoreId, Store] = {}
+        self._waiting: dict[StoreId, _Waiting] = {}
+        self._wanted: dict[StoreId, None] = {}
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many groups wait for a store to open."""
+        return sum(len(waiting.arrivals) for waiting in self._waiting.values())
+
+    def find(self, store: StoreId) -> Store | None:
+        """Return the open store, or None."""
+        return self._open.get(store)
+
+    def stores(self) -> Iterator[Store]:
+        """Yield the open stores."""
+        return iter(list(self._open.values()))
+
+    def wait(self, arrival: Arrival) -> None:
+        """Let `arrival` wait until its store is open; ask for the store if nobody did."""
+        waiting = self._waiting.get(arrival.store)
+        if waiting is None:
+            waiting = self._waiting[arrival.store] = _Waiting()
+            self._wanted[arrival.store] = None
+        waiting.arrivals.append(arrival)
+        if arrival.writes:
+            waiting.create = True
+
+    def take_wanted(self, limit: int) -> list[Wanted]:
+        """Return up to `limit` stores to ask the coordinator for; each is returned once."""
+        taken = []
+        for store in list(self._wanted)[:limit]:
+            del self._wanted[store]
+            waiting = self._waiting[store]
+            taken.append(Wanted(store, waiting.create))
+        return taken
+
+    def ask_again(self, wanted: list[Wanted]) -> None:
+        """The coordinator did not answer: these are to be asked for anew."""
+        for store, _ in wanted:
+            if store in self._waiting:
+                self._wanted[store] = None
+
+    def opened(self, store: Store) -> list[Arrival]:
+        """The store is open; return what waited for it."""
+        self._open[store.id] = store
+        waiting = self._waiting.pop(store.id, None)
+        return waiting.arrivals if waiting is not None else []
+
+    def refused(self, store: StoreId) -> list[Arrival]:
+        """The store will not be opened; return what waited for it, to be told so."""
+        waiting = self._waiting.pop(store, None)
+        self._wanted.pop(store, None)
+        return waiting.arrivals if waiting is not None else []
+
+    def closed(self, store: StoreId) -> None:
+        """The store is closed: from now on it costs nothing."""
+        self._open.pop(store, None)
+
+    def idle(self, now: float, idle_seconds: float, max_open: int) -> list[Store]:
+        """Return the stores to close: those unused for `idle_seconds`, and the least recently used
+        of those beyond `max_open`."""
+        free = [store for store in self._open.values() if not store.busy]
+        idle = [store for store in free if now - store.used_at >= idle_seconds]
+        excess = len(self._open) - len(idle) - max_open
+        if excess > 0:
+            rest = sorted(
+                (store for store in free if now - store.used_at < idle_seconds),
+                key=lambda store: store.used_at,
+            )
+            idle.extend(rest[:excess])
+        return idle

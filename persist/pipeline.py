@@ -1,0 +1,335 @@
+"""The way of a write through a server: tick, log, sync, gate, out.
+
+    submit ──▶ inbox ──▶ turn: one Tick ──▶ commit log ──▶ sync (a thread) ──▶ gate ──▶ answers,
+                                            append                            fence     broadcasts
+
+Everything but the sync runs in the event loop. While one sync is under way the next ticks are
+already built and appended, and one later sync covers them all, so a busy server syncs back to back
+and a lone write waits for one sync only. Invariants:
+
+- Nothing leaves before the frame that it depends on is synced, and then not before the fence was
+  read after that sync. Reads run between the two, on what is durable.
+- Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
+- A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
+- Inbox and unsynced bytes are bounded: over the first the answer is `busy`, over the second the
+  server gathers and applies nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.persist import reads
+from holdfast.persist.ownership import Arrival, Ownership
+from holdfast.persist.store import Store
+from holdfast.persist.tick import Answers, Tick
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.errors import BusyError, HoldfastError, StorageError
+from holdfast.protocol.limits import (
+    FRAME_RESERVE_BYTES,
+    LOG_CAP_BYTES,
+    MAX_FRAME_OPERATIONS,
+    MAX_INBOX_BYTES,
+    MAX_PENDING_BYTES,
+    MAX_PENDING_CHANGES,
+    MAX_UNSYNCED_BYTES,
+)
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.fence import FenceGate
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Operations one turn of the loop executes before it lets heartbeats and replies have theirs.
+_TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
+
+
+class RunInThread(Protocol):
+    """Runs a blocking function outside the loop's thread (or, in a simulation, inside)."""
+
+    def __call__(self, function: Callable[[], Any], /) -> Awaitable[Any]: ...
+
+
+@dataclass(slots=True)
+class _Release:
+    """What leaves together."""
+
+    wait_for: int
+    answers: Answers
+    reads: list[tuple[Store, Arrival]] = field(default_factory=list)
+    broadcasts: list[tuple[StoreId, bytes]] = field(default_factory=list)
+
+
+class Pipeline:
+    """The write path of one incarnation. `run` it in a task; `submit` from the bus callbacks."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        log: CommitLog,
+        gate: FenceGate,
+        bus: Bus,
+        subjects: Subjects,
+        ownership: Ownership,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        want_stores: Callable[[], None],
+        default_durability: Durability = Durability.SYNCED,
+    ) -> None:
+        self._server = server
+        self._log = log
+        self._gate = gate
+        self._bus = bus
+        self._subjects = subjects
+        self._ownership = ownership
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._want_stores = want_stores
+        self._default_durability = default_durability
+        self._inbox: deque[Arrival] = deque()
+        self._refusals: list[tuple[str, int, HoldfastError]] = []
+        self._inbox_bytes = 0
+        self._held: dict[StoreId, list[Arrival]] = {}
+        self._turn_scheduled = False
+        self._written_tick = 0
+        self._synced_tick = 0
+        self._unsynced_bytes = 0
+        self._waiting: deque[_Release] = deque()
+        self._ready: deque[_Release] = deque()
+        self._to_sync = asyncio.Event()
+        self._to_release = asyncio.Event()
+        self._releasing = False
+        #: Operations executed, for heartbeats and metrics.
+        self.operation_count = 0
+
+    @property
+    def synced_tick(self) -> int:
+        """The last tick that is durable."""
+        return self._synced_tick
+
+    @property
+    def idle(self) -> bool:
+        """Nothing has arrived that has not been answered, but what waits for a store."""
+        return not (
+            self._inbox
+            or self._refusals
+            or self._waiting
+            or self._ready
+            or self._releasing
+            or self._written_tick > self._synced_tick
+        )
+
+    def submit(self, arrivals: list[Arrival], size_bytes: int) -> None:
+        """Take the groups of one frame of `size_bytes`."""
+        if self._inbox_bytes + size_bytes > MAX_INBOX_BYTES:
+            error = BusyError(what=f"the inbox of server {self._server!r}")
+            self._refusals.extend((each.reply, each.position, error) for each in arrivals)
+        else:
+            self._inbox_bytes += size_bytes
+            self._inbox.extend(arrivals)
+        self._schedule_turn()
+
+    def submit_again(self, arrivals: list[Arrival]) -> None:
+        """Take groups that have waited for their store."""
+        self._inbox.extendleft(reversed(arrivals))
+        self._schedule_turn()
+
+    def refuse(self, reply: str, index: int, error: HoldfastError) -> None:
+        """Answer a group, or with index -1 a whole frame, with an error."""
+        self._refusals.append((reply, index, error))
+        self._schedule_turn()
+
+    def unhold(self, store: StoreId) -> None:
+        """The store's file is back from the other thread: go on with what waited for it."""
+        held = self._held.pop(store, None)
+        if held:
+            self.submit_again(held)
+
+    async def run(self) -> None:
+        """Sync and release until cancelled. Raises FencedError, StorageFailedError: the end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sync_loop())
+            tasks.create_task(self._release_loop())
+
+    # --- turn: build one tick ----------------------------------------------------------------
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled and self._unsynced_bytes <= MAX_UNSYNCED_BYTES:
+            self._turn_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_scheduled = False
+        tick = Tick(self._written_tick + 1, self._clock_ms(), self._default_durability)
+        for reply, index, error in self._refusals:
+            tick.refuse_at(reply, index, error)
+        self._refusals.clear()
+        now = asyncio.get_running_loop().time()
+        operation_count = 0
+        while self._inbox and operation_count < _TURN_OPERATIONS:
+            arrival = self._inbox.popleft()
+            operation_count += len(arrival.group.operations)
+            self._execute(tick, arrival, now)
+        if not self._inbox:
+            self._inbox_bytes = 0
+        self.operation_count += operation_count
+        self._append(tick)
+        self._queue(tick)
+        if self._inbox:
+            self._schedule_turn()
+
+    def _execute(self, tick: Tick, arrival: Arrival, now: float) -> None:
+        store = self._ownership.find(arrival.store)
+        if store is None or (arrival.writes and not store.writable):
+            self._ownership.wait(arrival)
+            self._want_stores()
+            return
+        if store.busy:
+            self._held.setdefault(store.id, []).append(arrival)
+            return
+        store.used_at = now
+        if not arrival.writes:
+            tick.read(store, arrival)
+            return
+        if self._log.size_bytes > 2 * LOG_CAP_BYTES:
+            tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
+            return
+        try:
+            tick.write(store, arrival)
+        except StorageError as error:
+            logger.warning("store.failed store=%s reason=%s", store.id, error)
+            tick.refuse(arrival, error)
+            tick.abort(store, error)
+
+    def _append(self, tick: Tick) -> None:
+        records = tick.records()
+        if not records:
+            return
+        before_bytes = self._log.size_bytes
+        try:
+            segment = self._log.append(tick.number, records)
+        except StorageError as error:
+            logger.error("log.append_failed reason=%s", error)
+            tick.fail(error)
+            return
+        tick.committed(segment)
+        self._written_tick = tick.number
+        self._unsynced_bytes += max(0, self._log.size_bytes - before_bytes)
+        self._to_sync.set()
+
+    def _queue(self, tick: Tick) -> None:
+        if tick.applied:
+            # The log has it, so it survives this process: that is all that `applied` promises.
+            self._ready.append(_Release(0, tick.applied))
+            self._to_release.set()
+        if not (tick.synced or tick.reads or tick.broadcasts):
+            return
+        release = _Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts)
+        if release.wait_for <= self._synced_tick:
+            self._ready.append(release)
+            self._to_release.set()
+        else:
+            self._waiting.append(release)
+
+    # --- sync --------------------------------------------------------------------------------
+    async def _sync_loop(self) -> None:
+        while True:
+            await self._to_sync.wait()
+            self._to_sync.clear()
+            tick, size_bytes = self._written_tick, self._unsynced_bytes
+            try:
+                await self._run_in_thread(self._log.prepare_sync())
+            except StorageError:
+                self._gate.fence_myself()
+                raise
+            self._synced_tick = tick
+            self._unsynced_bytes -= size_bytes
+            while self._waiting and self._waiting[0].wait_for <= tick:
+                self._ready.append(self._waiting.popleft())
+            self._to_release.set()
+            if self._inbox or self._refusals:
+                self._schedule_turn()
+
+    # --- gate and release --------------------------------------------------------------------
+    async def _release_loop(self) -> None:
+        while True:
+            await self._to_release.wait()
+            self._to_release.clear()
+            while self._ready:
+                self._releasing = True
+                ready = list(self._ready)
+                self._ready.clear()
+                for release in ready:
+                    self._read(release)
+                # After every sync and every read that `ready` rests on, and before anything
+                # leaves: this is what keeps a zombie silent.
+                self._gate.check()
+                for release in ready:
+                    await self._send(release)
+                self._materialise_long(ready)
+                self._releasing = False
+
+    def _read(self, release: _Release) -> None:
+        for store, arrival in release.reads:
+            if store.busy or self._ownership.find(store.id) is not store:
+                self.submit_again([arrival])
+                continue
+            elements = release.answers.setdefault(arrival.reply, [])
+            try:
+                store.materialise(self._synced_tick)
+                results = reads.execute(store, self._server, arrival.group.operations)
+            except StorageError as error:
+                logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+                elements.append(frames.error_result(arrival.position, error))
+                continue
+            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
+            elements.append([arrival.position, 0, outcome])
+
+    async def _send(self, release: _Release) -> None:
+        publish = self._bus.publish
+        for reply, elements in release.answers.items():
+            for payload in self._reply_payloads(elements):
+                await publish(reply, payload)
+        changes = self._subjects.changes
+        for store, payload in release.broadcasts:
+            await publish(changes(store), payload)
+
+    def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
+        """Return replies that each fit in one payload (one element always does)."""
+        limit = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
+        payloads = []
+        start = size_bytes = 0
+        for index, element in enumerate(elements):
+            element_bytes = len(element[2]) + 16 if element[1] == 0 else 1024
+            if index > start and size_bytes + element_bytes > limit:
+                payloads.append(frames.encode(elements[start:index]))
+                start, size_bytes = index, 0
+            size_bytes += element_bytes
+        if start < len(elements):
+            payloads.append(frames.encode(elements[start:]))
+        return payloads
+
+    def _materialise_long(self, released: list[_Release]) -> None:
+        """Apply the pending changes of stores that have gathered many: it is cheap in bulk, and
+        bounds memory and what the next read of the store must wait for."""
+        for release in released:
+            for store_id, _ in release.broadcasts:
+                store = self._ownership.find(store_id)
+                if store is None or store.busy:
+                    continue
+                if store.pending_bytes > MAX_PENDING_BYTES or (
+                    store.revision - store.file_revision > MAX_PENDING_CHANGES
+                ):
+                    try:
+                        store.materialise(self._synced_tick)
+                    except StorageError as error:
+                        # The log has it all: reads of this store fail until the disk is well.
+                        logger.error("store.apply_failed store=%s reason=%s", store_id, error)

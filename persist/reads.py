@@ -1,0 +1,196 @@
+"""What each read operation answers, from a store file that has everything the answer must show.
+
+A group's outcome is bounded by one frame: it may answer only the first of its operations, and the
+client asks again for the rest; one page of messages is bounded by PAGE_BYTES and PAGE_ROWS.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast.persist.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    ProtocolError,
+    RequestError,
+    UnknownOperationError,
+    error_to_wire,
+)
+from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
+from holdfast.protocol.names import StoreKind, check_key
+from holdfast.shared_fs.store_file import StoreFile, unpack_headers
+
+#: What a row takes beside its value and headers, roughly.
+_ROW_BYTES: Final = 32
+
+
+def execute(store: Store, server: str, operations: list[list[Any]]) -> list[Any]:
+    """Return a result, or an error's wire form, for the first of `operations`, at least one.
+
+    Raises StorageError when the file cannot be read.
+    """
+    results: list[Any] = []
+    size_bytes = 0
+    for operation in operations:
+        try:
+            result, result_bytes = _execute_one(store, server, operation)
+        except (IndexError, TypeError) as error:
+            reason = f"operation {operation[0]}: {error}"
+            result, result_bytes = error_to_wire(MalformedFrameError(reason=reason)), 100
+        except (RequestError, ProtocolError) as error:
+            result, result_bytes = error_to_wire(error), 100
+        if results and size_bytes + result_bytes > PAGE_BYTES:
+            break
+        results.append(result)
+        size_bytes += result_bytes
+    return results
+
+
+def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, int]:
+    number = operation[0]
+    file = store.file
+    if number == frames.HEAD:
+        return _head(store, server), _ROW_BYTES * 2
+    if number == frames.CHANGES:
+        return _changes(store, operation)
+    if store.kind is StoreKind.STREAM:
+        if number == frames.GET_MESSAGE:
+            seq = _integer("seq", operation[1])
+            return _row(file.message(seq) if file is not None and seq > 0 else None)
+        if number == frames.GET_MESSAGES:
+            return _messages(file, operation)
+    else:
+        if number == frames.GET_ENTRY:
+            key = check_key(operation[1])
+            return _row(file.entry(key) if file is not None else None)
+        if number == frames.GET_ENTRIES:
+            return _entries(file, operation)
+    name = frames.OPERATION_NAMES.get(number)
+    known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
+    raise UnknownOperationError(operation=known)
+
+
+def _head(store: Store, server: str) -> list[Any]:
+    if store.file is None:
+        return [0, 1, 0, 0, 0, store.epoch, server]
+    meta = store.file.meta
+    first_seq = store.file.first_seq() if store.kind is StoreKind.STREAM else 1
+    return [
+        meta.revision,
+        first_seq,
+        meta.last_seq,
+        meta.count,
+        meta.bytes,
+        store.epoch,
+        server,
+    ]
+
+
+def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    _, start_seq, end_seq, start_time, limit, last = (operation + [None] * 6)[:6]
+    start_seq = 1 if start_seq is None else _integer("start_seq", start_seq)
+    end_seq = None if end_seq is None else _integer("end_seq", end_seq)
+    if file is None:
+        return [[], None], _ROW_BYTES
+    if start_time is not None:
+        start_seq = max(start_seq, file.seq_at_time(_integer("start_time", start_time)))
+    if last is not None:
+        start_seq = max(start_seq, file.seq_from_end(max(1, _integer("last", last))))
+    row_limit = PAGE_ROWS if limit is None else min(PAGE_ROWS, _integer("limit", limit))
+    if row_limit <= 0:
+        return [[], None], _ROW_BYTES
+    rows, size_bytes, more = _page(file.messages(start_seq, end_seq, row_limit + 1), row_limit)
+    return [rows, rows[-1][0] + 1 if more else None], size_bytes
+
+
+def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    _, prefix, after_key, limit, with_values = (operation + [None] * 5)[:5]
+    prefix = "" if prefix is None else check_key(prefix)
+    if after_key is not None:
+        check_key(after_key)
+    if file is None:
+        return [[], None], _ROW_BYTES
+    row_limit = PAGE_ROWS if limit is None else min(PAGE_ROWS, _integer("limit", limit))
+    if row_limit <= 0:
+        return [[], None], _ROW_BYTES
+    wanted = file.entries(
+        prefix, after_key, row_limit + 1, with_values=with_values is not False
+    )
+    rows, size_bytes, more = _page(wanted, row_limit)
+    return [rows, rows[-1][0] if more else None], size_bytes
+
+
+def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
+    _, after_revision, after_seq, limit, state_revision = (operation + [None] * 5)[:5]
+    revision = _integer("after_revision", after_revision)
+    seq = 0 if after_seq is None else _integer("after_seq", after_seq)
+    row_limit = PAGE_ROWS if limit is None else max(1, min(PAGE_ROWS, _integer("limit", limit)))
+    if store.file is None:
+        return [[], 0, 0, 0, revision > 0], _ROW_BYTES
+    meta = store.file.meta
+    if state_revision is not None:
+        deletes_after = _integer("state_revision", state_revision)
+    else:
+        deletes_after = revision if revision > 0 else meta.revision
+    if max(revision, deletes_after) > meta.revision or deletes_after < meta.changes_from:
+        # The follower knows more than there is, or deletes that it must hear of are forgotten.
+        return [[], 0, 0, meta.revision, True], _ROW_BYTES
+    found, complete = store.file.changes_after(
+        revision, seq, deletes_after=deletes_after, max_rows=row_limit, max_bytes=PAGE_BYTES
+    )
+    kept: list[Any] = []
+    size_bytes = 0
+    for change in found:
+        change_bytes = _ROW_BYTES + _bytes_of(change[2])
+        if kept and (size_bytes + change_bytes > PAGE_BYTES or len(kept) == row_limit):
+            complete = False
+            break
+        kept.append(change)
+        size_bytes += change_bytes
+    if complete:
+        return [kept, meta.revision, meta.last_seq, meta.revision, False], size_bytes
+    next_seq = max([seq, *(change[2][1] for change in kept if _sets_message(change[2]))])
+    return [kept, kept[-1][0], next_seq, meta.revision, False], size_bytes
+
+
+def _sets_message(change: frames.WireChange) -> bool:
+    return bool(change[0] == frames.CHANGE_SET_MESSAGE)
+
+
+def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:
+    """Return wire rows up to the bounds, their size, and whether there are more."""
+    page: list[Any] = []
+    size_bytes = 0
+    for row in rows:
+        row_bytes = _ROW_BYTES + (len(row[3]) if row[3] is not None else len(str(row[0])) * 4)
+        if row[4] is not None:
+            row_bytes += len(row[4])
+        if len(page) == row_limit or (page and size_bytes + row_bytes > PAGE_BYTES):
+            return page, size_bytes, True
+        page.append(row if row[4] is None else (*row[:4], unpack_headers(row[4])))
+        size_bytes += row_bytes
+    return page, size_bytes, False
+
+
+def _row(row: tuple[Any, ...] | None) -> tuple[Any, int]:
+    if row is None:
+        return None, _ROW_BYTES
+    if row[4] is None:
+        return row, _ROW_BYTES + len(row[3])
+    return (*row[:4], unpack_headers(row[4])), _ROW_BYTES + len(row[3]) + len(row[4])
+
+
+def _bytes_of(change: frames.WireChange) -> int:
+    if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+        return len(change[2]) + (len(str(change[3])) if change[3] else 0)
+    return 16 * len(change[1]) if len(change) > 1 and type(change[1]) is list else 16
+
+
+def _integer(argument: str, value: Any) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
+    return value
+
+

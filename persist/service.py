@@ -1,0 +1,500 @@
+"""The persist server: one incarnation, from its lock to its last checkpoint.
+
+    start     lock the server's name, make the incarnation's folder, fence file and log, register
+    serve     frames in, through `pipeline.py`; stores opened when first used, after the coordinator
+              granted them and `takeover.py` has brought their files up to date; heartbeats
+    maintain  `checkpointing.py`, four times a second
+    stop      answer what has arrived, checkpoint and close everything, release, leave nothing behind
+
+An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing more;
+its supervisor starts the next one, which is a new incarnation like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.ownership import Arrival, Ownership, Wanted
+from holdfast.persist.pipeline import Pipeline, RunInThread
+from holdfast.persist.store import Store
+from holdfast.persist.takeover import DeadLogs, plan
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.control import Heartbeat, StoreState
+from holdfast.protocol.errors import (
+    BusyError,
+    FencedError,
+    HoldfastError,
+    InvalidNameError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    ProtocolError,
+    StoreDamagedError,
+    UnavailableError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import (
+    CONTROL_TIMEOUT_SECONDS,
+    HEARTBEAT_SECONDS,
+    IDLE_CLOSE_SECONDS,
+    MAX_OPEN_STORES,
+)
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
+from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate, create_fence
+from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+_MAINTENANCE_SECONDS: Final = 0.25
+#: Stores asked for in one `open` request.
+_OPEN_BATCH: Final = 512
+#: Between two tries to open a file whose lock another process still holds.
+_LOCK_RETRY_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.1
+#: How long a stopping server waits for what has arrived to be answered.
+_DRAIN_SECONDS: Final = 5.0
+
+
+def new_incarnation() -> str:
+    """Return the id of a new life: sortable by its start, never the same twice."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(4)}"
+
+
+class PersistServer:
+    """One incarnation of one server. Make it, `run` it once, and make another for the next life."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        layout: Layout,
+        disk: Disk,
+        server: str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        incarnation: str | None = None,
+        clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        run_in_thread: RunInThread = asyncio.to_thread,
+        durability: Durability = Durability.SYNCED,
+        idle_close_seconds: float = IDLE_CLOSE_SECONDS,
+        max_open_stores: int = MAX_OPEN_STORES,
+    ) -> None:
+        self._bus = bus
+        self._layout = layout
+        self._disk = disk
+        self.server = check_server(server)
+        self.incarnation = incarnation or new_incarnation()
+        self._subjects = Subjects(prefix)
+        self._clock_ms = clock_ms
+        self._run_in_thread = run_in_thread
+        self._durability = durability
+        self._idle_close_seconds = idle_close_seconds
+        self._max_open_stores = max_open_stores
+        self._ownership = Ownership()
+        self._dead_logs = DeadLogs(disk, layout, self.incarnation)
+        self._subscriptions: list[BusSubscription] = []
+        self._stopping = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._register_again = asyncio.Event()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Ask for a clean end; `run` returns when everything is durable and released."""
+        self._stopping.set()
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Live this incarnation until `stop`. Sets `ready` once frames are accepted.
+
+        Raises AlreadyRunningError, FencedError, StorageError, or whatever ended it.
+        """
+        home = self._layout.server(self.server)
+        self._disk.make_directory(home)
+        lock = self._disk.lock(home / "lock", f"server {self.server!r}")
+        try:
+            self._start_incarnation()
+            try:
+                await self._live(ready)
+            except BaseException:
+                self._abandon()
+                raise
+        finally:
+            lock.release()
+
+    # --- start and stop ----------------------------------------------------------------------
+    def _start_incarnation(self) -> None:
+        folder = self._layout.incarnation(self.server, self.incarnation)
+        self._disk.make_directory(folder)
+        fence_path = self._layout.fence(self.server, self.incarnation)
+        create_fence(self._disk, fence_path)
+        self._gate = FenceGate(self._disk, fence_path, self.server, self.incarnation)
+        self._log = CommitLog(self._disk, self._layout.log(self.server, self.incarnation))
+        self._pipeline = Pipeline(
+            server=self.server,
+            log=self._log,
+            gate=self._gate,
+            bus=self._bus,
+            subjects=self._subjects,
+            ownership=self._ownership,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            want_stores=self._wanted.set,
+            default_durability=self._durability,
+        )
+        self._checkpointer = Checkpointer(
+            log=self._log,
+            ownership=self._ownership,
+            pipeline=self._pipeline,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            confirm=self._confirm,
+            idle_close_seconds=self._idle_close_seconds,
+            max_open_stores=self._max_open_stores,
+        )
+
+    async def _live(self, ready: asyncio.Event | None) -> None:
+        await self._subscribe(self._subjects.control(self.server), self._on_control)
+        await self._register()
+        await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
+        await self._bus.flush()
+        logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
+        if ready is not None:
+            ready.set()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._pipeline.run()),
+                    tasks.create_task(self._heartbeat_loop()),
+                    tasks.create_task(self._open_loop()),
+                    tasks.create_task(self._register_loop()),
+                ]
+                await self._maintain_until_stopped()
+                await self._stop_cleanly()
+                for task in running:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        finally:
+            for task in self._opening:
+                task.cancel()
+
+    async def _stop_cleanly(self) -> None:
+        """Answer what has arrived, close everything, release, remove this incarnation's folder."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._answered()
+        left = await self._checkpointer.close_all()
+        if left:
+            # Some file could not be made durable: the log stays, and whoever opens the store next
+            # applies it, as after a crash.
+            logger.error("server.not_clean server=%s stores=%d", self.server, len(left))
+            self._gate.fence_myself()
+            return
+        try:
+            await self._ask("release", stores=None)
+        except HoldfastError as error:
+            logger.warning("server.release_failed server=%s reason=%s", self.server, error)
+        self._gate.fence_myself()
+        self._log.close()
+        folder = self._layout.incarnation(self.server, self.incarnation)
+        log = self._layout.log(self.server, self.incarnation)
+        for name in self._disk.names(log):
+            self._disk.remove(log / name)
+        self._disk.remove_directory(log)
+        self._disk.remove(self._layout.fence(self.server, self.incarnation))
+        self._disk.remove_directory(folder)
+        logger.info("server.stopped server=%s incarnation=%s", self.server, self.incarnation)
+
+    async def _answered(self) -> None:
+        """Return once everything that has arrived is answered."""
+        while not self._pipeline.idle or self._ownership.waiting_count:  # noqa: ASYNC110
+            # Five different places empty at their own pace; this is the end of a life, not a loop.
+            await asyncio.sleep(0.005)
+
+    def _abandon(self) -> None:
+        """Let go of every file as it is: the log has what the files have not."""
+        for store in self._ownership.stores():
+            if store.file is not None and not store.busy:
+                with contextlib.suppress(HoldfastError):
+                    store.file.abandon()
+
+    async def _subscribe(self, subject: str, callback: Callable[[BusMessage], None]) -> None:
+        self._subscriptions.append(await self._bus.subscribe(subject, callback))
+
+    # --- what arrives ------------------------------------------------------------------------
+    def _on_frame(self, message: BusMessage) -> None:
+        if not message.reply:
+            # Nobody waits for an answer, so nobody could learn what became of it.
+            logger.debug("frame.without_reply subject=%s", message.subject)
+            return
+        try:
+            tenant = check_tenant(self._subjects.tenant_of(message.subject))
+            writer, groups = frames.decode_request(message.payload)
+        except (ProtocolError, InvalidNameError) as error:
+            self._pipeline.refuse(message.reply, -1, error)
+            return
+        arrivals = []
+        for index, group in enumerate(groups):
+            wrong = _check_group(group)
+            if wrong is not None:
+                self._pipeline.refuse(message.reply, index, wrong)
+                continue
+            store = StoreId(tenant, group.kind, group.name)
+            arrivals.append(Arrival(message.reply, index, writer, store, group))
+        self._pipeline.submit(arrivals, len(message.payload))
+
+    def _on_control(self, message: BusMessage) -> None:
+        try:
+            command = frames.decode_control(message.payload).get("command")
+        except HoldfastError as error:
+            self._reply(message, frames.encode_control_error(error))
+            return
+        if command == "probe":
+            state = "draining" if self._stopping.is_set() else "running"
+            self._reply(
+                message,
+                frames.encode_control(
+                    server=self.server, incarnation=self.incarnation, state=state
+                ),
+            )
+        elif command == "register":
+            self._register_again.set()
+            self._reply(message, frames.encode_control())
+        else:
+            unknown = MalformedFrameError(reason=f"unknown command {command!r}")
+            self._reply(message, frames.encode_control_error(unknown))
+
+    def _reply(self, message: BusMessage, payload: bytes) -> None:
+        if message.reply:
+            self._spawn(self._bus.publish(message.reply, payload))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    # --- the coordinator ---------------------------------------------------------------------
+    async def _ask(self, verb: str, **fields: object) -> Any:
+        """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
+        payload = frames.encode_control(
+            server=self.server, incarnation=self.incarnation, **fields
+        )
+        try:
+            answer = await self._bus.request(
+                self._subjects.cluster(verb), payload, CONTROL_TIMEOUT_SECONDS
+            )
+        except UnavailableError as error:
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        return frames.decode_control(answer)
+
+    async def _register(self) -> None:
+        warned = False
+        while not self._stopping.is_set():
+            try:
+                await self._ask("register")
+                return
+            except UnavailableError as error:
+                if not warned:
+                    logger.warning("server.waiting server=%s reason=%s", self.server, error)
+                    warned = True
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _register_loop(self) -> None:
+        while True:
+            await self._register_again.wait()
+            self._register_again.clear()
+            await self._register()
+
+    async def _heartbeat_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        last_count, last_at = self._pipeline.operation_count, loop.time()
+        while True:
+            now, count = loop.time(), self._pipeline.operation_count
+            rate = (count - last_count) / (now - last_at) if now > last_at else 0.0
+            last_count, last_at = count, now
+            beat = Heartbeat(
+                self.server,
+                self.incarnation,
+                "draining" if self._stopping.is_set() else "running",
+                self._ownership.open_count,
+                self._log.size_bytes,
+                rate,
+            )
+            await self._bus.publish(
+                self._subjects.heartbeat(), frames.encode_control(**beat._asdict())
+            )
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _confirm(self, stores: list[StoreId]) -> None:
+        await self._ask("created", stores=[list(store) for store in stores])
+
+    # --- opening stores ----------------------------------------------------------------------
+    async def _open_loop(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while wanted := self._ownership.take_wanted(_OPEN_BATCH):
+                await self._open_batch(wanted)
+
+    async def _open_batch(self, wanted: list[Wanted]) -> None:
+        try:
+            answer = await self._ask(
+                "open", stores=[[*store, create] for store, create in wanted]
+            )
+            grants = answer["grants"]
+            await self._run_in_thread(self._dead_logs.refresh)
+        except UnavailableError as error:
+            # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
+            logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._ownership.ask_again(wanted)
+            self._wanted.set()
+            return
+        except FencedError:
+            raise
+        except HoldfastError as error:
+            for each in wanted:
+                self._refuse_waiting(each.store, error)
+            return
+        for each, grant in zip(wanted, grants, strict=True):
+            if grant[0] is None:
+                self._refuse_waiting(each.store, error_from_wire(grant[1], grant[2]))
+            else:
+                await self._open_store(each, epoch=grant[0], state=grant[1])
+
+    async def _open_store(self, wanted: Wanted, *, epoch: int, state: int) -> None:
+        try:
+            store = self._open_file(wanted.store, epoch, state)
+            if store.file is not None and store.oldest_segment == 0:
+                # Something came from a dead owner's log: durable here before the first answer.
+                await self._run_in_thread(store.file.checkpoint)
+                store.oldest_segment = None
+        except BusyError:
+            self._spawn(self._open_later(wanted))
+            return
+        except HoldfastError as error:
+            logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
+            self._refuse_waiting(wanted.store, error)
+            return
+        store.used_at = asyncio.get_running_loop().time()
+        earlier = self._ownership.find(wanted.store)
+        assert earlier is None or earlier.file is None
+        self._pipeline.submit_again(self._ownership.opened(store))
+
+    async def _open_later(self, wanted: Wanted) -> None:
+        """The file's lock is still held by the owner before us, who is about to let go of it."""
+        await asyncio.sleep(_LOCK_RETRY_SECONDS)
+        self._ownership.ask_again([wanted])
+        self._wanted.set()
+
+    def _open_file(self, store: StoreId, epoch: int, state: int) -> Store:
+        """Return the store, brought up to date with the logs of its dead owners.
+
+        `oldest_segment` is 0 when something was applied that is not durable yet.
+        """
+        path = self._layout.store(store)
+        records = self._dead_logs.records(store)
+        file: StoreFile | None
+        try:
+            file = StoreFile.open(path, store)
+        except FileNotFoundError:
+            file = None
+            if state == StoreState.DURABLE and not any(
+                record.previous_revision == 0 for record in records
+            ):
+                raise StoreDamagedError(
+                    store=str(store), reason=f"its file {path.name} is missing"
+                ) from None
+        try:
+            revision = file.meta.revision if file is not None else 0
+            file_epoch = file.meta.epoch if file is not None else 0
+            found = plan(store, records, file_epoch=file_epoch, file_revision=revision)
+            if file is None and found.batches:
+                file = self._create_file(store, epoch)
+            replayed = bool(found.batches or found.outcomes)
+            if file is not None and replayed:
+                file.apply(found.batches, found.outcomes)
+                logger.info(
+                    "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
+                    store,
+                    epoch,
+                    file.meta.revision,
+                    file.meta.revision - revision,
+                )
+            if file is not None and (
+                file.meta.epoch != epoch or file.meta.incarnation != self.incarnation
+            ):
+                file.take(epoch, self.server, self.incarnation)
+        except BaseException:
+            if file is not None:
+                file.abandon()
+            raise
+        opened = Store(
+            store,
+            epoch,
+            file,
+            lambda: self._create_file(store, epoch),
+            writable=state != StoreState.UNKNOWN,
+            confirmed=state == StoreState.DURABLE,
+        )
+        if file is not None and replayed:
+            opened.oldest_segment = 0
+        return opened
+
+    def _create_file(self, store: StoreId, epoch: int) -> StoreFile:
+        path = self._layout.store(store)
+        self._disk.make_directory(path.parent)
+        file = StoreFile.create(path, store, time=self._clock_ms())
+        file.take(epoch, self.server, self.incarnation)
+        return file
+
+    def _refuse_waiting(self, store: StoreId, error: HoldfastError) -> None:
+        for arrival in self._ownership.refused(store):
+            self._pipeline.refuse(arrival.reply, arrival.position, error)
+
+    # --- maintenance -------------------------------------------------------------------------
+    async def _maintain_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MAINTENANCE_SECONDS):
+                    await self._stopping.wait()
+            await self._checkpointer.run_pass(loop.time())
+
+
+def _check_group(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's store or operations, None if nothing is."""
+    try:
+        StoreKind(group.kind)
+        check_store(group.name)
+    except ValueError:
+        return MalformedFrameError(reason=f"unknown kind of store {group.kind}")
+    except InvalidNameError as error:
+        return error
+    writes = group.counter > 0
+    for operation in group.operations:
+        if (operation[0] < frames.FIRST_READ) != writes:
+            return MalformedFrameError(
+                reason="a group is of writes, with a counter, or of reads, with counter 0"
+            )
+    return None
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single exception in a group: what ended the server."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,389 @@
+"""An open store in memory: its counters, and the changes that its file does not hold yet.
+
+The commit log makes a write durable, so the SQLite file may lag: changes wait here, in the order of
+revision, until `materialise` applies a run of them in one transaction. Many ticks of one store so
+cost one transaction, which is what makes a thousand busy stores cheap. Invariants:
+
+- `revision`, `last_seq`, `count` and `bytes` are those after every change accepted so far.
+- The file holds a prefix of the changes, and only ones whose tick is synced: the file never runs
+  ahead of the durable log.
+- `overlay` is exactly the difference that the pending changes make to what the file would answer
+  about one message or key.
+
+Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.persist.writers import Writer
+from holdfast.protocol import frames
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, pack_headers
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTick:
+    """What one tick did to the store."""
+
+    tick: int
+    segment: int
+    batch: AppliedBatch
+    outcomes: tuple[WriterOutcome, ...]
+
+
+@dataclass(slots=True)
+class Mark:
+    """The counters at the start of a tick, to go back to if the tick fails."""
+
+    revision: int
+    last_seq: int
+    count: int
+    bytes: int
+    time: int
+
+
+class Store:
+    """One open store. `file` is None until the first change of a new store reaches the disk."""
+
+    def __init__(
+        self,
+        store: StoreId,
+        epoch: int,
+        file: StoreFile | None,
+        create_file: Callable[[], StoreFile],
+        *,
+        writable: bool = True,
+        confirmed: bool = True,
+    ) -> None:
+        self.id = store
+        self.epoch = epoch
+        self.file = file
+        self._create_file = create_file
+        #: False for a store that nobody has written: it answers reads, as empty, until granted.
+        self.writable = writable
+        #: The coordinator knows that the file exists; until then the log is what proves the store.
+        self.confirmed = confirmed
+        meta = file.meta if file is not None else None
+        self.revision = meta.revision if meta else 0
+        self.last_seq = meta.last_seq if meta else 0
+        self.count = meta.count if meta else 0
+        self.bytes = meta.bytes if meta else 0
+        self.time = meta.time if meta else 0
+        self.writers: dict[bytes, Writer] = {}
+        self.pending: deque[PendingTick] = deque()
+        self.pending_bytes = 0
+        #: Changes and outcomes of the tick being built, and where it started.
+        self.changes: list[frames.WireChange] = []
+        self.outcomes: list[WriterOutcome] = []
+        self.mark: Mark | None = None
+        self._messages: dict[int, int | None] = {}
+        self._entries: dict[str, tuple[int, int] | None] = {}
+        self._msg_ids: dict[str, tuple[int, int, int]] = {}
+        self._trimmed_to = 0
+        self._cleared = False
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
+        #: The segment of the oldest change that is not durable in the file; None when clean.
+        self.oldest_segment: int | None = None
+        #: The tick that last wrote, for reads that must wait until it is synced.
+        self.last_tick = 0
+        self.used_at = 0.0
+        #: True while another thread has the file; everything for the store waits meanwhile.
+        self.busy = False
+
+    @property
+    def kind(self) -> StoreKind:
+        return StoreKind(self.id.kind)
+
+    @property
+    def file_revision(self) -> int:
+        """The last revision that the file holds."""
+        return self.file.meta.revision if self.file is not None else 0
+
+    # --- what an operation asks ------------------------------------------------------------------
+    def message_bytes(self, seq: int) -> int | None:
+        """Return the size of message `seq` as of the last accepted change, None if there is none."""
+        if seq in self._messages:
+            return self._messages[seq]
+        if self.file is None or seq <= self._trimmed_to or seq > self.file.meta.last_seq:
+            return None
+        return self.file.message_bytes(seq)
+
+    def entry_state(self, key: str) -> tuple[int, int] | None:
+        """Return `(revision, bytes)` of `key` as of the last accepted change, or None."""
+        if key in self._entries:
+            return self._entries[key]
+        if self.file is None or self._cleared:
+            return None
+        return self.file.entry_state(key)
+
+    def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
+        """Return `(seq, revision, time)` of the message that carried `msg_id`, if remembered."""
+        found = self._msg_ids.get(msg_id)
+        if found is None and self.file is not None:
+            return self.file.msg_id(msg_id)
+        return found
+
+    def sum_up_to(self, end_seq: int) -> tuple[int, int]:
+        """Return how many messages lie up to `end_seq`, and their bytes."""
+        if end_seq >= self.last_seq:
+            return self.count, self.bytes
+        count = size_bytes = 0
+        if self.file is not None and end_seq > self._trimmed_to:
+            count, size_bytes = self.file.sum_messages(self._trimmed_to + 1, end_seq)
+        for seq, new in self._messages.items():
+            if seq > end_seq:
+                continue
+            if self.file is not None and seq > self._trimmed_to:
+                old = self.file.message_bytes(seq)
+                if old is not None:
+                    count -= 1
+                    size_bytes -= old
+            if new is not None:
+                count += 1
+                size_bytes += new
+        return count, size_bytes
+
+    def writer(self, writer: bytes) -> Writer:
+        """Return the outcomes of a writer, loaded from the file the first time."""
+        found = self.writers.get(writer)
+        if found is None:
+            rows = self.file.outcomes(writer) if self.file is not None else ()
+            found = self.writers[writer] = Writer.from_rows(rows)
+        return found
+
+    # --- what an operation does ------------------------------------------------------------------
+    def begin(self) -> None:
+        """Note where the tick starts; the first call of a tick counts."""
+        if self.mark is None:
+            self.mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
+
+    def set_message(self, seq: int, size_bytes: int, change: frames.WireChange) -> None:
+        """Accept a set of message `seq`, at or below last_seq + 1."""
+        if seq == self.last_seq + 1:
+            self.last_seq = seq
+            self.count += 1
+        else:
+            old = self.message_bytes(seq)
+            if old is None:
+                self.count += 1
+            else:
+                self.bytes -= old
+        self.bytes += size_bytes
+        self._put(self._messages, seq, size_bytes)
+        self._accept(change)
+
+    def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
+        """Remember that the message just set carried `msg_id`."""
+        self._put(self._msg_ids, msg_id, (seq, revision, time))
+
+    def delete_messages(self, seqs: list[int]) -> None:
+        """Accept the deletion of messages that all exist."""
+        for seq in seqs:
+            size_bytes = self.message_bytes(seq)
+            assert size_bytes is not None
+            self.count -= 1
+            self.bytes -= size_bytes
+            self._put(self._messages, seq, None)
+        self._accept([frames.CHANGE_DELETE_MESSAGES, seqs])
+
+    def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
+        """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
+        assert self._undo is None, "a trim is not part of a batch"
+        self.count -= count
+        self.bytes -= size_bytes
+        self._trim_overlay(end_seq)
+        self._accept([frames.CHANGE_TRIM, end_seq])
+
+    def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
+        """Accept a set of `key`."""
+        old = self.entry_state(key)
+        if old is None:
+            self.count += 1
+        else:
+            self.bytes -= old[1]
+        self.bytes += size_bytes
+        self._accept(change)
+        self._put(self._entries, key, (self.revision, size_bytes))
+
+    def delete_entries(self, keys: list[str]) -> None:
+        """Accept the deletion of keys that all exist."""
+        for key in keys:
+            old = self.entry_state(key)
+            assert old is not None
+            self.count -= 1
+            self.bytes -= old[1]
+            self._put(self._entries, key, None)
+        self._accept([frames.CHANGE_DELETE_ENTRIES, keys])
+
+    def clear(self) -> None:
+        """Accept the deletion of every key."""
+        assert self._undo is None, "a clear is not part of a batch"
+        self.count = self.bytes = 0
+        self._entries.clear()
+        self._cleared = True
+        self._accept([frames.CHANGE_CLEAR])
+
+    def begin_batch(self) -> tuple[Mark, int]:
+        """Start an atomic batch; give the result to `undo_batch` if it fails."""
+        self._undo = []
+        mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
+        return mark, len(self.changes)
+
+    def end_batch(self) -> None:
+        """The batch holds."""
+        self._undo = None
+
+    def undo_batch(self, begun: tuple[Mark, int]) -> None:
+        """Take back everything since `begin_batch`."""
+        mark, change_count = begun
+        assert self._undo is not None
+        for overlay, key, old in reversed(self._undo):
+            if old is _ABSENT:
+                overlay.pop(key, None)
+            else:
+                overlay[key] = old
+        self._undo = None
+        del self.changes[change_count:]
+        self._restore(mark)
+
+    # --- the life of a change --------------------------------------------------------------------
+    def finish_tick(self, tick: int, segment: int) -> None:
+        """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
+        assert self.mark is not None
+        batch = AppliedBatch(self.mark.revision, self.time, self.changes)
+        self.pending.append(PendingTick(tick, segment, batch, tuple(self.outcomes)))
+        self.pending_bytes += self.bytes_of(self.changes)
+        self.last_tick = tick
+        if self.oldest_segment is None:
+            self.oldest_segment = segment
+        self.changes, self.outcomes, self.mark = [], [], None
+
+    def fail_tick(self) -> None:
+        """What was accepted since `begin` did not reach the log: forget it."""
+        assert self.mark is not None
+        for kept in reversed(self.outcomes):
+            self.writers[kept.writer].forget(kept.counter)
+        self._restore(self.mark)
+        self.changes, self.outcomes, self.mark = [], [], None
+        self._rebuild_overlay()
+
+    def materialise(self, synced_tick: int) -> None:
+        """Apply every pending change of a synced tick to the file. Raises StorageFailedError, and
+        then nothing was applied and all of it is still pending."""
+        if not self.pending or self.pending[0].tick > synced_tick:
+            return
+        if self.file is None:
+            self.file = self._create_file()
+        ready = [pending for pending in self.pending if pending.tick <= synced_tick]
+        self.file.apply(
+            [pending.batch for pending in ready if pending.batch.changes],
+            [outcome for pending in ready for outcome in pending.outcomes],
+        )
+        for _ in ready:
+            self.pending.popleft()
+        if self.pending or self.mark is not None:
+            self._rebuild_overlay()
+        else:
+            self._reset_overlay()
+        self.pending_bytes = sum(self.bytes_of(kept.batch.changes) for kept in self.pending)
+
+    def checkpointed(self) -> None:
+        """The file is durable with everything that was materialised."""
+        self.oldest_segment = self.pending[0].segment if self.pending else None
+
+    @staticmethod
+    def bytes_of(changes: list[frames.WireChange] | Any) -> int:
+        """Return about how much memory changes take."""
+        size_bytes = 0
+        for change in changes:
+            size_bytes += 64
+            if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+                size_bytes += len(change[2])
+        return size_bytes
+
+    def validate(self) -> None:
+        """Check the invariants (tests)."""
+        revision = self.file.meta.revision if self.file is not None else 0
+        for pending in self.pending:
+            assert pending.batch.previous_revision == revision
+            revision += len(pending.batch.changes)
+        assert revision + len(self.changes) == self.revision
+        assert self.count >= 0
+        assert self.bytes >= 0
+
+    def _accept(self, change: frames.WireChange) -> None:
+        self.revision += 1
+        self.changes.append(change)
+
+    def _put(self, overlay: dict[Any, Any], key: Any, state: Any) -> None:
+        if self._undo is not None:
+            self._undo.append((overlay, key, overlay.get(key, _ABSENT)))
+        overlay[key] = state
+
+    def _restore(self, mark: Mark) -> None:
+        self.revision, self.last_seq = mark.revision, mark.last_seq
+        self.count, self.bytes, self.time = mark.count, mark.bytes, mark.time
+
+    def _trim_overlay(self, end_seq: int) -> None:
+        for seq in [seq for seq in self._messages if seq <= end_seq]:
+            del self._messages[seq]
+        self._trimmed_to = max(self._trimmed_to, end_seq)
+
+    def _reset_overlay(self) -> None:
+        self._messages.clear()
+        self._entries.clear()
+        self._msg_ids.clear()
+        self._trimmed_to = 0
+        self._cleared = False
+
+    def _rebuild_overlay(self) -> None:
+        """Derive the overlay anew from what is pending and what the running tick has accepted."""
+        self._reset_overlay()
+        runs = [(kept.batch.previous_revision, kept.batch) for kept in self.pending]
+        if self.mark is not None:
+            batch = AppliedBatch(self.mark.revision, self.time, self.changes)
+            runs.append((self.mark.revision, batch))
+        for revision, batch in runs:
+            for change in batch.changes:
+                revision += 1
+                self._overlay_change(change, revision, batch.time)
+
+    def _overlay_change(self, change: frames.WireChange, revision: int, time: int) -> None:
+        number = change[0]
+        if number == frames.CHANGE_SET_MESSAGE:
+            self._messages[change[1]] = message_bytes_of(change)
+            if len(change) > 4 and change[4] is not None:
+                self._msg_ids[change[4]] = (change[1], revision, time)
+        elif number == frames.CHANGE_DELETE_MESSAGES:
+            for seq in change[1]:
+                self._messages[seq] = None
+        elif number == frames.CHANGE_TRIM:
+            self._trim_overlay(change[1])
+        elif number == frames.CHANGE_SET_ENTRY:
+            self._entries[change[1]] = (revision, entry_bytes_of(change))
+        elif number == frames.CHANGE_DELETE_ENTRIES:
+            for key in change[1]:
+                self._entries[key] = None
+        else:
+            self._entries.clear()
+            self._cleared = True
+
+
+def message_bytes_of(change: frames.WireChange) -> int:
+    """Return the size that a set message counts with: its value and its packed headers."""
+    headers = pack_headers(change[3]) if len(change) > 3 else None
+    return len(change[2]) + (len(headers) if headers else 0)
+
+
+def entry_bytes_of(change: frames.WireChange) -> int:
+    """Return the size that a set entry counts with: its key, value and packed headers."""
+    headers = pack_headers(change[3]) if len(change) > 3 else None
+    return len(change[1].encode()) + len(change[2]) + (len(headers) if headers else 0)
+
+
+_ABSENT = object()

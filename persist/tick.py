@@ -1,0 +1,197 @@
+"""One tick: everything that arrived while the last one committed, applied store by store.
+
+Pure but for look-ups in store files. `Tick` takes the groups in the order of arrival, executes the
+writes against the stores in memory, and then gives
+
+- the records of one commit log frame, with each store's changes packed once: the same bytes go to
+  the log and to the followers;
+- the answers, keyed by the reply subject they go to, and the broadcasts, which leave only when the
+  frame is synced and the fence has been read (`pipeline.py`);
+- the reads, which run after the sync, on what is durable.
+
+If the log refuses the frame, `fail` takes every store back to where the tick began.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast.persist import operations
+from holdfast.persist.ownership import Arrival
+from holdfast.persist.store import Store
+from holdfast.persist.writers import Verdict
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    StaleWriteError,
+    StorageError,
+    WriterGapError,
+)
+from holdfast.protocol.limits import PAGE_BYTES
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.store_file import WriterOutcome
+
+#: The elements of reply frames, by reply subject.
+Answers = dict[str, list[list[Any]]]
+
+_KNOWN_LEVELS: Final = frozenset({Durability.APPLIED, Durability.SYNCED})
+
+
+class Tick:
+    """The tick being built. `number` is the log's, `time` int milliseconds since the epoch."""
+
+    def __init__(self, number: int, time: int, default_durability: Durability) -> None:
+        self.number = number
+        self.time = time
+        self._default = default_durability
+        self._stores: dict[StoreId, Store] = {}
+        #: Answers that leave after the sync, and those that only promised `applied`.
+        self.synced: Answers = {}
+        self.applied: Answers = {}
+        self.reads: list[tuple[Store, Arrival]] = []
+        self.broadcasts: list[tuple[StoreId, bytes]] = []
+        #: The tick whose sync this tick's answers must wait for.
+        self.wait_for = 0
+        self._writes: list[Arrival] = []
+
+    def answer(self, arrival: Arrival, outcome: bytes) -> None:
+        """Answer a group after the sync."""
+        self.synced.setdefault(arrival.reply, []).append([arrival.position, 0, outcome])
+
+    def refuse(self, arrival: Arrival, error: HoldfastError) -> None:
+        """Refuse a whole group."""
+        self.refuse_at(arrival.reply, arrival.position, error)
+
+    def refuse_at(self, reply: str, index: int, error: HoldfastError) -> None:
+        """Refuse group `index` of the frame that came with `reply`; -1 is the whole frame."""
+        self.synced.setdefault(reply, []).append(frames.error_result(index, error))
+
+    def read(self, store: Store, arrival: Arrival) -> None:
+        """Execute a group of reads after the sync."""
+        self.reads.append((store, arrival))
+        self.wait_for = max(self.wait_for, store.last_tick)
+        if store.mark is not None:
+            self.wait_for = self.number
+
+    def write(self, store: Store, arrival: Arrival) -> None:
+        """Execute a group of writes now. Its answer waits."""
+        group = arrival.group
+        durability = self._durability(group.durability)
+        if durability is None:
+            reason = f"level {group.durability} is not offered by this server"
+            self.refuse(arrival, InvalidArgumentError(argument="durability", reason=reason))
+            return
+        writer = store.writer(arrival.writer)
+        verdict, known = writer.judge(group.counter, group.floor)
+        if verdict is not Verdict.NEW:
+            self._answer_retry(store, arrival, verdict, known, writer.last + 1)
+            return
+        store.begin()
+        store.time = max(store.time, self.time)
+        results = operations.execute(store, group.operations)
+        outcome = frames.encode_outcome(store.epoch, store.time, durability, results)
+        writer.record(group.counter, group.floor, outcome)
+        store.outcomes.append(
+            WriterOutcome(arrival.writer, group.counter, group.floor, store.time, outcome)
+        )
+        self._stores[store.id] = store
+        self._writes.append(arrival)
+        answers = self.applied if durability is Durability.APPLIED else self.synced
+        answers.setdefault(arrival.reply, []).append([arrival.position, 0, outcome])
+
+    def abort(self, store: Store, error: StorageError) -> None:
+        """The store's file failed in the middle: take back all that this tick did to it."""
+        if store.mark is not None:
+            store.fail_tick()
+        self._stores.pop(store.id, None)
+        mine = {(arrival.reply, arrival.position) for arrival in self._writes_of(store)}
+        for answers in (self.synced, self.applied):
+            for reply, elements in answers.items():
+                answers[reply] = [each for each in elements if (reply, each[0]) not in mine]
+        for reply, index in mine:
+            self.refuse_at(reply, index, error)
+        self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
+
+    def records(self) -> list[LogRecord]:
+        """Return what goes into the log, and pack what is broadcast. Empty: nothing was written."""
+        found = []
+        for store in self._stores.values():
+            assert store.mark is not None
+            payloads = _payloads(store)
+            self.broadcasts.extend((store.id, payload) for payload in payloads)
+            found.append(
+                LogRecord(
+                    store.id,
+                    store.epoch,
+                    store.mark.revision,
+                    store.revision,
+                    payloads,
+                    [tuple(kept) for kept in store.outcomes],
+                )
+            )
+        return found
+
+    def committed(self, segment: int) -> None:
+        """The frame is in the log, in `segment`."""
+        for store in self._stores.values():
+            store.finish_tick(self.number, segment)
+        self.wait_for = self.number
+
+    def fail(self, error: StorageError) -> None:
+        """The log refused the frame: every store goes back, every write is refused."""
+        self.broadcasts.clear()
+        for store in list(self._stores.values()):
+            self.abort(store, error)
+
+    def _answer_retry(
+        self, store: Store, arrival: Arrival, verdict: Verdict, known: bytes | None, expected: int
+    ) -> None:
+        counter = arrival.group.counter
+        self.wait_for = max(self.wait_for, store.last_tick)
+        if store.mark is not None:
+            self.wait_for = self.number
+        if verdict is Verdict.KNOWN:
+            assert known is not None
+            self.answer(arrival, known)
+        elif verdict is Verdict.GAP:
+            self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
+        else:
+            self.refuse(arrival, StaleWriteError(counter=counter))
+
+    def _durability(self, level: int) -> Durability | None:
+        if level == Durability.DEFAULT:
+            return self._default
+        return Durability(level) if level in _KNOWN_LEVELS else None
+
+    def _writes_of(self, store: Store) -> list[Arrival]:
+        return [arrival for arrival in self._writes if arrival.store == store.id]
+
+
+def _payloads(store: Store) -> list[bytes]:
+    """Return the tick's changes of a store, packed into broadcasts that each fit in one frame."""
+    assert store.mark is not None
+    changes = store.changes
+    if not changes:
+        return []
+    previous_revision = store.mark.revision
+    if Store.bytes_of(changes) <= PAGE_BYTES:
+        return [frames.encode_changes(store.epoch, previous_revision, store.time, changes)]
+    payloads = []
+    start = size_bytes = 0
+    for index, change in enumerate(changes):
+        change_bytes = Store.bytes_of((change,))
+        if index > start and size_bytes + change_bytes > PAGE_BYTES:
+            payloads.append(
+                frames.encode_changes(
+                    store.epoch, previous_revision + start, store.time, changes[start:index]
+                )
+            )
+            start, size_bytes = index, 0
+        size_bytes += change_bytes
+    payloads.append(
+        frames.encode_changes(store.epoch, previous_revision + start, store.time, changes[start:])
+    )
+    return payloads

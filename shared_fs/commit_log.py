@@ -1,0 +1,232 @@
+"""The commit log: what a server makes durable before it acknowledges, all stores in one append.
+
+A log is a folder of segments, `<number>.log`, written by one incarnation and by nobody else, ever.
+A segment is a run of frames, one for each tick that wrote:
+
+    magic "HFlg" | u32 length | u64 tick | u32 crc32 of length, tick and body | body
+
+little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch, previous_revision,
+revision, [changes payload, ...], [[writer, counter, floor, time, outcome], ...]]`. The payloads are
+byte for byte what is broadcast. Invariants:
+
+- Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
+- A torn end (a crash between two pages of one write) is cut at the last whole frame and reported;
+  nothing acknowledged lies behind it, since an ack needs the sync of its frame. A bad frame with
+  good frames behind it is damage, and is reported as that.
+- A segment is removed whole, by `retire`, and only by its caller's word that no store needs it.
+
+Files are appended to and never reused: a stale frame of an earlier life cannot appear.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import AppendFile, Disk
+
+_MAGIC: Final = b"HFlg"
+_HEADER: Final = struct.Struct("<4sIQI")
+_CHECKED: Final = struct.Struct("<IQ")
+_SUFFIX: Final = ".log"
+
+
+class LogRecord(NamedTuple):
+    """What one tick did to one store. `payloads` are `frames.encode_changes`, in order; `outcomes`
+    are `(writer, counter, floor, time, outcome)`."""
+
+    store: StoreId
+    epoch: int
+    previous_revision: int
+    revision: int
+    payloads: Sequence[bytes]
+    outcomes: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """A place where a log could not be read. `torn_end` marks the harmless kind."""
+
+    segment: str
+    offset: int
+    reason: str
+    torn_end: bool
+
+
+@dataclass(slots=True)
+class LogContents:
+    """What a whole log holds: every good record in the order of writing, and what was bad."""
+
+    records: list[LogRecord] = field(default_factory=list)
+    damage: list[LogDamage] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class CommitLog:
+    """The log of the running incarnation. Only what `prepare_sync` returns leaves its thread."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        """Start an empty log in `directory`, which is made. Raises StorageFailedError."""
+        self._disk = disk
+        self._directory = directory
+        self._sizes: dict[int, int] = {}
+        self._segment = 0
+        disk.make_directory(directory)
+        self._file = self._start_segment()
+        #: Files with content that no sync covers yet, oldest first; the last one is the current.
+        self._unsynced: list[AppendFile] = []
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment that the next append goes to."""
+        return self._segment
+
+    @property
+    def oldest_segment(self) -> int:
+        return min(self._sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def append(self, tick: int, records: Sequence[LogRecord]) -> int:
+        """Write one frame and return the number of its segment. Durable after the next sync.
+
+        Raises StorageFailedError; then nothing of the frame is in the log.
+        """
+        if self._sizes[self._segment] >= LOG_SEGMENT_BYTES:
+            self._file = self._start_segment()
+        frame = encode_frame(tick, records)
+        self._file.write(frame)
+        self._sizes[self._segment] += len(frame)
+        if not self._unsynced or self._unsynced[-1] is not self._file:
+            self._unsynced.append(self._file)
+        return self._segment
+
+    def prepare_sync(self) -> Callable[[], None]:
+        """Return what makes every frame appended before this call durable; call it in any thread.
+
+        It raises StorageFailedError: then the log is in an unknown state and its server must fence
+        itself, since a second sync could succeed without having written anything.
+        """
+        files, self._unsynced = self._unsynced, []
+        current = self._file
+
+        def sync() -> None:
+            for file in files:
+                file.sync()
+                if file is not current:
+                    file.close()
+
+        return sync
+
+    def retire(self, segment: int) -> None:
+        """Remove a segment that is not the current one. Its stores are durable elsewhere."""
+        assert segment != self._segment
+        self._disk.remove(self._directory / segment_name(segment))
+        del self._sizes[segment]
+
+    def close(self) -> None:
+        """Close the files; what was not synced stays so."""
+        for file in {id(file): file for file in (*self._unsynced, self._file)}.values():
+            file.close()
+
+    def _start_segment(self) -> AppendFile:
+        file = self._disk.open_append(self._directory / segment_name(self._segment + 1))
+        self._disk.sync_directory(self._directory)
+        self._segment += 1
+        self._sizes[self._segment] = 0
+        return file
+
+
+def segment_name(segment: int) -> str:
+    return f"{segment:010d}{_SUFFIX}"
+
+
+def encode_frame(tick: int, records: Sequence[LogRecord]) -> bytes:
+    """Return one frame as bytes."""
+    body = frames.pack([(*record.store, *record[1:]) for record in records])
+    checksum = zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), tick)))
+    return _HEADER.pack(_MAGIC, len(body), tick, checksum) + body
+
+
+def read_log(disk: Disk, directory: Path) -> LogContents:
+    """Read the whole log of an incarnation that is fenced. Raises StorageFailedError."""
+    contents = LogContents()
+    segments = [name for name in disk.names(directory) if name.endswith(_SUFFIX)]
+    last_tick: int | None = None
+    for index, name in enumerate(segments):
+        try:
+            data = disk.read(directory / name)
+        except FileNotFoundError:
+            # Retired between the listing and now: its stores are durable elsewhere.
+            continue
+        contents.size_bytes += len(data)
+        last_tick = _read_segment(
+            name, data, last_tick, contents, is_last=index == len(segments) - 1
+        )
+    return contents
+
+
+def _read_segment(
+    name: str, data: bytes, last_tick: int | None, contents: LogContents, *, is_last: bool
+) -> int | None:
+    offset = 0
+    while offset < len(data):
+        frame = _frame_at(data, offset)
+        if frame is None:
+            following = _next_frame(data, offset + 1)
+            torn_end = is_last and following is None
+            reason = "a torn end" if torn_end else "a damaged frame"
+            contents.damage.append(LogDamage(name, offset, reason, torn_end))
+            if following is None:
+                break
+            offset = following
+            last_tick = None
+            continue
+        tick, records, end = frame
+        if last_tick is not None and tick != last_tick + 1:
+            reason = f"tick {tick} follows tick {last_tick}"
+            contents.damage.append(LogDamage(name, offset, reason, torn_end=False))
+        last_tick = tick
+        contents.records.extend(records)
+        offset = end
+    return last_tick
+
+
+def _frame_at(data: bytes, offset: int) -> tuple[int, list[LogRecord], int] | None:
+    """Return `(tick, records, end)` of the whole, intact frame at `offset`, else None."""
+    start = offset + _HEADER.size
+    if start > len(data):
+        return None
+    magic, length, tick, checksum = _HEADER.unpack_from(data, offset)
+    if magic != _MAGIC or start + length > len(data):
+        return None
+    body = data[start : start + length]
+    if zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, tick))) != checksum:
+        return None
+    try:
+        rows = frames.unpack(body)
+    except MalformedFrameError:
+        return None
+    records = [
+        LogRecord(StoreId(row[0], row[1], row[2]), row[3], row[4], row[5], row[6], row[7])
+        for row in rows
+    ]
+    return tick, records, start + length
+
+
+def _next_frame(data: bytes, offset: int) -> int | None:
+    while (offset := data.find(_MAGIC, offset)) >= 0:
+        if _frame_at(data, offset) is not None:
+            return offset
+        offset += 1
+    return None
