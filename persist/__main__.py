@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from holdfast.persist.service import PersistServer
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
 from holdfast.protocol.process import run_server, server_parser
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
+
+logger = logging.getLogger("holdfast.persist")
+
+_NEXT_LIFE_SECONDS: Final = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,18 +58,29 @@ async def _serve(
 ) -> None:
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
-    server = PersistServer(
-        bus,
-        layout,
-        disk,
-        options.name,
-        prefix=options.prefix,
-        durability=Durability[options.durability.upper()],
-        max_open_stores=options.max_open_stores,
-        idle_close_seconds=options.idle_close_seconds,
-    )
-    on_signals(server.stop)
-    await server.run()
+    while True:
+        server = PersistServer(
+            bus,
+            layout,
+            disk,
+            options.name,
+            prefix=options.prefix,
+            durability=Durability[options.durability.upper()],
+            max_open_stores=options.max_open_stores,
+            idle_close_seconds=options.idle_close_seconds,
+        )
+        on_signals(server.stop)
+        try:
+            await server.run()
+        except FencedError as error:
+            if server.registered:
+                raise
+            # A coordinator that has lost its state fences everyone that it finds. This incarnation
+            # never owned anything, so the next one can be tried without a supervisor.
+            logger.warning("server.fenced_before_start reason=%s", error)
+            await asyncio.sleep(_NEXT_LIFE_SECONDS)
+        else:
+            return
 
 
 def _name(text: str) -> str:

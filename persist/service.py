@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.log_reaper import LogReaper
 from holdfast.persist.ownership import Arrival, Ownership, Wanted
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
@@ -36,6 +37,7 @@ from holdfast.protocol.errors import (
     MalformedFrameError,
     NoCoordinatorError,
     ProtocolError,
+    StorageError,
     StoreDamagedError,
     UnavailableError,
     error_from_wire,
@@ -58,8 +60,12 @@ from holdfast.shared_fs.store_file import StoreFile
 logger = logging.getLogger("holdfast.persist")
 
 _MAINTENANCE_SECONDS: Final = 0.25
+#: Dead logs are let go in the background, well after the failover that made them.
+_REAP_SECONDS: Final = 5.0
 #: Stores asked for in one `open` request.
 _OPEN_BATCH: Final = 512
+#: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
+_PARALLEL_OPENS: Final = 8
 #: Between two tries to open a file whose lock another process still holds.
 _LOCK_RETRY_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.1
@@ -108,6 +114,8 @@ class PersistServer:
         self._wanted = asyncio.Event()
         self._register_again = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
+        #: The coordinator has accepted this incarnation: it may own stores.
+        self.registered = False
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns when everything is durable and released."""
@@ -177,6 +185,7 @@ class PersistServer:
                     tasks.create_task(self._heartbeat_loop()),
                     tasks.create_task(self._open_loop()),
                     tasks.create_task(self._register_loop()),
+                    tasks.create_task(self._reap_loop()),
                 ]
                 await self._maintain_until_stopped()
                 await self._stop_cleanly()
@@ -304,6 +313,7 @@ class PersistServer:
         while not self._stopping.is_set():
             try:
                 await self._ask("register")
+                self.registered = True
                 return
             except UnavailableError as error:
                 if not warned:
@@ -368,19 +378,25 @@ class PersistServer:
             for each in wanted:
                 self._refuse_waiting(each.store, error)
             return
-        for each, grant in zip(wanted, grants, strict=True):
-            if grant[0] is None:
-                self._refuse_waiting(each.store, error_from_wire(grant[1], grant[2]))
-            else:
-                await self._open_store(each, epoch=grant[0], state=grant[1])
+        slots = asyncio.Semaphore(_PARALLEL_OPENS)
+        async with asyncio.TaskGroup() as tasks:
+            for each, grant in zip(wanted, grants, strict=True):
+                if grant[0] is None:
+                    self._refuse_waiting(each.store, error_from_wire(grant[1], grant[2]))
+                else:
+                    tasks.create_task(self._open_store(slots, each, grant[0], grant[1]))
 
-    async def _open_store(self, wanted: Wanted, *, epoch: int, state: int) -> None:
+    async def _open_store(
+        self, slots: asyncio.Semaphore, wanted: Wanted, epoch: int, state: int
+    ) -> None:
         try:
-            store = self._open_file(wanted.store, epoch, state)
-            if store.file is not None and store.oldest_segment == 0:
-                # Something came from a dead owner's log: durable here before the first answer.
-                await self._run_in_thread(store.file.checkpoint)
-                store.oldest_segment = None
+            async with slots:
+                store = self._open_file(wanted.store, epoch, state)
+                if store.file is not None and store.oldest_segment is not None:
+                    # It comes from an owner that died: durable here before the first answer, so
+                    # that no log of a dead owner is needed for it any more.
+                    await self._run_in_thread(store.file.checkpoint)
+                    store.oldest_segment = None
         except BusyError:
             self._spawn(self._open_later(wanted))
             return
@@ -402,7 +418,7 @@ class PersistServer:
     def _open_file(self, store: StoreId, epoch: int, state: int) -> Store:
         """Return the store, brought up to date with the logs of its dead owners.
 
-        `oldest_segment` is 0 when something was applied that is not durable yet.
+        `oldest_segment` is 0 when the file holds something that may not be durable yet.
         """
         path = self._layout.store(store)
         records = self._dead_logs.records(store)
@@ -449,7 +465,7 @@ class PersistServer:
             writable=state != StoreState.UNKNOWN,
             confirmed=state == StoreState.DURABLE,
         )
-        if file is not None and replayed:
+        if file is not None and (replayed or file.was_left_open):
             opened.oldest_segment = 0
         return opened
 
@@ -465,6 +481,22 @@ class PersistServer:
             self._pipeline.refuse(arrival.reply, arrival.position, error)
 
     # --- maintenance -------------------------------------------------------------------------
+    async def _reap_loop(self) -> None:
+        reaper = LogReaper(
+            bus=self._bus,
+            subjects=self._subjects,
+            disk=self._disk,
+            layout=self._layout,
+            dead_logs=self._dead_logs,
+        )
+        while True:
+            await asyncio.sleep(_REAP_SECONDS)
+            try:
+                await self._run_in_thread(self._dead_logs.refresh)
+                await reaper.run_pass()
+            except StorageError as error:
+                logger.warning("log.reap_failed server=%s reason=%s", self.server, error)
+
     async def _maintain_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():

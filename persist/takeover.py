@@ -89,22 +89,23 @@ class DeadLogs:
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
 
-        Raises StorageFailedError.
+        May run in a thread: readers see the old collection or the new one. Raises
+        StorageFailedError.
         """
         present = set()
+        loaded = dict(self._loaded)
         for server in self._disk.names(self._layout.servers):
             for incarnation in self._disk.names(self._layout.server(server)):
                 directory = self._layout.log(server, incarnation)
                 if incarnation == self._own or not self._disk.exists(directory):
                     continue
                 present.add((server, incarnation))
-                if (server, incarnation) in self._loaded:
+                if (server, incarnation) in loaded:
                     continue
                 if fence.is_open(self._disk, self._layout.fence(server, incarnation)):
                     continue
-                self._loaded[server, incarnation] = self._read(server, incarnation)
-        for gone in set(self._loaded) - present:
-            del self._loaded[gone]
+                loaded[server, incarnation] = self._read(server, incarnation)
+        self._loaded = {key: loaded[key] for key in loaded if key in present}
 
     def records(self, store: StoreId) -> list[LogRecord]:
         """Return every record of `store` in the logs read so far, log by log."""
@@ -112,6 +113,10 @@ class DeadLogs:
         for by_store in self._loaded.values():
             found.extend(by_store.get(store, ()))
         return found
+
+    def incarnations(self) -> list[tuple[str, str]]:
+        """Return the `(server, incarnation)` of every log read so far."""
+        return list(self._loaded)
 
     def stores(self, server: str, incarnation: str) -> list[StoreId]:
         """Return the stores that a dead incarnation's log speaks of."""

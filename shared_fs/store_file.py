@@ -90,6 +90,9 @@ class StoreFile:
         self.path = path
         self.store = store
         self.meta = StoreMeta(0, "", "", 0, 0, 0, 0, 0, 0)
+        #: There was a WAL when it was opened: its last owner did not close it, and what it holds
+        #: may not be durable yet.
+        self.was_left_open = False
 
     # --- opening and closing ---------------------------------------------------------------------
     @classmethod
@@ -119,8 +122,10 @@ class StoreFile:
         Raises FileNotFoundError, BusyError while another process has it open, StoreDamagedError,
         NewerFormatError, StorageFailedError.
         """
+        wal = _wal_of(path)
         try:
-            if path.stat().st_size == 0 and not _wal_of(path).exists():
+            was_left_open = wal.exists() and wal.stat().st_size > 0
+            if path.stat().st_size == 0 and not was_left_open:
                 raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
         except FileNotFoundError:
             raise
@@ -128,6 +133,7 @@ class StoreFile:
             raise StorageFailedError(reason=f"{path}: {error.strerror}") from error
         with _sqlite_errors(store):
             file = cls(_connect(path, apsw.SQLITE_OPEN_READWRITE, vfs), path, store)
+            file.was_left_open = was_left_open
             try:
                 file._load()
             except BaseException:
@@ -139,8 +145,12 @@ class StoreFile:
         """Checkpoint with full sync and close. Raises StorageFailedError; the lock is gone then too."""
         try:
             self.checkpoint()
-        finally:
+        except BaseException:
             self.abandon()
+            raise
+        with _sqlite_errors(self.store):
+            # The WAL is empty now, so SQLite removes it.
+            self._connection.close()
 
     def abandon(self) -> None:
         """Close without a checkpoint: for a fenced or failing owner. The WAL stays for the next."""

@@ -1,0 +1,122 @@
+"""The log reaper: lets the logs of dead incarnations go.
+
+A dead incarnation's log is needed until each store in it has been taken over: the new owner applies
+what its file lacks and makes it durable before it answers anything. So the reaper resolves each
+store that the log speaks of and asks its owner for the head; when every one has answered, the log,
+the fence file and the folder are removed. It works through the wire like any client, in small
+batches, so stores that nobody uses cost a failover nothing at the time of the failover.
+
+Any server may reap for any dead server; a lock beside the incarnations keeps it to one at a time. A
+store that is damaged keeps its log: it may be all that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import Final
+
+from holdfast.persist.takeover import DeadLogs
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.errors import (
+    AlreadyRunningError,
+    HoldfastError,
+    MalformedFrameError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.layout import Layout
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Stores taken over between two breaths.
+_BATCH: Final = 32
+_BREATH_SECONDS: Final = 0.05
+_READER: Final = b"log-reaper"
+
+
+class LogReaper:
+    """Reaps for one running incarnation."""
+
+    def __init__(
+        self, *, bus: Bus, subjects: Subjects, disk: Disk, layout: Layout, dead_logs: DeadLogs
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._disk = disk
+        self._layout = layout
+        self._dead_logs = dead_logs
+
+    async def run_pass(self) -> None:
+        """Try to let go of every dead log that is known. Errors leave the log for a later pass."""
+        for server, incarnation in self._dead_logs.incarnations():
+            try:
+                lock = self._disk.lock(self._layout.server(server) / "reaper", "the log reaper")
+            except AlreadyRunningError:
+                continue
+            try:
+                await self._reap(server, incarnation)
+            except HoldfastError as error:
+                logger.warning(
+                    "log.reap_waits server=%s incarnation=%s reason=%s", server, incarnation, error
+                )
+            finally:
+                lock.release()
+
+    async def _reap(self, server: str, incarnation: str) -> None:
+        stores = self._dead_logs.stores(server, incarnation)
+        for start in range(0, len(stores), _BATCH):
+            by_tenant: dict[str, list[StoreId]] = defaultdict(list)
+            for store in stores[start : start + _BATCH]:
+                by_tenant[store.tenant].append(store)
+            for tenant, some in by_tenant.items():
+                await self._take_over(tenant, some)
+            await asyncio.sleep(_BREATH_SECONDS)
+        self._remove(server, incarnation)
+        logger.info(
+            "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(stores)
+        )
+
+    async def _take_over(self, tenant: str, stores: list[StoreId]) -> None:
+        answer = await self._bus.request(
+            self._subjects.coordinator(tenant, "resolve"),
+            frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
+            CONTROL_TIMEOUT_SECONDS,
+        )
+        owners = frames.decode_control(answer)["owners"]
+        by_owner: dict[str, list[StoreId]] = defaultdict(list)
+        for store, owner in zip(stores, owners, strict=True):
+            if owner[0] is None:
+                raise error_from_wire(owner[1], owner[2])
+            by_owner[owner[0]].append(store)
+        for owner_name, some in by_owner.items():
+            for store in some:
+                await self._ask_head(owner_name, store)
+
+    async def _ask_head(self, owner: str, store: StoreId) -> None:
+        group = [store.kind, store.name, 0, 0, 0, [[frames.HEAD]]]
+        reply = await self._bus.request(
+            self._subjects.server(store.tenant, owner),
+            frames.encode_request(_READER, [group]),
+            CONTROL_TIMEOUT_SECONDS,
+        )
+        for element in frames.decode(reply):
+            if type(element) is not list or len(element) < 3:
+                raise MalformedFrameError(reason="a reply's element")
+            if element[1] != 0:
+                raise error_from_wire(element[2], element[3])
+
+    def _remove(self, server: str, incarnation: str) -> None:
+        log = self._layout.log(server, incarnation)
+        # The fence file goes last: as long as there is anything to read, it reads as fenced, and
+        # afterwards a missing file reads as fenced too.
+        for name in self._disk.names(log):
+            self._disk.remove(log / name)
+        self._disk.remove_directory(log)
+        self._disk.remove(self._layout.fence(server, incarnation))
+        self._disk.remove_directory(self._layout.incarnation(server, incarnation))
