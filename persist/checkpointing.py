@@ -38,6 +38,8 @@ logger = logging.getLogger("holdfast.persist")
 _PARALLEL: Final = 8
 #: Checkpoints of one pass: bounds how long a pass keeps the disk busy.
 _PASS_STORES: Final = 256
+#: Stores told to the coordinator in one message.
+_CONFIRM_BATCH: Final = 1024
 #: Segments kept without pressure: below this a checkpoint would save nothing.
 _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES // 2
 
@@ -154,16 +156,18 @@ class Checkpointer:
                 tasks.create_task(one(store))
         if not unconfirmed:
             return
-        try:
-            await self._confirm([store.id for store in unconfirmed])
-        except HoldfastError as error:
-            # The next pass tries again; the log keeps these stores until then.
-            logger.warning("store.confirm_failed stores=%d reason=%s", len(unconfirmed), error)
-            return
-        for store in unconfirmed:
-            store.confirmed = True
-            if store.file_revision == store.revision and not store.pending:
-                store.checkpointed()
+        for start in range(0, len(unconfirmed), _CONFIRM_BATCH):
+            batch = unconfirmed[start : start + _CONFIRM_BATCH]
+            try:
+                await self._confirm([store.id for store in batch])
+            except HoldfastError as error:
+                # The next pass tries again; the log keeps these stores until then.
+                logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
+                return
+            for store in batch:
+                store.confirmed = True
+                if store.file_revision == store.revision and not store.pending:
+                    store.checkpointed()
 
     async def _checkpoint_one(self, store: Store) -> bool:
         """Return whether the file is durable with everything synced so far."""
