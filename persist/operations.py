@@ -31,6 +31,7 @@ from holdfast.protocol.limits import (
     MAX_HEADERS_BYTES,
     MAX_MSG_ID_BYTES,
     MAX_VALUE_BYTES,
+    PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
 from holdfast.shared_fs.store_file import pack_headers
@@ -48,6 +49,7 @@ def execute(store: Store, operations: list[list[Any]]) -> list[Result]:
     """
     results: list[Result] = []
     append_result = results.append
+    error_bytes = 0
     for operation in operations:
         if len(operation) == 2 and operation[0] == frames.APPEND:
             value = operation[1]
@@ -61,7 +63,13 @@ def execute(store: Store, operations: list[list[Any]]) -> list[Result]:
                 store.set_message(seq, len(value), [frames.CHANGE_SET_MESSAGE, seq, value])
                 append_result([seq, store.revision])
                 continue
-        append_result(_execute_one(store, operation))
+        result = _execute_one(store, operation)
+        if result and type(result[0]) is str:
+            # An error may quote its operation; all of them together must fit in one reply.
+            error_bytes += len(frames.pack(result))
+            if error_bytes > PAGE_BYTES:
+                result = [result[0], {}]
+        append_result(result)
     return results
 
 
@@ -97,7 +105,7 @@ def _batch(store: Store, operation: list[Any]) -> Result:
     try:
         results = []
         for member in members:
-            if type(member) is not list or not member:
+            if type(member) is not list or not member or type(member[0]) is not int:
                 raise MalformedFrameError(reason="an operation is [number, ...]")
             if member[0] not in _IN_BATCHES:
                 raise InvalidArgumentError(
@@ -188,6 +196,10 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
 def _delete_entries(store: Store, operation: list[Any]) -> Result:
     _, keys, expected_revision = _padded(operation, 3)
     keys = [check_key(key) for key in dict.fromkeys(_check_list("keys", keys))]
+    size_bytes = sum(len(key.encode()) for key in keys)
+    if size_bytes > MAX_VALUE_BYTES:
+        # The change names them all, and must fit in one broadcast.
+        raise TooLargeError(what="keys", size=size_bytes, limit=MAX_VALUE_BYTES)
     if expected_revision is not None:
         for key in keys:
             _check_revision(store, key, expected_revision)
@@ -234,7 +246,7 @@ def _check_value(value: Any) -> int:
 
 
 def _check_headers(headers: Any) -> int:
-    if not headers:
+    if headers is None:
         return 0
     if type(headers) is not dict or not all(
         type(name) is str and type(text) is str for name, text in headers.items()

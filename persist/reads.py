@@ -38,9 +38,11 @@ def execute(store: Store, server: str, operations: list[list[Any]]) -> list[Any]
             result, result_bytes = _execute_one(store, server, operation)
         except (IndexError, TypeError) as error:
             reason = f"operation {operation[0]}: {error}"
-            result, result_bytes = error_to_wire(MalformedFrameError(reason=reason)), 100
+            result = error_to_wire(MalformedFrameError(reason=reason))
+            result_bytes = len(frames.pack(result))
         except (RequestError, ProtocolError) as error:
-            result, result_bytes = error_to_wire(error), 100
+            result = error_to_wire(error)
+            result_bytes = len(frames.pack(result))
         if results and size_bytes + result_bytes > PAGE_BYTES:
             break
         results.append(result)
@@ -97,7 +99,9 @@ def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     if start_time is not None:
         start_seq = max(start_seq, file.seq_at_time(_integer("start_time", start_time)))
     if last is not None:
-        start_seq = max(start_seq, file.seq_from_end(max(1, _integer("last", last))))
+        if _integer("last", last) <= 0:
+            return [[], None], _ROW_BYTES
+        start_seq = max(start_seq, file.seq_from_end(last))
     row_limit = PAGE_ROWS if limit is None else min(PAGE_ROWS, _integer("limit", limit))
     if row_limit <= 0:
         return [[], None], _ROW_BYTES
@@ -143,7 +147,7 @@ def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
     kept: list[Any] = []
     size_bytes = 0
     for change in found:
-        change_bytes = _ROW_BYTES + _bytes_of(change[2])
+        change_bytes = Store.bytes_of((change[2],))
         if kept and (size_bytes + change_bytes > PAGE_BYTES or len(kept) == row_limit):
             complete = False
             break
@@ -164,9 +168,7 @@ def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:
     page: list[Any] = []
     size_bytes = 0
     for row in rows:
-        row_bytes = _ROW_BYTES + (len(row[3]) if row[3] is not None else len(str(row[0])) * 4)
-        if row[4] is not None:
-            row_bytes += len(row[4])
+        row_bytes = _bytes_of_row(row)
         if len(page) == row_limit or (page and size_bytes + row_bytes > PAGE_BYTES):
             return page, size_bytes, True
         page.append(row if row[4] is None else (*row[:4], unpack_headers(row[4])))
@@ -177,15 +179,18 @@ def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:
 def _row(row: tuple[Any, ...] | None) -> tuple[Any, int]:
     if row is None:
         return None, _ROW_BYTES
-    if row[4] is None:
-        return row, _ROW_BYTES + len(row[3])
-    return (*row[:4], unpack_headers(row[4])), _ROW_BYTES + len(row[3]) + len(row[4])
+    wire = row if row[4] is None else (*row[:4], unpack_headers(row[4]))
+    return wire, _bytes_of_row(row)
 
 
-def _bytes_of(change: frames.WireChange) -> int:
-    if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
-        return len(change[2]) + (len(str(change[3])) if change[3] else 0)
-    return 16 * len(change[1]) if len(change) > 1 and type(change[1]) is list else 16
+def _bytes_of_row(row: tuple[Any, ...]) -> int:
+    size_bytes = _ROW_BYTES
+    if type(row[0]) is str:
+        size_bytes += len(row[0].encode())
+    for blob in row[3:5]:
+        if blob is not None:
+            size_bytes += len(blob)
+    return size_bytes
 
 
 def _integer(argument: str, value: Any) -> int:

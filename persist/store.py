@@ -298,12 +298,10 @@ class Store:
 
     @staticmethod
     def bytes_of(changes: list[frames.WireChange] | Any) -> int:
-        """Return about how much memory changes take."""
+        """Return about how much memory changes take, never less than they take in a broadcast."""
         size_bytes = 0
         for change in changes:
-            size_bytes += 64
-            if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
-                size_bytes += len(change[2])
+            size_bytes += 64 + _variable_bytes(change)
         return size_bytes
 
     def validate(self) -> None:
@@ -372,6 +370,22 @@ class Store:
         else:
             self._entries.clear()
             self._cleared = True
+
+
+def _variable_bytes(change: frames.WireChange) -> int:
+    number = change[0]
+    if number == frames.CHANGE_SET_MESSAGE:
+        size_bytes = message_bytes_of(change)
+        if len(change) > 4 and change[4] is not None:
+            size_bytes += len(change[4].encode())
+        return size_bytes
+    if number == frames.CHANGE_SET_ENTRY:
+        return entry_bytes_of(change)
+    if number == frames.CHANGE_DELETE_MESSAGES:
+        return 9 * len(change[1])
+    if number == frames.CHANGE_DELETE_ENTRIES:
+        return sum(len(key.encode()) + 5 for key in change[1])
+    return 0
 
 
 def message_bytes_of(change: frames.WireChange) -> int:

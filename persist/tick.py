@@ -132,6 +132,8 @@ class Tick:
                     [tuple(kept) for kept in store.outcomes],
                 )
             )
+        if not found:
+            self._wait_for_earlier()
         return found
 
     def committed(self, segment: int) -> None:
@@ -145,6 +147,11 @@ class Tick:
         self.broadcasts.clear()
         for store in list(self._stores.values()):
             self.abort(store, error)
+        self._wait_for_earlier()
+
+    def _wait_for_earlier(self) -> None:
+        # This tick has no frame, so nobody would ever say that it is synced.
+        self.wait_for = min(self.wait_for, self.number - 1)
 
     def _answer_retry(
         self, store: Store, arrival: Arrival, verdict: Verdict, known: bytes | None, expected: int
@@ -155,6 +162,12 @@ class Tick:
             self.wait_for = self.number
         if verdict is Verdict.KNOWN:
             assert known is not None
+            if any(
+                (kept.writer, kept.counter) == (arrival.writer, counter)
+                for kept in store.outcomes
+            ):
+                # Written in this very tick: if it is taken back, so is this answer.
+                self._writes.append(arrival)
             self.answer(arrival, known)
         elif verdict is Verdict.GAP:
             self.refuse(arrival, WriterGapError(counter=counter, expected=expected))

@@ -46,14 +46,14 @@ class HoldfastError(Exception):
     retryable: ClassVar[bool] = False
     template: ClassVar[str] = "{reason}"
 
-    def __init__(self, **fields: object) -> None:
+    def __init__(self, /, **fields: object) -> None:
         self.fields: dict[str, object] = fields
         super().__init__(self._text())
 
     def _text(self) -> str:
         try:
             return self.template.format(**self.fields)
-        except (KeyError, IndexError, ValueError):
+        except (KeyError, IndexError, ValueError, TypeError):
             # A newer peer may send other fields than this version's text names.
             return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in self.fields.items())
 

@@ -208,6 +208,8 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
         for operation in operations:
             if type(operation) is not list or not operation or type(operation[0]) is not int:
                 raise MalformedFrameError(reason="an operation is [number, ...]")
+            if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list:
+                operation_count += len(operation[1])
         checked.append(Group(kind, name, counter, floor, durability, operations))
     if operation_count > MAX_FRAME_OPERATIONS:
         raise MalformedFrameError(
@@ -293,5 +295,9 @@ def decode_control(payload: bytes) -> Mapping[str, Any]:
     if type(body) is not dict:
         raise MalformedFrameError(reason="a control message is a map")
     if "error" in body:
-        raise error_from_wire(str(body["error"]), body.get("fields") or {})
+        try:
+            error = error_from_wire(str(body["error"]), body.get("fields") or {})
+        except TypeError as cause:
+            raise MalformedFrameError(reason=f"a refusal of the wrong shape: {cause}") from cause
+        raise error
     return body

@@ -103,7 +103,11 @@ class CommitLog:
         Raises StorageFailedError; then nothing of the frame is in the log.
         """
         if self._sizes[self._segment] >= LOG_SEGMENT_BYTES:
+            full = self._file
             self._file = self._start_segment()
+            if full not in self._unsynced:
+                # Synced or being synced already: the next sync is where it is closed.
+                self._unsynced.append(full)
         frame = encode_frame(tick, records)
         self._file.write(frame)
         self._sizes[self._segment] += len(frame)
@@ -140,8 +144,15 @@ class CommitLog:
             file.close()
 
     def _start_segment(self) -> AppendFile:
-        file = self._disk.open_append(self._directory / segment_name(self._segment + 1))
-        self._disk.sync_directory(self._directory)
+        path = self._directory / segment_name(self._segment + 1)
+        file = self._disk.open_append(path)
+        try:
+            self._disk.sync_directory(self._directory)
+        except BaseException:
+            # Or the next try would find the file that it is about to create.
+            file.close()
+            self._disk.remove(path)
+            raise
         self._segment += 1
         self._sizes[self._segment] = 0
         return file
@@ -214,13 +225,12 @@ def _frame_at(data: bytes, offset: int) -> tuple[int, list[LogRecord], int] | No
     if zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, tick))) != checksum:
         return None
     try:
-        rows = frames.unpack(body)
-    except MalformedFrameError:
+        records = [
+            LogRecord(StoreId(row[0], row[1], row[2]), row[3], row[4], row[5], row[6], row[7])
+            for row in frames.unpack(body)
+        ]
+    except (MalformedFrameError, IndexError, TypeError):
         return None
-    records = [
-        LogRecord(StoreId(row[0], row[1], row[2]), row[3], row[4], row[5], row[6], row[7])
-        for row in rows
-    ]
     return tick, records, start + length
 
 

@@ -89,7 +89,7 @@ def open_layout(root: Path, disk: Disk) -> Layout:
         disk.write_durably(layout.format_file, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())
         return layout
     version = text.removeprefix(_FORMAT_TEXT)
-    if version == text or not version.isdigit():
+    if version == text or not (version.isascii() and version.isdigit()):
         raise StoreDamagedError(store=str(layout.format_file), reason="not holdfast's FORMAT file")
     if int(version) > FORMAT_VERSION:
         raise NewerFormatError(what=str(root), found=int(version), known=FORMAT_VERSION)

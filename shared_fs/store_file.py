@@ -111,7 +111,10 @@ class StoreFile:
             try:
                 file._create_tables(time)
             except BaseException:
-                file._connection.close(True)
+                # It is this call's own, and half a file would stand in the way of the next try.
+                file.abandon()
+                for part in (path, _wal_of(path)):
+                    part.unlink(missing_ok=True)
                 raise
         return file
 
@@ -125,7 +128,8 @@ class StoreFile:
         wal = _wal_of(path)
         try:
             was_left_open = wal.exists() and wal.stat().st_size > 0
-            if path.stat().st_size == 0 and not was_left_open:
+            if path.stat().st_size == 0:
+                # Also with a WAL beside it, which SQLite would delete as a stranger's.
                 raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
         except FileNotFoundError:
             raise
@@ -137,7 +141,7 @@ class StoreFile:
             try:
                 file._load()
             except BaseException:
-                file._connection.close(True)
+                file.abandon()
                 raise
         return file
 
@@ -335,7 +339,7 @@ class StoreFile:
                 rows = self._execute(statement, (after, max_rows))
                 for row_count, row in enumerate(rows, start=1):
                     found.append((row[1], row[2], [number, row[0], row[3], unpack_headers(row[4])]))
-                    size_bytes += len(row[3])
+                    size_bytes += len(row[3]) + (len(row[4]) if row[4] is not None else 0)
                     if size_bytes >= max_bytes or row_count == max_rows:
                         complete_up_to.append(row[1])
                         break
@@ -379,7 +383,6 @@ class StoreFile:
         self._load_meta()
 
     def _load(self) -> None:
-        _set_pragmas(self._connection)
         application_id = self._connection.pragma("application_id")
         if application_id != schema.APPLICATION_ID:
             reason = f"{self.path.name} is not a holdfast store (application_id {application_id:#x})"
@@ -389,6 +392,8 @@ class StoreFile:
             raise NewerFormatError(
                 what=str(self.path), found=version, known=schema.FORMAT_VERSION
             )
+        # Not before: a file that is not ours is left as it is.
+        _set_pragmas(self._connection)
         self._load_meta()
 
     def _load_meta(self) -> None:

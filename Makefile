@@ -1,0 +1,71 @@
+# Everything that a contributor or CI runs. Needs make, git and Python 3.11 or newer.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The first of these that is new enough and can make virtual environments is used.
+PYTHON ?= python3.13 python3.12 python3.11 python3
+TESTS ?= $(wildcard tests/unit tests/simulation tests/integration)
+# `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
+UPGRADE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lock clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast itself.
+
+demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
+	$(BIN)/holdfast demo
+
+test: $(STAMP) ## Run the unit, simulation and integration tests.
+	@echo "Testing in $(TESTS)"
+	@$(BIN)/pytest $(TESTS)
+
+check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
+	$(BIN)/python -m venv $(VENV)/lock
+	$(VENV)/lock/bin/pip install --quiet uv
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/uv pip compile --quiet $(UPGRADE) \
+		--universal --python-version 3.11 --all-extras --generate-hashes \
+		--output-file constraints.txt pyproject.toml
+
+clean: ## Remove .venv, caches and build leftovers.
+	rm -rf $(VENV) build dist holdfast.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A command that is there may still not run (a version manager's shim), so each candidate is tried.
+$(VENV)/bin/python:
+	@set -eu; without_venv=; \
+	for python in $(PYTHON); do \
+		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+			echo "Making $(VENV) with $$python"; \
+			exec "$$python" -m venv $(VENV); \
+		fi; \
+		without_venv="$$python"; \
+	done; \
+	if [ -n "$$without_venv" ]; then \
+		echo "$$without_venv cannot make virtual environments: on Debian and Ubuntu," \
+			"apt install python3-venv" >&2; \
+	else \
+		echo "holdfast needs Python 3.11 or newer; none of these is: $(PYTHON)." \
+			"Install one, or name it: make PYTHON=/path/to/python3" >&2; \
+	fi; \
+	exit 1
+
+# Two steps, because pip verifies hashes only when it is given nothing but pinned requirements.
+$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--require-hashes --requirement constraints.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--no-deps --no-build-isolation --editable .
+	@touch $@

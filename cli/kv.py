@@ -1,0 +1,175 @@
+"""`holdfast kv ...`: set, get, list and watch keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from holdfast.cli.render import (
+    ack_json,
+    change_json,
+    change_line,
+    entry_json,
+    print_bytes,
+    print_json,
+    printable,
+)
+from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.stream import DURABILITIES, missing, show_deleted, show_stores
+from holdfast.cli.values import parse_headers, read_value
+from holdfast.protocol.messages import Ack, Deleted, Durability, Entry
+from holdfast.protocol.names import StoreKind
+
+
+@click.group()
+def kv() -> None:
+    """Key-value stores: the last value of each key."""
+
+
+@kv.command("ls")
+@click.argument("name_prefix", default="")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--names", "-n", is_flag=True, help="Names only, one to a line.")
+@client_command
+def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> None:
+    """List the kv stores whose names start with NAME_PREFIX."""
+    show_stores(settings, StoreKind.KV, name_prefix, limit, names_only=names)
+
+
+@kv.command("get")
+@click.argument("name")
+@click.argument("key")
+@client_command
+def get(settings: Settings, name: str, key: str) -> None:
+    """Write the value of KEY to stdout, byte for byte."""
+
+    async def ask() -> Entry | None:
+        async with settings.connect() as client:
+            return await client.kv(name).get(key)
+
+    entry = asyncio.run(ask())
+    if entry is None:
+        missing(f"kv {name!r} has no key {key!r}", f"holdfast kv keys {name}")
+    elif settings.json:
+        print_json(entry_json(entry))
+    else:
+        print_bytes(entry.value)
+
+
+@kv.command("set")
+@click.argument("name")
+@click.argument("key")
+@click.argument("value", required=False)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_headers,
+    help="A header; may be given several times.",
+)
+@click.option(
+    "--expected-revision",
+    type=click.IntRange(min=0),
+    help="Only if this is the key's revision; 0: only if there is no such key.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITIES),
+    help="What must be true before the answer.  [default: the server's]",
+)
+@client_command
+def set_entry(
+    settings: Settings,
+    name: str,
+    key: str,
+    value: str | None,
+    headers: dict[str, str] | None,
+    expected_revision: int | None,
+    durability: str | None,
+) -> None:
+    """Set KEY to VALUE; without it, or with -, to what comes on stdin.
+
+    Says the new revision once it is stored.
+    """
+    content = read_value(value)
+    level = None if durability is None else Durability[durability.upper()]
+
+    async def send() -> Ack:
+        async with settings.connect() as client:
+            ack: Ack = await client.kv(name).set(
+                key,
+                content,
+                headers=headers,
+                expected_revision=expected_revision,
+                durability=level,
+            )
+            return ack
+
+    ack = asyncio.run(send())
+    if settings.json:
+        print_json(ack_json(ack))
+    else:
+        click.echo(f"revision {ack.revision}  {ack.durability.word}")
+
+
+@kv.command("keys")
+@click.argument("name")
+@click.argument("key_prefix", default="")
+@client_command
+def keys(settings: Settings, name: str, key_prefix: str) -> None:
+    """List the keys that start with KEY_PREFIX, in order."""
+
+    async def show() -> None:
+        async with settings.connect() as client:
+            async for key in client.kv(name).keys(prefix=key_prefix):
+                if settings.json:
+                    print_json({"key": key})
+                else:
+                    click.echo(printable(key))
+
+    asyncio.run(show())
+
+
+@kv.command("watch")
+@click.argument("name")
+@click.argument("key_prefix", default="")
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
+@client_command
+def watch(settings: Settings, name: str, key_prefix: str, limit: int | None) -> None:
+    """Print the state of the keys that start with KEY_PREFIX, then each change, until Ctrl-C."""
+
+    async def follow() -> None:
+        shown = 0
+        async with (
+            settings.connect() as client,
+            client.kv(name).watch(prefix=key_prefix) as changes,
+        ):
+            async for change in changes:
+                if settings.json:
+                    print_json(change_json(change))
+                else:
+                    click.echo(change_line(change))
+                shown += 1
+                if shown == limit:
+                    break
+
+    asyncio.run(follow())
+
+
+@kv.command("delete")
+@click.argument("name")
+@click.argument("key")
+@click.option(
+    "--expected-revision", type=click.IntRange(min=1), help="Only if this is its revision."
+)
+@client_command
+def delete(settings: Settings, name: str, key: str, expected_revision: int | None) -> None:
+    """Delete KEY."""
+
+    async def send() -> Deleted:
+        async with settings.connect() as client:
+            return await client.kv(name).delete(key, expected_revision=expected_revision)
+
+    show_deleted(settings, asyncio.run(send()))

@@ -1,0 +1,19 @@
+"""The entry of the `holdfast` command, and the one module of it that imports without click and rich."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+
+def run() -> NoReturn:
+    """Run the command line of this process and exit."""
+    try:
+        import click  # noqa: F401
+        import rich  # noqa: F401
+    except ModuleNotFoundError as error:
+        sys.exit(f"holdfast: the command line needs {error.name}. Try: pip install 'holdfast[cli]'")
+    from holdfast.cli.command import holdfast
+
+    holdfast(prog_name="holdfast")
+    sys.exit(0)

@@ -1,0 +1,109 @@
+"""`holdfast coordinator` and `holdfast persist`: one part of a cluster in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+import click
+
+from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.messages import Durability
+
+_DATA = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="The shared file system: the same folder for all parts.",
+)
+_LOG_LEVEL = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What goes to stderr.",
+)
+
+
+class MissingServerPackagesError(HoldfastError):
+    """The part needs packages that the base install leaves out."""
+
+    code = "missing_packages"
+    template = "the servers need {package}. Try: pip install 'holdfast[server]'"
+
+
+@click.command()
+@_DATA
+@click.option(
+    "--standby", is_flag=True, help="Wait until the running coordinator ends, then take over."
+)
+@_LOG_LEVEL
+@shared_options("nats", "prefix")
+@pass_settings
+def coordinator(settings: Settings, data: Path, standby: bool, log_level: str) -> None:
+    """Run the coordinator: says which server owns which store."""
+    arguments = [*_common(settings, data, log_level), *(["--standby"] if standby else [])]
+    _become("holdfast.coordinator.__main__", arguments)
+
+
+@click.command()
+@click.option("--name", required=True, help="The server's name, its own in the cluster.")
+@_DATA
+@click.option(
+    "--durability",
+    type=click.Choice([Durability.APPLIED.word, Durability.SYNCED.word]),
+    default=Durability.SYNCED.word,
+    show_default=True,
+    help="Of writes that do not say.",
+)
+@click.option(
+    "--max-open-stores",
+    type=click.IntRange(1),
+    default=MAX_OPEN_STORES,
+    show_default=True,
+    help="Store files kept open.",
+)
+@click.option(
+    "--idle-close-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=IDLE_CLOSE_SECONDS,
+    show_default=True,
+    help="A store unused for this long is closed.",
+)
+@_LOG_LEVEL
+@shared_options("nats", "prefix")
+@pass_settings
+def persist(
+    settings: Settings,
+    name: str,
+    data: Path,
+    durability: str,
+    max_open_stores: int,
+    idle_close_seconds: float,
+    log_level: str,
+) -> None:
+    """Run a persist server: owns stores, makes writes durable, answers reads."""
+    arguments = ["--name", name, *_common(settings, data, log_level), "--durability", durability]
+    arguments += ["--max-open-stores", str(max_open_stores)]
+    arguments += ["--idle-close-seconds", str(idle_close_seconds)]
+    _become("holdfast.persist.__main__", arguments)
+
+
+def _common(settings: Settings, data: Path, log_level: str) -> list[str]:
+    arguments = ["--data", str(data), "--nats", settings.nats_url, "--prefix", settings.prefix]
+    return [*arguments, "--log-level", log_level]
+
+
+def _become(module: str, arguments: Sequence[str]) -> None:
+    try:
+        main = cast("Callable[[Sequence[str]], int]", import_module(module).main)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("holdfast"):
+            raise
+        raise MissingServerPackagesError(package=error.name) from error
+    sys.exit(main(arguments))

@@ -1,0 +1,235 @@
+"""From values to what is printed: tables and lines for people, JSON for programs.
+
+The JSON shapes are a contract, written down in docs/cli.md. Bytes are always there as base64, and
+also as text when they are UTF-8.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.protocol.control import StoreInfo, StoreState
+from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
+from holdfast.protocol.names import StoreKind
+
+#: Width of tables that go into a pipe or a file: there is no screen that they must fit on.
+_PIPE_WIDTH: Final = 1000
+_PREVIEW_CHARACTERS: Final = 120
+
+JsonObject = dict[str, Any]
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one object on one line."""
+    click.echo(json.dumps(value))
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
+) -> None:
+    """Print rows under a head line; numbers (`right`) aligned to the right."""
+    console = stdout_console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=not console.is_terminal,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(str(value) for value in row))
+    console.print(table)
+
+
+def stdout_console() -> Console:
+    """Return a console on stdout as it is now."""
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Print names and values, one pair to a line."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def print_bytes(value: bytes) -> None:
+    """Write `value` to stdout as it is, at once."""
+    sys.stdout.buffer.write(value)
+    sys.stdout.buffer.flush()
+
+
+def size(count_bytes: int) -> str:
+    """Return a size for people: `812 B`, `1.4 MiB`."""
+    amount = float(count_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+
+
+def moment(time_ms: int) -> str:
+    """Return a time for people, in the local zone."""
+    local = datetime.fromtimestamp(time_ms / 1000, UTC).astimezone()
+    return local.strftime("%Y-%m-%d %H:%M:%S.") + f"{time_ms % 1000:03d}"
+
+
+def preview(value: bytes) -> str:
+    """Return the start of a value on one line; what is not text only by its size."""
+    text = as_text(value)
+    if text is None:
+        return f"<{size(len(value))} of binary data>"
+    line = printable(text[:_PREVIEW_CHARACTERS])
+    return line if len(text) <= _PREVIEW_CHARACTERS else f"{line}... ({size(len(value))})"
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with nothing in it that a terminal would obey."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def as_text(value: bytes) -> str | None:
+    """Return `value` as text if it is UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# JSON objects and lines of each kind of value.
+
+
+def value_json(value: bytes) -> JsonObject:
+    found: JsonObject = {"value_base64": base64.b64encode(value).decode()}
+    text = as_text(value)
+    if text is not None:
+        found["value"] = text
+    return found
+
+
+def message_json(message: Message) -> JsonObject:
+    return {
+        "seq": message.seq,
+        "revision": message.revision,
+        "time": message.time,
+        "headers": dict(message.headers),
+        **value_json(message.value),
+    }
+
+
+def message_line(message: Message) -> str:
+    return f"{message.seq:>6}  {moment(message.time)}  {_headers(message.headers)}" + preview(
+        message.value
+    )
+
+
+def entry_json(entry: Entry) -> JsonObject:
+    return {
+        "key": entry.key,
+        "revision": entry.revision,
+        "time": entry.time,
+        "headers": dict(entry.headers),
+        **value_json(entry.value),
+    }
+
+
+def entry_line(entry: Entry) -> str:
+    return (
+        f"{entry.revision:>6}  {moment(entry.time)}  {printable(entry.key)}  {_headers(entry.headers)}"
+        + preview(entry.value)
+    )
+
+
+def change_json(change: Change) -> JsonObject:
+    found: JsonObject = {
+        "change": change.kind.value,
+        "revision": change.revision,
+        "time": change.time,
+    }
+    if change.message is not None:
+        found |= message_json(change.message)
+    if change.entry is not None:
+        found |= entry_json(change.entry)
+    if change.seqs:
+        found["seqs"] = list(change.seqs)
+    if change.keys:
+        found["keys"] = list(change.keys)
+    if change.end_seq:
+        found["end_seq"] = change.end_seq
+    return found
+
+
+def change_line(change: Change) -> str:
+    if change.message is not None:
+        return message_line(change.message)
+    if change.entry is not None:
+        return entry_line(change.entry)
+    what = {
+        ChangeKind.DELETE: f"deleted {_gone(change)}",
+        ChangeKind.TRIM: f"deleted all up to {change.end_seq}" if change.end_seq else "deleted all",
+        ChangeKind.RESET: "what was shown so far is void; the whole state follows",
+        ChangeKind.READY: "this is the state; what follows is live",
+    }[change.kind]
+    return f"{change.revision:>6}  {what}"
+
+
+def ack_json(ack: Ack) -> JsonObject:
+    found: JsonObject = {
+        "revision": ack.revision,
+        "time": ack.time,
+        "durability": ack.durability.word,
+        "duplicate": ack.duplicate,
+    }
+    return found if ack.seq is None else {"seq": ack.seq, **found}
+
+
+def deleted_json(deleted: Deleted) -> JsonObject:
+    return {"deleted": deleted.count, "revision": deleted.revision}
+
+
+def head_json(head: Head) -> JsonObject:
+    return {
+        "revision": head.revision,
+        "first_seq": head.first_seq,
+        "last_seq": head.last_seq,
+        "count": head.count,
+        "bytes": head.bytes,
+        "server": head.server,
+        "epoch": head.epoch,
+    }
+
+
+def store_row(info: StoreInfo) -> JsonObject:
+    return {
+        "kind": StoreKind(info.kind).word,
+        "name": info.name,
+        "server": info.server,
+        "incarnation": info.incarnation,
+        "epoch": info.epoch,
+        "state": StoreState(info.state).name.lower(),
+    }
+
+
+def _headers(headers: Mapping[str, str]) -> str:
+    return "".join(f"{printable(name)}={printable(value)}  " for name, value in headers.items())
+
+
+def _gone(change: Change) -> str:
+    names = [str(seq) for seq in change.seqs] or [printable(key) for key in change.keys]
+    return ", ".join(names)

@@ -1,0 +1,65 @@
+"""When a part that ended is started again, and when trying is in vain. Pure.
+
+    exit while the part had run for a while      start again soon
+    exit soon after its start                    start again, each time twice as late, up to 5 s
+    exit code 2 before it ever ran for a while   wrong usage: in vain
+    exit code 1 before it ever ran for a while   three times in a row: in vain
+
+A kill is never a reason to stop trying, and neither is any exit of a part that once ran: its
+configuration was right, so what stops it now (a full disk, NATS away) can go away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+#: A part that lived this long had read its configuration and joined; starting Python itself takes
+#: a second on a busy machine.
+RAN_SECONDS: Final = 5.0
+FIRST_DELAY_SECONDS: Final = 0.1
+MAX_DELAY_SECONDS: Final = 5.0
+MAX_FAILED_STARTS: Final = 3
+
+_EXIT_FAILED: Final = 1
+_EXIT_USAGE: Final = 2
+
+
+class Verdict(StrEnum):
+    """What to do about a part that ended."""
+
+    RESTART = "restart"
+    GIVE_UP = "give_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`delay_seconds` is how long to wait before the restart."""
+
+    verdict: Verdict
+    delay_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """The history of one part, as far as it matters."""
+
+    _ever_ran: bool = field(default=False, init=False)
+    _quick_exits: int = field(default=0, init=False)
+    _failed_starts: int = field(default=0, init=False)
+
+    def ended(self, exit_code: int, lived_seconds: float) -> Decision:
+        """Return what to do now that the part ended; a signal's number is a negative code."""
+        if lived_seconds >= RAN_SECONDS:
+            self._ever_ran = True
+            self._quick_exits = 0
+            return Decision(Verdict.RESTART, FIRST_DELAY_SECONDS)
+        if not self._ever_ran:
+            self._failed_starts = self._failed_starts + 1 if exit_code == _EXIT_FAILED else 0
+            if exit_code == _EXIT_USAGE or self._failed_starts >= MAX_FAILED_STARTS:
+                return Decision(Verdict.GIVE_UP)
+        delay_seconds = min(FIRST_DELAY_SECONDS * 2.0**self._quick_exits, MAX_DELAY_SECONDS)
+        # The delay stops growing long before the power of two overflows.
+        self._quick_exits = min(self._quick_exits + 1, 16)
+        return Decision(Verdict.RESTART, delay_seconds)

@@ -1,0 +1,100 @@
+"""The options that all commands share: where the cluster is, as whom, how long, in which form.
+
+They may stand before the command (`holdfast --json servers`) or after it (`holdfast servers --json`);
+the later one counts. Before the command each is also settable by the environment: HOLDFAST_NATS,
+HOLDFAST_TENANT, HOLDFAST_PREFIX, HOLDFAST_TIMEOUT, HOLDFAST_JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from holdfast.client.connection import DEFAULT_NATS, Connecting, connect
+from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+
+DEFAULT_TENANT: Final = "default"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the shared options say, filled in while click reads the command line."""
+
+    #: None: not said.
+    nats: str | None = None
+    tenant: str = DEFAULT_TENANT
+    prefix: str = DEFAULT_PREFIX
+    timeout: float = OPERATION_TIMEOUT_SECONDS
+    json: bool = False
+
+    @property
+    def nats_url(self) -> str:
+        return self.nats or DEFAULT_NATS
+
+    def connect(self) -> Connecting:
+        """Return a client, to be entered with `async with`."""
+        return connect(
+            self.nats_url,
+            tenant=self.tenant,
+            prefix=self.prefix,
+            timeout_seconds=self.timeout,
+            name="holdfast-cli",
+        )
+
+
+pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "nats": {
+        "metavar": "URL",
+        "help": f"NATS, several servers joined by commas.  [default: {DEFAULT_NATS}]",
+    },
+    "tenant": {"metavar": "NAME", "help": f"Whose stores.  [default: {DEFAULT_TENANT}]"},
+    "prefix": {
+        "metavar": "TOKEN",
+        "help": f"The first token of all subjects.  [default: {DEFAULT_PREFIX}]",
+    },
+    "timeout": {
+        "type": click.FloatRange(min=0, min_open=True),
+        "metavar": "SECONDS",
+        "help": f"How long one operation may take.  [default: {OPERATION_TIMEOUT_SECONDS:g}]",
+    },
+    "json": {"is_flag": True, "default": None, "help": "Print JSON: docs/cli.md has the shapes."},
+}
+#: What a command that talks to a running cluster takes.
+CLIENT_OPTIONS: Final = ("nats", "tenant", "prefix", "timeout", "json")
+
+
+def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Command], _Command]:
+    """Give a command the shared options `names`; what they say goes into its Settings."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
+        settings = context.ensure_object(Settings)
+        if value is not None:
+            assert parameter.name is not None
+            setattr(settings, parameter.name, value)
+
+    def decorate(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = click.option(
+                f"--{name}",
+                expose_value=False,
+                callback=remember,
+                envvar=f"HOLDFAST_{name.upper()}" if from_environment else None,
+                allow_from_autoenv=False,
+                **_OPTIONS[name],
+            )(command)
+        return command
+
+    return decorate
+
+
+def client_command(command: _Command) -> _Command:
+    """Give a command all shared options, and its Settings as the first argument."""
+    return shared_options(*CLIENT_OPTIONS)(pass_settings(command))  # type: ignore[return-value]

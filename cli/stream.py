@@ -1,0 +1,325 @@
+"""`holdfast stream ...`: append to streams, read, follow and trim them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from holdfast.cli.advice import EXIT_FAILED
+from holdfast.cli.render import (
+    ack_json,
+    change_json,
+    change_line,
+    deleted_json,
+    head_json,
+    message_json,
+    message_line,
+    print_bytes,
+    print_fields,
+    print_json,
+    print_table,
+    size,
+    store_row,
+)
+from holdfast.cli.servers import list_stores
+from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.values import line_batches, parse_headers, read_value
+from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Message
+from holdfast.protocol.names import StoreKind
+
+DURABILITIES = [level.word for level in Durability if level is not Durability.DEFAULT]
+SEQ = click.IntRange(min=1)
+
+
+@click.group()
+def stream() -> None:
+    """Streams: messages in order, numbered from 1."""
+
+
+@stream.command("ls")
+@click.argument("name_prefix", default="")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--names", "-n", is_flag=True, help="Names only, one to a line.")
+@client_command
+def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> None:
+    """List the streams whose names start with NAME_PREFIX."""
+    show_stores(settings, StoreKind.STREAM, name_prefix, limit, names_only=names)
+
+
+def show_stores(
+    settings: Settings, kind: StoreKind, prefix: str, limit: int | None, *, names_only: bool
+) -> None:
+    """List the stores of one kind: what `stream ls` and `kv ls` do."""
+    found = asyncio.run(list_stores(settings, kind, prefix, limit))
+    if settings.json:
+        print_json({f"{kind.word}s": [store_row(one) for one in found]})
+    elif names_only:
+        for one in found:
+            click.echo(one.name)
+    else:
+        rows = [store_row(one) for one in found]
+        print_table(
+            ("name", "server", "epoch", "state"),
+            [(row["name"], row["server"] or "-", row["epoch"], row["state"]) for row in rows],
+            right=("epoch",),
+        )
+
+
+@stream.command("info")
+@click.argument("name")
+@client_command
+def info(settings: Settings, name: str) -> None:
+    """Show where a stream stands: count, size, first and last seq, owner."""
+
+    async def ask() -> Head:
+        async with settings.connect() as client:
+            return await client.stream(name).head()
+
+    head = asyncio.run(ask())
+    if settings.json:
+        print_json({"name": name, **head_json(head)})
+        return
+    print_fields(
+        {
+            "stream": name,
+            "messages": f"{head.count:,}",
+            "size": size(head.bytes),
+            "first seq": head.first_seq,
+            "last seq": head.last_seq,
+            "revision": head.revision,
+            "server": head.server or "-",
+            "epoch": head.epoch,
+        }
+    )
+
+
+@stream.command("append")
+@click.argument("name")
+@click.argument("value", required=False)
+@click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_headers,
+    help="A header; may be given several times.",
+)
+@click.option("--msg-id", help="Store this message once, however often it is sent.")
+@click.option(
+    "--expected-last-seq",
+    type=click.IntRange(min=0),
+    help="Only if this is the stream's last seq.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITIES),
+    help="What must be true before the answer.  [default: the server's]",
+)
+@client_command
+def append(
+    settings: Settings,
+    name: str,
+    value: str | None,
+    lines: bool,
+    headers: dict[str, str] | None,
+    msg_id: str | None,
+    expected_last_seq: int | None,
+    durability: str | None,
+) -> None:
+    """Append VALUE as one message; without it, or with -, what comes on stdin.
+
+    Says the new message's seq once it is stored.
+    """
+    if lines and (value not in (None, "-") or msg_id or expected_last_seq is not None):
+        raise click.UsageError("--lines reads stdin and goes with --header and --durability only")
+    level = None if durability is None else Durability[durability.upper()]
+    if lines:
+        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, level)))
+        return
+    content = read_value(value)
+
+    async def send() -> Ack:
+        async with settings.connect() as client:
+            ack: Ack = await client.stream(name).append(
+                content,
+                headers=headers,
+                msg_id=msg_id,
+                expected_last_seq=expected_last_seq,
+                durability=level,
+            )
+            return ack
+
+    ack = asyncio.run(send())
+    if settings.json:
+        print_json(ack_json(ack))
+    else:
+        note = " (stored before)" if ack.duplicate else ""
+        click.echo(f"{ack.seq}  {ack.durability.word}{note}")
+
+
+async def _append_lines(
+    settings: Settings, name: str, headers: dict[str, str] | None, level: Durability | None
+) -> list[Ack]:
+    """Append stdin line by line; return the first and the last ack."""
+    ends: list[Ack] = []
+    async with settings.connect() as client:
+        target = client.stream(name)
+        async for batch in line_batches():
+            values = batch if headers is None else [(line, headers) for line in batch]
+            acks = await target.append_many(values, durability=level)
+            ends = [ends[0] if ends else acks[0], acks[-1]]
+    return ends
+
+
+def _show_lines(settings: Settings, ends: list[Ack]) -> None:
+    first_seq, last_seq = (ends[0].seq, ends[1].seq) if ends else (None, None)
+    if settings.json:
+        durability = ends[1].durability.word if ends else None
+        print_json({"first_seq": first_seq, "last_seq": last_seq, "durability": durability})
+    elif ends:
+        click.echo(f"{first_seq}-{last_seq}  {ends[1].durability.word}")
+
+
+@stream.command("get")
+@click.argument("name")
+@click.argument("seq", type=SEQ)
+@client_command
+def get(settings: Settings, name: str, seq: int) -> None:
+    """Write the value of message SEQ to stdout, byte for byte."""
+
+    async def ask() -> Message | None:
+        async with settings.connect() as client:
+            return await client.stream(name).get(seq)
+
+    message = asyncio.run(ask())
+    if message is None:
+        missing(f"stream {name!r} has no message {seq}", f"holdfast stream info {name}")
+    elif settings.json:
+        print_json(message_json(message))
+    else:
+        print_bytes(message.value)
+
+
+def missing(what: str, advice: str) -> None:
+    """Say what is not there, and end with exit code 1."""
+    click.echo(f"Error: {what}. Try: {advice}", err=True)
+    click.get_current_context().exit(EXIT_FAILED)
+
+
+@stream.command("read")
+@click.argument("name")
+@click.option("--start", type=SEQ, help="From this seq on.")
+@click.option("--end", type=SEQ, help="Up to and with this seq.")
+@click.option("--last", type=click.IntRange(1), help="The last so many messages.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--raw", is_flag=True, help="The values alone, byte for byte, nothing between them.")
+@client_command
+def read(
+    settings: Settings,
+    name: str,
+    start: int | None,
+    end: int | None,
+    last: int | None,
+    limit: int | None,
+    raw: bool,
+) -> None:
+    """Print the messages of a stream, oldest first."""
+    if last is not None and start is not None:
+        raise click.UsageError("--last and --start exclude each other")
+
+    async def show() -> None:
+        async with settings.connect() as client:
+            options: dict[str, Any] = {"end_seq": end, "last": last, "limit": limit}
+            if start is not None:
+                options["start_seq"] = start
+            async for message in client.stream(name).get_all(**options):
+                if settings.json:
+                    print_json(message_json(message))
+                elif raw:
+                    print_bytes(message.value)
+                else:
+                    click.echo(message_line(message))
+
+    asyncio.run(show())
+
+
+@stream.command("tail")
+@click.argument("name")
+@click.option("--start", type=SEQ, help="Show what is there from this seq on, then follow.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
+@click.option("--raw", is_flag=True, help="The new values alone, byte for byte.")
+@client_command
+def tail(settings: Settings, name: str, start: int | None, limit: int | None, raw: bool) -> None:
+    """Follow a stream: print each change when it happens, until Ctrl-C."""
+
+    async def follow() -> None:
+        shown = 0
+        async with (
+            settings.connect() as client,
+            client.stream(name).subscribe(start_seq=start) as changes,
+        ):
+            async for change in changes:
+                if settings.json:
+                    print_json(change_json(change))
+                elif not raw:
+                    click.echo(change_line(change))
+                elif change.message is not None:
+                    print_bytes(change.message.value)
+                shown += 1
+                if shown == limit:
+                    break
+
+    asyncio.run(follow())
+
+
+@stream.command("delete")
+@click.argument("name")
+@click.argument("seqs", metavar="SEQ...", type=SEQ, nargs=-1, required=True)
+@client_command
+def delete(settings: Settings, name: str, seqs: tuple[int, ...]) -> None:
+    """Delete single messages. Their seqs are not used again."""
+
+    async def send() -> Deleted:
+        async with settings.connect() as client:
+            return await client.stream(name).delete(list(seqs))
+
+    show_deleted(settings, asyncio.run(send()))
+
+
+@stream.command("delete-all")
+@click.argument("name")
+@click.option("--end", type=SEQ, help="Only up to and with this seq.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> None:
+    """Delete all messages of a stream. New ones go on with the next seq."""
+
+    async def ask() -> Head:
+        async with settings.connect() as client:
+            return await client.stream(name).head()
+
+    async def send(end_seq: int | None) -> Deleted:
+        async with settings.connect() as client:
+            return await client.stream(name).delete_all(end_seq=end_seq)
+
+    if not yes:
+        head = asyncio.run(ask())
+        # What is appended while the question stands was not agreed to.
+        end = head.last_seq if end is None else min(end, head.last_seq)
+        held = f"{head.count:,} messages, {size(head.bytes)}"
+        question = f"Delete everything up to seq {end} in stream {name!r} ({held})?"
+        if end == 0 or not click.confirm(question, err=True):
+            click.echo("nothing deleted", err=True)
+            click.get_current_context().exit(0 if end == 0 else EXIT_FAILED)
+    show_deleted(settings, asyncio.run(send(end)))
+
+
+def show_deleted(settings: Settings, deleted: Deleted) -> None:
+    """Print how many went."""
+    if settings.json:
+        print_json(deleted_json(deleted))
+    else:
+        click.echo(f"{deleted.count:,} deleted")

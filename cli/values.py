@@ -1,0 +1,120 @@
+"""What commands take as values: an argument, all of stdin, or stdin line by line; and headers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import BinaryIO, Final
+
+import click
+
+from holdfast.protocol.errors import TooLargeError
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_VALUE_BYTES
+
+#: One read of stdin with --lines.
+_READ_BYTES: Final = 256 * 1024
+#: The lines that are appended at once: well inside one frame, with what the protocol adds.
+_BATCH_BYTES: Final = 512 * 1024
+_BATCH_LINES: Final = MAX_FRAME_OPERATIONS // 2
+
+
+def read_value(argument: str | None) -> bytes:
+    """Return the value: the argument, or all of stdin if there is none or it is `-`.
+
+    Raises TooLargeError rather than read an endless stdin.
+    """
+    if argument is not None and argument != "-":
+        return argument.encode(errors="surrogateescape")
+    value = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
+    if len(value) > MAX_VALUE_BYTES:
+        raise TooLargeError(what="stdin", size=f"{len(value)} or more bytes", limit=MAX_VALUE_BYTES)
+    return value
+
+
+def parse_headers(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str] | None:
+    """Turn each `NAME=VALUE` of an option into a header (a click callback)."""
+    headers = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE", context, parameter)
+        headers[name] = text
+    return headers or None
+
+
+async def line_batches() -> AsyncIterator[list[bytes]]:
+    """Yield the lines of stdin without their ends, many at a time, each batch as soon as it is
+    there: so a slow writer's lines are stored when they come, and a file's in large batches.
+
+    Raises TooLargeError for a line over MAX_VALUE_BYTES.
+    """
+    stdin = sys.stdin.buffer
+    pending = b""
+    while chunk := await _read_some(stdin):
+        *lines, pending = (pending + chunk).split(b"\n")
+        if len(pending) > MAX_VALUE_BYTES:
+            raise TooLargeError(
+                what="a line", size=f"{len(pending)} or more", limit=MAX_VALUE_BYTES
+            )
+        for batch in _batches(lines):
+            yield batch
+    if pending:
+        yield [pending]
+
+
+def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
+    """Cut lines into batches of which each fits into a frame, even if it holds a long line."""
+    batch: list[bytes] = []
+    size_bytes = 0
+    for line in lines:
+        if batch and (size_bytes + len(line) > _BATCH_BYTES or len(batch) >= _BATCH_LINES):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(line)
+        size_bytes += len(line)
+    if batch:
+        yield batch
+
+
+async def _read_some(stdin: BinaryIO) -> bytes:
+    """Read what is there, at least one byte; nothing at the end.
+
+    In a daemon thread of its own, since a pending read cannot be cancelled, and the loop's executor
+    would wait for it on Ctrl-C. From the descriptor, since a thread inside a buffered read breaks
+    the interpreter's shutdown.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[bytes] = loop.create_future()
+
+    def read() -> bytes:
+        try:
+            descriptor = stdin.fileno()
+        except io.UnsupportedOperation:
+            return stdin.read(_READ_BYTES)
+        return os.read(descriptor, _READ_BYTES)
+
+    def settle(chunk: bytes, error: OSError | None) -> None:
+        if arrived.done():
+            return
+        if error is not None:
+            arrived.set_exception(error)
+        else:
+            arrived.set_result(chunk)
+
+    def work() -> None:
+        chunk, failure = b"", None
+        try:
+            chunk = read()
+        except OSError as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, chunk, failure)
+
+    threading.Thread(target=work, daemon=True, name="stdin").start()
+    return await arrived

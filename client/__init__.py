@@ -1,0 +1,97 @@
+"""The library that applications import.
+
+    from holdfast.client import connect
+
+    async with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
+        ack = await hf.stream("project.42.patches").append(b"...")
+        await hf.kv("settings").set("theme", b"dark")
+
+The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
+the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame for the
+server that `router.py` found. Following a store: `subscription.py`, fed by `follower.py` and ordered by
+`merge.py`.
+"""
+
+from holdfast.client.connection import Client, connect
+from holdfast.client.kv import KV
+from holdfast.client.stream import Stream
+from holdfast.client.subscription import Subscription
+from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.errors import (
+    BusyError,
+    ConnectionFailedError,
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidSeqError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    NoServerError,
+    NotFoundError,
+    NotOwnerError,
+    OperationTimeoutError,
+    ProtocolError,
+    RequestError,
+    StorageError,
+    StorageFailedError,
+    StoreDamagedError,
+    TooLargeError,
+    UnavailableError,
+    UnsupportedVersionError,
+    WrongLastSeqError,
+    WrongRevisionError,
+)
+from holdfast.protocol.messages import (
+    Ack,
+    Change,
+    ChangeKind,
+    Deleted,
+    Durability,
+    Entry,
+    Head,
+    Message,
+)
+from holdfast.protocol.names import StoreKind, quote, unquote
+
+__all__ = [
+    "KV",
+    "Ack",
+    "BusyError",
+    "Change",
+    "ChangeKind",
+    "Client",
+    "ConnectionFailedError",
+    "Deleted",
+    "Durability",
+    "Entry",
+    "Head",
+    "HoldfastError",
+    "InvalidArgumentError",
+    "InvalidNameError",
+    "InvalidSeqError",
+    "MalformedFrameError",
+    "Message",
+    "NoCoordinatorError",
+    "NoServerError",
+    "NotFoundError",
+    "NotOwnerError",
+    "OperationTimeoutError",
+    "ProtocolError",
+    "RequestError",
+    "ServerInfo",
+    "StorageError",
+    "StorageFailedError",
+    "StoreDamagedError",
+    "StoreInfo",
+    "StoreKind",
+    "Stream",
+    "Subscription",
+    "TooLargeError",
+    "UnavailableError",
+    "UnsupportedVersionError",
+    "WrongLastSeqError",
+    "WrongRevisionError",
+    "connect",
+    "quote",
+    "unquote",
+]

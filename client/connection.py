@@ -1,0 +1,173 @@
+"""`connect` and `Client`: where an application's use of holdfast begins and ends.
+
+A client is one connection to NATS, one tenant, one event loop, and one writer whose retries the
+servers recognise. Make one for a process and share it: its operations travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.client.follower import Follower
+from holdfast.client.kv import KV
+from holdfast.client.link import Link
+from holdfast.client.stream import Stream
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS, OUTCOME_RETENTION_SECONDS
+from holdfast.protocol.names import StoreKind, check_store, check_tenant
+from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+
+
+class Client:
+    """A connection to holdfast. Made by `connect`.
+
+    Methods may be called from any coroutine of its event loop, at any concurrency. A task may be
+    cancelled at any point; a write of its may then be stored or not.
+    """
+
+    def __init__(self, link: Link, follower: Follower, owns_bus: bool) -> None:
+        self._link = link
+        self._follower = follower
+        self._owns_bus = owns_bus
+
+    @property
+    def tenant(self) -> str:
+        return self._link.tenant
+
+    @property
+    def connected(self) -> bool:
+        """False while NATS is lost; it is sought in the background, and operations wait."""
+        return self._link.bus.connected
+
+    def stream(self, name: str) -> Stream:
+        """Return a handle on a stream; no round trip. Raises InvalidNameError."""
+        return Stream(self._link, self._follower, check_store(name))
+
+    def kv(self, name: str) -> KV:
+        """Return a handle on a kv; no round trip. Raises InvalidNameError."""
+        return KV(self._link, self._follower, check_store(name))
+
+    async def servers(self) -> list[ServerInfo]:
+        """Return every persist server that the coordinator knows.
+
+        Raises NoCoordinatorError, ConnectionFailedError.
+        """
+        return await self._link.router.servers()
+
+    async def stores(
+        self, kind: StoreKind | int | None = None, prefix: str = ""
+    ) -> AsyncIterator[StoreInfo]:
+        """Yield the tenant's stores whose name starts with `prefix`, in order of (name, kind).
+
+        Raises NoCoordinatorError, ConnectionFailedError.
+        """
+        wanted = None if kind is None else int(kind)
+        async for store in self._link.router.stores(wanted, prefix):
+            yield store
+
+    async def close(self) -> None:
+        """End subscriptions, fail waiting operations with ConnectionFailedError, disconnect.
+
+        Idempotent. A write that waits may be stored or not.
+        """
+        await self._follower.close()
+        await self._link.close()
+        if self._owns_bus:
+            await self._link.bus.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Connecting:
+    """What `connect` returns: `async with` it, or `await` it and close the client yourself."""
+
+    def __init__(
+        self,
+        nats: str,
+        tenant: str,
+        prefix: str,
+        timeout_seconds: float,
+        name: str,
+        bus: Bus | None,
+        nats_options: dict[str, Any],
+    ) -> None:
+        self._nats = nats
+        self._tenant = check_tenant(tenant)
+        self._subjects = Subjects(prefix)
+        self._timeout_seconds = timeout_seconds
+        self._name = name
+        self._bus = bus
+        self._nats_options = nats_options
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+    async def _open(self) -> Client:
+        bus = self._bus
+        if bus is None:
+            bus = await connect_nats(self._nats, name=self._name, **self._nats_options)
+        link = Link(bus, self._subjects, self._tenant, self._timeout_seconds)
+        follower = Follower(link)
+        client = Client(link, follower, owns_bus=self._bus is None)
+        try:
+            await link.open(follower.owner_changed, follower.reconnected)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+
+def connect(
+    nats: str = DEFAULT_NATS,
+    *,
+    tenant: str = "default",
+    prefix: str = DEFAULT_PREFIX,
+    timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
+    name: str = "holdfast-client",
+    bus: Bus | None = None,
+    **nats_options: Any,
+) -> Connecting:
+    """Connect to NATS: `async with connect(...) as hf:` or `hf = await connect(...)`.
+
+    `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
+    all its retries, unless the call says otherwise. `bus` is used in place of a new NATS
+    connection, and not closed. Other options go to nats-py's `connect` (`tls`, `user_credentials`,
+    `token`, ...).
+
+    Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
+    awaited and NATS is not there.
+    """
+    if not 0 < timeout_seconds <= OUTCOME_RETENTION_SECONDS / 2:
+        reason = f"more than 0, at most {OUTCOME_RETENTION_SECONDS / 2:g}"
+        raise InvalidArgumentError(argument="timeout_seconds", reason=reason)
+    return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, nats_options)

@@ -1,0 +1,182 @@
+"""A kv: the last value of each key, no history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.client.link import Link
+from holdfast.client.operations import (
+    Value,
+    check_count,
+    checked_durability,
+    delete_entries_operation,
+    entry_from_wire,
+    head_from_wire,
+    pack_batch,
+    set_entry_operation,
+)
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
+from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
+from holdfast.protocol.names import StoreKind, StoreName, check_key
+
+if TYPE_CHECKING:
+    from holdfast.client.follower import Follower
+    from holdfast.client.subscription import Subscription
+
+_PACKED_HEAD = pack([HEAD])
+_PACKED_CLEAR = pack([CLEAR])
+
+
+class KV:
+    """A handle on one kv of the client's tenant. Cheap: it holds a name and nothing else.
+
+    Every method may raise OperationTimeoutError (a write may or may not be stored then),
+    NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
+    InvalidNameError for a key, InvalidArgumentError and TooLargeError (before anything is sent), and
+    StorageError when the server's disk failed.
+    """
+
+    def __init__(self, link: Link, follower: Follower, name: StoreName) -> None:
+        self.name = name
+        self._link = link
+        self._follower = follower
+        self._key = (int(StoreKind.KV), str(name))
+
+    def __repr__(self) -> str:
+        return f"KV({self.name!r})"
+
+    async def set(
+        self,
+        key: str,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        expected_revision: int | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack:
+        """Set `key` (any text of at most MAX_KEY_BYTES) to at most MAX_VALUE_BYTES.
+
+        With `expected_revision` only if that is the key's revision (0: there is no such key); else
+        WrongRevisionError, which carries the actual one. The ack's `seq` is None.
+        """
+        packed = pack(set_entry_operation(key, value, headers, expected_revision))
+        level = 0 if durability is None else checked_durability(durability)
+        result, time, stored = await self._link.call(
+            self._key, packed, True, level, timeout_seconds
+        )
+        return Ack(None, result[1], time, stored)
+
+    async def set_many(
+        self,
+        items: Mapping[str, Value] | Iterable[tuple[str, Value]],
+        *,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Set all of the keys or none; return an ack for each, in order.
+
+        All must fit in one frame of about 1 MB and 4096 keys: TooLargeError.
+        """
+        pairs = items.items() if isinstance(items, Mapping) else items
+        operations = [set_entry_operation(key, value) for key, value in pairs]
+        packed = pack_batch(operations, self._link.operation_limit_bytes)
+        level = checked_durability(durability)
+        results, time, stored = await self._link.call(
+            self._key, packed, True, level, timeout_seconds
+        )
+        if len(results) != len(operations):
+            raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
+        return [Ack(None, result[1], time, stored) for result in results]
+
+    async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry | None:
+        """Return the entry of `key`, or None."""
+        packed = pack([GET_ENTRY, check_key(key)])
+        wire, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
+        return None if wire is None else entry_from_wire(wire)
+
+    async def get_all(
+        self, *, prefix: str = "", timeout_seconds: float | None = None
+    ) -> AsyncIterator[Entry]:
+        """Yield the entries whose key starts with `prefix`, in order of their keys.
+
+        Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
+        not. `timeout_seconds` is for each page.
+        """
+        async for wire in self._rows(prefix, True, timeout_seconds):
+            yield entry_from_wire(wire)
+
+    async def keys(
+        self, *, prefix: str = "", timeout_seconds: float | None = None
+    ) -> AsyncIterator[str]:
+        """Yield the keys that start with `prefix`, in order, without reading their values."""
+        async for wire in self._rows(prefix, False, timeout_seconds):
+            yield wire[0]
+
+    async def delete(
+        self,
+        key: str,
+        *,
+        expected_revision: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Deleted:
+        """Delete `key`; return count 1 if it was there, else 0.
+
+        With `expected_revision` only if that is the key's revision; else WrongRevisionError.
+        """
+        packed = pack(delete_entries_operation(key, expected_revision))
+        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+        return Deleted(count, revision)
+
+    async def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
+        """Delete every key; return how many there were."""
+        call = self._link.call(self._key, _PACKED_CLEAR, True, 0, timeout_seconds)
+        (count, revision), *_ = await call
+        return Deleted(count, revision)
+
+    async def head(self, *, timeout_seconds: float | None = None) -> Head:
+        """Return where the kv stands: its revision, number of keys and their bytes."""
+        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
+        return head_from_wire(wire)
+
+    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription:
+        """Follow the kv: an async iterator of Change, each once, in the order of revisions.
+
+        First the entries whose key starts with `prefix` as SET changes in the order of their keys,
+        then a READY change, then what happens, live. With `start_revision` (the revision of the
+        last change that was seen), the changes since take the place of the entries. Survives
+        reconnects and changes of owner. After a RESET change, forget everything: the entries and
+        another READY follow anew.
+
+        `async with` or `aclose()` ends it; so does dropping it, as a `break` out of
+        `async for change in kv.watch()` does.
+        """
+        if start_revision is not None:
+            check_count("start_revision", start_revision)
+        check_key(prefix)
+        return self._follower.subscribe(
+            StoreKind.KV, self.name, prefix=prefix, start_revision=start_revision
+        )
+
+    async def _rows(
+        self, prefix: str, with_values: bool, timeout_seconds: float | None
+    ) -> AsyncIterator[list[Any]]:
+        after_key: str | None = None
+        check_key(prefix)
+        page = self._fetch(prefix, after_key, with_values, timeout_seconds)
+        while True:
+            (rows, after_key), *_ = self._link.unwrap(await page)
+            if after_key is not None:
+                page = self._fetch(prefix, after_key, with_values, timeout_seconds)
+            for wire in rows:
+                yield wire
+            if after_key is None:
+                return
+
+    def _fetch(
+        self, prefix: str, after_key: str | None, with_values: bool, timeout_seconds: float | None
+    ) -> Any:
+        packed = pack([GET_ENTRIES, prefix, after_key, None, with_values])
+        return self._link.submit(self._key, packed, False, 0, timeout_seconds)

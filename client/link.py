@@ -1,0 +1,305 @@
+"""The link: drives one client's coalescer and router over the bus.
+
+One task publishes (so frames keep their order), one timer wakes the coalescer when it asks for it,
+and short tasks ask the coordinator. All of them live in one task group that `close` ends. Replies
+to all frames come in on one subscription, `<inbox>.<frame number>`.
+
+The hot path is `submit`: one future for each operation, no task, no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from holdfast.client.coalescer import Coalescer, Resolve, SendFrame
+from holdfast.client.router import Router
+from holdfast.client.store_queue import StoreKey
+from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import (
+    BusyError,
+    ConnectionFailedError,
+    HoldfastError,
+    OperationTimeoutError,
+    TooLargeError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_WAITING_OPERATIONS
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.subjects import Subjects
+
+logger = logging.getLogger("holdfast.client")
+
+#: What a frame and a group add to the one operation in them, at most.
+_OPERATION_OVERHEAD_BYTES: Final = MAX_NAME_BYTES + 128
+
+Answer = tuple[Any, int, Durability]
+"""`(result, time, durability)`: one operation's result, and what holds for its whole group."""
+
+
+class Link:
+    """One client's traffic with every server and the coordinator."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, tenant: str, timeout_seconds: float) -> None:
+        self.bus = bus
+        self.subjects = subjects
+        self.tenant = tenant
+        self.timeout_seconds = timeout_seconds
+        self.router = Router(bus, subjects, tenant)
+        #: The largest packed operation that fits in a frame.
+        self.operation_limit_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        jitter = random.Random(secrets.randbits(64))
+        self._coalescer = Coalescer(
+            secrets.token_bytes(12), bus.max_payload_bytes, lambda: jitter.uniform(0.5, 1.5)
+        )
+        self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
+        self._wake = asyncio.Event()
+        self._awake = False
+        #: The time as of the first event of this turn: reading the clock for each operation would
+        #: cost as much as packing it.
+        self._now = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        #: Callers that wait for room, first come, first served.
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._replies: BusSubscription | None = None
+        self._inbox = ""
+        self._closed_by: HoldfastError | None = None
+        self._owner_changed: Callable[[StoreKey], None] = lambda key: None
+        self._reconnected: Callable[[], None] = lambda: None
+
+    async def open(
+        self,
+        owner_changed: Callable[[StoreKey], None],
+        reconnected: Callable[[], None],
+    ) -> None:
+        """Start. The callbacks hear of stores whose owner was lost, and of the bus's return."""
+        self._owner_changed = owner_changed
+        self._reconnected = reconnected
+        self._inbox = self.bus.new_inbox() + "."
+        self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
+        self.bus.on_reconnect(self._on_reconnect)
+        started = asyncio.Event()
+        self._main = self._loop.create_task(self._run(started), name="holdfast.link")
+        await started.wait()
+
+    @property
+    def closed(self) -> bool:
+        """Closed, or failed for good."""
+        return self._closed_by is not None
+
+    async def close(self) -> None:
+        """End every task and fail what waits with ConnectionFailedError. Idempotent."""
+        self._fail(ConnectionFailedError(url="NATS", reason="the client has been closed"))
+        if self._main is not None:
+            self._main.cancel()
+            await asyncio.wait([self._main])
+        if self._replies is not None:
+            replies, self._replies = self._replies, None
+            await replies.unsubscribe()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the link's task group; an error that it lets out fails the client."""
+        assert self._tasks is not None
+        if self._closed_by is not None:
+            work.close()
+            return
+        self._tasks.create_task(work)
+
+    async def call(
+        self,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Answer:
+        """Return the answer to an operation. Raises the server's error, OperationTimeoutError, and
+        what kept it from being sent until then."""
+        if self.full:
+            await self.wait_for_room(timeout_seconds)
+        return self.unwrap(
+            await self.submit(key, packed, is_write, durability, timeout_seconds)
+        )
+
+    def submit(
+        self,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> asyncio.Future[Any]:
+        """Start an operation; `unwrap` what the future gives. Dropping the future is harmless."""
+        if len(packed) > self.operation_limit_bytes:
+            raise TooLargeError(
+                what="an operation", size=len(packed), limit=self.operation_limit_bytes
+            )
+        if self._closed_by is not None:
+            raise error_from_wire(self._closed_by.code, self._closed_by.fields)
+        timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        if not self._awake:
+            self._rouse()
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        deadline_at = self._now + timeout
+        self._coalescer.submit(key, (packed, future, deadline_at, durability, timeout), is_write)
+        if deadline_at < self._timer_at:
+            self._arm(deadline_at)
+        return future
+
+    @staticmethod
+    def unwrap(answer: Answer) -> Answer:
+        """Return what a future of `submit` gave, or raise the error in it."""
+        result = answer[0]
+        if answer[2] is None:
+            raise result
+        # Only an error is a pair that starts with text: an entry, which does too, is longer.
+        if type(result) is list and len(result) == 2 and type(result[0]) is str:
+            raise error_from_wire(result[0], result[1])
+        return answer
+
+    @property
+    def full(self) -> bool:
+        """So much waits for answers that a caller has to wait for room first."""
+        return self._coalescer.pending_count >= MAX_WAITING_OPERATIONS or bool(self._room)
+
+    async def wait_for_room(self, timeout_seconds: float | None) -> None:
+        """Return when it is this caller's turn. Raises OperationTimeoutError."""
+        timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(room)
+        try:
+            async with asyncio.timeout(timeout):
+                await room
+        except TimeoutError:
+            reason = str(BusyError(what="the client's queue"))
+            raise OperationTimeoutError(timeout_seconds=timeout, reason=reason) from None
+        finally:
+            if not room.done() or room.cancelled():
+                self._room.remove(room)
+
+    def _admit(self) -> None:
+        """Let waiting callers in, as many as there is room for."""
+        room = MAX_WAITING_OPERATIONS - self._coalescer.pending_count
+        while self._room and room > 0:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= 1
+
+    def _fail(self, error: HoldfastError) -> None:
+        if self._closed_by is None:
+            self._closed_by = error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = float("-inf")
+        self._coalescer.fail_all(self._closed_by)
+        while self._room:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Events of the bus and the clock
+
+    def _on_reply(self, message: BusMessage) -> None:
+        number = int(message.subject[len(self._inbox) :])
+        now = self._loop.time()
+        if message.no_responders:
+            self._coalescer.no_responders(number, now)
+        else:
+            self._coalescer.reply(number, message.payload, now)
+        self._after_event()
+
+    def _on_reconnect(self) -> None:
+        if self._closed_by is None:
+            self._coalescer.reconnected()
+            self._after_event()
+            self._reconnected()
+
+    def _on_timer(self) -> None:
+        self._timer_at = float("inf")
+        self._coalescer.tick(self._loop.time())
+        self._after_event()
+
+    def _after_event(self) -> None:
+        if self._room:
+            self._admit()
+        at = self._coalescer.wake_at
+        if at < self._timer_at:
+            self._arm(at)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """Have the coalescer's effects carried out in the next turn of the loop."""
+        self._awake = True
+        self._now = self._loop.time()
+        self._wake.set()
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    # Effects
+
+    async def _run(self, started: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                started.set()
+                await self._publish()
+        except BaseExceptionGroup as errors:
+            reason = f"the client failed: {errors.exceptions[0]!r}"
+            self._fail(ConnectionFailedError(url="NATS", reason=reason))
+            logger.error("client.failed", exc_info=errors)
+
+    async def _publish(self) -> None:
+        """Carry out effects, for ever. One task, so that frames leave in order."""
+        while self._closed_by is None:
+            await self._wake.wait()
+            self._wake.clear()
+            self._awake = False
+            for effect in self._coalescer.turn(self._loop.time()):
+                if isinstance(effect, SendFrame):
+                    subject = self.subjects.server(self.tenant, effect.server)
+                    await self.bus.publish(subject, effect.payload, f"{self._inbox}{effect.number}")
+                elif isinstance(effect, Resolve):
+                    self.spawn(self._resolve(effect.stores))
+                else:
+                    self.spawn(self._suspect(effect.server, effect.incarnation))
+            at = self._coalescer.wake_at
+            if at < self._timer_at:
+                self._arm(at)
+
+    async def _resolve(self, stores: list[StoreKey]) -> None:
+        answers = await self.router.resolve(stores)
+        now = self._loop.time()
+        for key, answer in zip(stores, answers, strict=True):
+            if isinstance(answer, Owner):
+                before = self._coalescer.owner_of(key)
+                self._coalescer.resolved(key, answer)
+                if before != answer:
+                    self._owner_changed(key)
+            else:
+                self._coalescer.resolve_failed(key, answer, now)
+        self._after_event()
+
+    async def _suspect(self, server: str, incarnation: str) -> None:
+        try:
+            alive = await self.router.suspect(server, incarnation)
+            logger.info("client.suspected server=%s alive=%s", server, alive)
+        except HoldfastError as error:
+            # The stores are resolved again anyway, and that reports to the callers.
+            logger.info("client.suspect_failed server=%s reason=%s", server, error)
+        self._coalescer.suspect_answered(server)
+        self._after_event()

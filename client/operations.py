@@ -1,0 +1,227 @@
+"""Operations: an application's arguments, checked and packed for the wire.
+
+Pure. Everything that can be known to be wrong without asking the owner is refused here, before
+anything is sent, as InvalidArgumentError, InvalidNameError or TooLargeError.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
+from holdfast.protocol.frames import (
+    APPEND,
+    BATCH,
+    DELETE_ENTRIES,
+    DELETE_MESSAGES,
+    SET_ENTRY,
+    SET_MESSAGE,
+    pack,
+)
+from holdfast.protocol.limits import (
+    MAX_DELETE_COUNT,
+    MAX_FRAME_OPERATIONS,
+    MAX_HEADERS_BYTES,
+    MAX_MSG_ID_BYTES,
+    MAX_VALUE_BYTES,
+)
+from holdfast.protocol.messages import Durability, Entry, Head, Headers, Message
+from holdfast.protocol.names import check_key
+
+Value = bytes | bytearray | memoryview
+WithHeaders = tuple[Value, Headers | None]
+
+
+def append_operation(
+    value: Value,
+    headers: Headers | None = None,
+    msg_id: str | None = None,
+    expected_last_seq: int | None = None,
+) -> list[Any]:
+    """Return the wire form of an append."""
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        value = checked_value(value)
+    if not headers and msg_id is None and expected_last_seq is None:
+        return [APPEND, value]
+    if expected_last_seq is not None:
+        check_count("expected_last_seq", expected_last_seq)
+        return [APPEND, value, checked_headers(headers), _checked_msg_id(msg_id), expected_last_seq]
+    if msg_id is not None:
+        return [APPEND, value, checked_headers(headers), _checked_msg_id(msg_id)]
+    return [APPEND, value, checked_headers(headers)]
+
+
+def set_message_operation(seq: int, value: Value, headers: Headers | None = None) -> list[Any]:
+    """Return the wire form of replacing (or, at last + 1, appending) a message."""
+    check_seq("seq", seq)
+    return [SET_MESSAGE, seq, checked_value(value), checked_headers(headers)]
+
+
+def set_entry_operation(
+    key: str,
+    value: Value,
+    headers: Headers | None = None,
+    expected_revision: int | None = None,
+) -> list[Any]:
+    """Return the wire form of setting a key."""
+    if expected_revision is not None:
+        check_count("expected_revision", expected_revision)
+    return [
+        SET_ENTRY,
+        check_key(key),
+        checked_value(value),
+        checked_headers(headers),
+        expected_revision,
+    ]
+
+
+def delete_messages_operation(seqs: int | Sequence[int]) -> list[Any]:
+    """Return the wire form of deleting messages."""
+    wanted = [seqs] if isinstance(seqs, int) else list(seqs)
+    _check_delete_count(len(wanted))
+    for seq in wanted:
+        check_seq("seq", seq)
+    return [DELETE_MESSAGES, wanted]
+
+
+def delete_entries_operation(
+    keys: str | Sequence[str], expected_revision: int | None = None
+) -> list[Any]:
+    """Return the wire form of deleting keys."""
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    _check_delete_count(len(wanted))
+    if expected_revision is not None:
+        check_count("expected_revision", expected_revision)
+    return [DELETE_ENTRIES, [check_key(key) for key in wanted], expected_revision]
+
+
+def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> bytes:
+    """Return an atomic batch, packed; it must fit in one frame."""
+    if not operations:
+        raise InvalidArgumentError(argument="batch", reason="it is empty")
+    if len(operations) > MAX_FRAME_OPERATIONS:
+        raise TooLargeError(what="a batch", size=len(operations), limit=MAX_FRAME_OPERATIONS)
+    packed = pack([BATCH, operations])
+    if len(packed) > limit_bytes:
+        raise TooLargeError(what="a batch", size=len(packed), limit=limit_bytes)
+    return packed
+
+
+def split_value(item: Value | WithHeaders) -> WithHeaders:
+    """Return value and headers of one element of a batch."""
+    if isinstance(item, tuple):
+        if len(item) != 2:
+            raise InvalidArgumentError(argument="values", reason="a tuple is (value, headers)")
+        return item
+    return item, None
+
+
+def checked_value(value: Value) -> bytes:
+    """Return `value` as bytes."""
+    if type(value) is not bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            reason = f"bytes are wanted, not {type(value).__name__}"
+            raise InvalidArgumentError(argument="value", reason=reason)
+        value = bytes(value)
+    if len(value) > MAX_VALUE_BYTES:
+        raise TooLargeError(what="a value", size=len(value), limit=MAX_VALUE_BYTES)
+    return value
+
+
+def checked_headers(headers: Headers | None) -> dict[str, str] | None:
+    """Return the headers as a dict, or None if there are none."""
+    if not headers:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidArgumentError(argument="headers", reason="a mapping of text to text is wanted")
+    size_bytes = 0
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            reason = f"names and values are text; {name!r} is not"
+            raise InvalidArgumentError(argument="headers", reason=reason)
+        size_bytes += len(_utf8("headers", name)) + len(_utf8("headers", text))
+    if size_bytes > MAX_HEADERS_BYTES:
+        raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
+    return dict(headers)
+
+
+def check_seq(argument: str, seq: int) -> int:
+    """Return `seq`, a message's number: an int from 1."""
+    if type(seq) is not int or not 1 <= seq < 1 << 63:
+        raise InvalidArgumentError(argument=argument, reason=f"an int from 1 is wanted, not {seq!r}")
+    return seq
+
+
+def check_count(argument: str, count: int) -> int:
+    """Return `count`: an int from 0."""
+    if type(count) is not int or not 0 <= count < 1 << 63:
+        reason = f"an int from 0 is wanted, not {count!r}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
+    return count
+
+
+def checked_durability(durability: Durability | str | None) -> int:
+    """Return the number of a durability, given as such or by its word; 0 is the server's default."""
+    if durability is None:
+        return 0
+    try:
+        if isinstance(durability, str):
+            return int(Durability[durability.upper()])
+        return int(Durability(durability))
+    except (KeyError, ValueError):
+        words = ", ".join(level.word for level in Durability)
+        raise InvalidArgumentError(argument="durability", reason=f"one of {words}") from None
+
+
+def time_ms(time: datetime.datetime | int | None) -> int | None:
+    """Return a time as int milliseconds since the epoch; a datetime must have a zone."""
+    if time is None or type(time) is int:
+        return time
+    if isinstance(time, datetime.datetime) and time.tzinfo is not None:
+        return int(time.timestamp() * 1000)
+    reason = "int milliseconds since the epoch or a datetime with a zone is wanted"
+    raise InvalidArgumentError(argument="start_time", reason=reason)
+
+
+def message_from_wire(wire: Sequence[Any]) -> Message:
+    """Return the message in `[seq, revision, time, value, headers | nil]`."""
+    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    return Message(wire[0], wire[3], headers, wire[2], wire[1])
+
+
+def entry_from_wire(wire: Sequence[Any]) -> Entry:
+    """Return the entry in `[key, revision, time, value, headers | nil]`."""
+    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    return Entry(wire[0], wire[3], headers, wire[1], wire[2])
+
+
+def head_from_wire(wire: Iterable[Any]) -> Head:
+    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server]`."""
+    return Head(*list(wire)[:7])
+
+
+def _checked_msg_id(msg_id: str | None) -> str | None:
+    if msg_id is None:
+        return None
+    if not isinstance(msg_id, str) or not msg_id:
+        raise InvalidArgumentError(argument="msg_id", reason="text is wanted, not empty")
+    size_bytes = len(_utf8("msg_id", msg_id))
+    if size_bytes > MAX_MSG_ID_BYTES:
+        raise TooLargeError(what="msg_id", size=size_bytes, limit=MAX_MSG_ID_BYTES)
+    return msg_id
+
+
+def _check_delete_count(count: int) -> None:
+    if not count:
+        raise InvalidArgumentError(argument="delete", reason="nothing is named")
+    if count > MAX_DELETE_COUNT:
+        raise TooLargeError(what="a delete", size=count, limit=MAX_DELETE_COUNT)
+
+
+def _utf8(argument: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(argument=argument, reason="not encodable as UTF-8") from error

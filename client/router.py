@@ -1,0 +1,117 @@
+"""The router: asks the coordinator who owns what, and tells it who keeps silent.
+
+It remembers nothing: owners are kept where they are used, with each store's queue. One request
+carries every store that was wanted in the same turn of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast.client.store_queue import StoreKey
+from holdfast.protocol.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.control import Owner, ServerInfo, StoreInfo
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    error_from_wire,
+)
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import Subjects
+
+#: Stores in one request: with the longest names it fills a fifth of a NATS message.
+MAX_RESOLVE_STORES: Final = 1024
+#: Rows in one page of `stores`.
+STORES_PAGE_ROWS: Final = 1000
+
+
+class Router:
+    """One tenant's questions to the coordinator."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, tenant: str) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._tenant = tenant
+
+    async def resolve(self, stores: Sequence[StoreKey]) -> list[Owner | HoldfastError]:
+        """Return the owner of each of `stores`, or why there is none. Does not raise for errors
+        of the coordinator or the bus: each store gets them as its own answer."""
+        answers: list[Owner | HoldfastError] = []
+        for start in range(0, len(stores), MAX_RESOLVE_STORES):
+            part = stores[start : start + MAX_RESOLVE_STORES]
+            try:
+                fields = await self._ask("resolve", stores=[list(key) for key in part])
+                answers += _owners(fields, len(part))
+            except HoldfastError as error:
+                answers += [error] * len(part)
+        return answers
+
+    async def suspect(self, server: str, incarnation: str) -> bool:
+        """Tell the coordinator that nobody answers for `incarnation`; return if it still lives.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask("suspect", server=server, incarnation=incarnation)
+        return bool(fields.get("alive"))
+
+    async def servers(self) -> list[ServerInfo]:
+        """Return every server that the coordinator knows.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask("servers")
+        try:
+            return [ServerInfo(*row[: len(ServerInfo._fields)]) for row in fields["servers"]]
+        except (KeyError, TypeError) as error:
+            raise MalformedFrameError(reason=f"servers: {error!r}") from error
+
+    async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
+        """Yield the tenant's stores in order of (name, kind), page by page.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        after = None
+        while True:
+            fields = await self._ask(
+                "stores", kind=kind, prefix=prefix, after=after, limit=STORES_PAGE_ROWS
+            )
+            try:
+                page = [StoreInfo(*row[: len(StoreInfo._fields)]) for row in fields["stores"]]
+                after = fields["next"]
+            except (KeyError, TypeError) as error:
+                raise MalformedFrameError(reason=f"stores: {error!r}") from error
+            for store in page:
+                yield store
+            if after is None:
+                return
+
+    async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
+        subject = self._subjects.coordinator(self._tenant, verb)
+        payload = encode_control(**fields)
+        try:
+            reply = await self._bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS)
+        except NoRespondersError as error:
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        except BusTimeoutError as error:
+            if not self._bus.connected:
+                reason = "the connection is lost"
+                raise ConnectionFailedError(url="NATS", reason=reason) from error
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        return decode_control(reply)
+
+
+def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError]:
+    rows = fields.get("owners")
+    if not isinstance(rows, list) or len(rows) != count:
+        raise MalformedFrameError(reason=f"resolve: {count} owners were asked for")
+    try:
+        return [
+            error_from_wire(row[1], row[2]) if row[0] is None else Owner(row[0], row[1], row[2])
+            for row in rows
+        ]
+    except (TypeError, IndexError) as error:
+        raise MalformedFrameError(reason=f"resolve: {error!r}") from error

@@ -1,0 +1,284 @@
+"""What one client has on its way to one store: operations that wait, and groups not yet answered.
+
+Pure: no clock, no loop. A caller is a `Waiter`, which asyncio's Future is.
+
+Invariants, which make a retry exactly-once (the owner keeps outcomes by writer and counter):
+
+- A write group never changes once it has a counter: what is sent again is byte for byte the same,
+  but for the floor.
+- Counters grow by one from group to group, and groups leave in the order of their counters: when
+  one has to be sent again, so have all unanswered ones after it.
+- The floor is the lowest counter that somebody still waits for. It passes a group that is answered
+  or whose callers have all given up; the owner then refuses the group if it arrives late.
+
+Reads have no counter and no order. A read that has to be sent again simply waits again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import msgpack
+
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.frames import PROTOCOL_VERSION, pack
+from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS
+
+_array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
+
+_ONE: Final = _array_header(1)
+#: A group's array header, counter, floor, durability and the header of its operations, at most.
+_GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
+
+StoreKey = tuple[int, str]
+"""Kind and name: which store of the client's tenant."""
+
+
+class Waiter(Protocol):
+    """Who waits for an operation. What it is given is `(result, time, durability)` or, in place of
+    an exception, `(HoldfastError, 0, None)`: asyncio warns of exceptions that nobody is left to
+    retrieve, and a cancelled caller is nobody."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+
+Operation = tuple[bytes, Waiter, float, int, float]
+"""`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple: one is made for each
+operation, and a NamedTuple costs six times as much to make."""
+
+
+class QueueState(StrEnum):
+    """Where a store's queue stands."""
+
+    #: Nothing to send, though answers may be outstanding.
+    IDLE = "idle"
+    #: In the line of its owner's lane.
+    READY = "ready"
+    #: The coordinator is being asked who owns the store.
+    RESOLVING = "resolving"
+    #: Backing off until `retry_at`.
+    WAITING = "waiting"
+
+
+class Group:
+    """Operations of one store that travel together; `counter` 0 marks reads."""
+
+    __slots__ = ("answered", "counter", "durability", "frame", "operations", "queue", "size_bytes")
+
+    def __init__(
+        self, queue: StoreQueue, counter: int, operations: list[Operation], size_bytes: int
+    ) -> None:
+        self.queue = queue
+        self.counter = counter
+        self.operations = operations
+        self.size_bytes = size_bytes
+        self.durability = operations[0][3] if counter else 0
+        #: The number of the frame that last carried it; 0: it has to be sent.
+        self.frame = 0
+        self.answered = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it any more."""
+        return all(operation[1].done() for operation in self.operations)
+
+
+class FrameBuilder:
+    """A frame being filled, within a frame's limits."""
+
+    __slots__ = ("_parts", "_writer", "groups", "number", "room_bytes", "room_operations")
+
+    def __init__(
+        self, number: int, writer: bytes, limit_bytes: int, limit_operations: int
+    ) -> None:
+        self.number = number
+        self.groups: list[Group] = []
+        self.room_bytes = limit_bytes
+        self.room_operations = limit_operations
+        self._writer = writer
+        self._parts: list[bytes] = []
+
+    def fits(self, group: Group) -> bool:
+        """Tell if `group` may be added. An empty frame takes any: it was formed to fit in one."""
+        if not self.groups:
+            return True
+        return (
+            group.size_bytes <= self.room_bytes
+            and len(group.operations) <= self.room_operations
+        )
+
+    def add(self, group: Group, floor: int) -> None:
+        """Add `group`, which must fit."""
+        operations = group.operations
+        count = len(operations)
+        group.frame = self.number
+        self.room_bytes -= group.size_bytes
+        self.room_operations -= count
+        self.groups.append(group)
+        # The three numbers in one call; their array's header, one byte, is not wanted.
+        numbers = pack((group.counter, floor, group.durability))[1:]
+        if count == 1:
+            self._parts += (group.queue.head, numbers, _ONE, operations[0][0])
+        else:
+            self._parts += (group.queue.head, numbers, _array_header(count))
+            self._parts += [operation[0] for operation in operations]
+
+    def payload(self) -> bytes:
+        """The frame: exactly what `frames.encode_request` gives for the same groups."""
+        head = bytes([PROTOCOL_VERSION, 0x92]) + pack(self._writer)
+        return b"".join((head, _array_header(len(self.groups)), *self._parts))
+
+
+class Lane:
+    """The way to one server: the stores in line, and how many frames are on their way."""
+
+    __slots__ = ("frames_in_flight", "gone", "incarnation", "line", "server", "timeout_seconds")
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.incarnation = ""
+        self.line: deque[StoreQueue] = deque()
+        self.frames_in_flight = 0
+        self.timeout_seconds = FRAME_TIMEOUT_SECONDS
+        #: Nobody listens there: owners learnt before this was found out are void.
+        self.gone = False
+
+
+class StoreQueue:
+    """What one client has on its way to one store."""
+
+    __slots__ = (
+        "attempt",
+        "groups",
+        "head",
+        "key",
+        "lane",
+        "last_error",
+        "next_counter",
+        "owner",
+        "reads",
+        "retry_at",
+        "state",
+        "writes",
+    )
+
+    def __init__(self, key: StoreKey, first_counter: int = 1) -> None:
+        self.key = key
+        #: A group is an array of six, the first two of which are always the same.
+        self.head = b"\x96" + pack(key[0]) + pack(key[1])
+        self.writes: deque[Operation] = deque()
+        self.reads: deque[Operation] = deque()
+        #: Unanswered write groups, by counter.
+        self.groups: deque[Group] = deque()
+        self.next_counter = first_counter
+        self.owner: Owner | None = None
+        #: The lane of `owner`.
+        self.lane: Lane | None = None
+        self.state = QueueState.IDLE
+        self.attempt = 0
+        self.retry_at = 0.0
+        self.last_error: HoldfastError | None = None
+
+    @property
+    def floor(self) -> int:
+        return self.groups[0].counter if self.groups else self.next_counter
+
+    @property
+    def has_unsent(self) -> bool:
+        if self.writes or self.reads:
+            return True
+        return any(group.frame == 0 and not group.answered for group in self.groups)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.writes or self.reads or self.groups)
+
+    def requeue(self) -> None:
+        """Send every unanswered write again, in order, before any newer one."""
+        for group in self.groups:
+            group.frame = 0
+
+    def requeue_reads(self, operations: list[Operation]) -> None:
+        """Ask `operations` again, before newer reads."""
+        self.reads.extendleft(reversed(operations))
+
+    def settle(self) -> int:
+        """Drop groups at the front that are answered or abandoned, so that the floor passes them.
+
+        Returns how many operations of abandoned groups went.
+        """
+        dropped = 0
+        groups = self.groups
+        while groups and (groups[0].answered or groups[0].abandoned):
+            group = groups.popleft()
+            if not group.answered:
+                group.answered = True
+                dropped += len(group.operations)
+        return dropped
+
+    def fill(self, frame: FrameBuilder) -> tuple[bool, int]:
+        """Move what has to be sent into `frame`.
+
+        Returns whether that was all, and how many operations were dropped because their callers
+        had given up before they were sent.
+        """
+        dropped = 0
+        if self.groups:
+            dropped = self.settle()
+            for group in self.groups:
+                if group.frame == 0 and not group.answered:
+                    if not frame.fits(group):
+                        return False, dropped
+                    frame.add(group, self.groups[0].counter)
+        while self.writes:
+            new_group, gone = self._form(self.writes, self.next_counter, frame)
+            dropped += gone
+            if new_group is None:
+                break
+            self.next_counter += 1
+            self.groups.append(new_group)
+            frame.add(new_group, self.groups[0].counter)
+        if self.writes:
+            return False, dropped
+        if self.reads:
+            read_group, gone = self._form(self.reads, 0, frame)
+            dropped += gone
+            if read_group is not None:
+                frame.add(read_group, 0)
+        return not self.reads, dropped
+
+    def _form(
+        self, waiting: deque[Operation], counter: int, frame: FrameBuilder
+    ) -> tuple[Group | None, int]:
+        """Take from the front of `waiting` what one group can hold."""
+        left_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
+        room_operations = frame.room_operations
+        durability = waiting[0][3]
+        operations: list[Operation] = []
+        dropped = 0
+        while waiting and room_operations > 0:
+            operation = waiting[0]
+            packed, waiter, _, level, _ = operation
+            if waiter.done():
+                waiting.popleft()
+                dropped += 1
+                continue
+            if level != durability:
+                if operations:
+                    break
+                durability = level
+            if len(packed) > left_bytes:
+                break
+            left_bytes -= len(packed)
+            room_operations -= 1
+            operations.append(operation)
+            waiting.popleft()
+        if not operations:
+            return None, dropped
+        size_bytes = frame.room_bytes - left_bytes
+        return Group(self, counter, operations, size_bytes), dropped

@@ -1,0 +1,247 @@
+"""A stream: messages numbered from 1, densely, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.client.link import Link
+from holdfast.client.operations import (
+    Value,
+    WithHeaders,
+    append_operation,
+    check_count,
+    check_seq,
+    checked_durability,
+    delete_messages_operation,
+    head_from_wire,
+    message_from_wire,
+    pack_batch,
+    set_message_operation,
+    split_value,
+    time_ms,
+)
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
+from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
+from holdfast.protocol.names import StoreKind, StoreName
+
+if TYPE_CHECKING:
+    from holdfast.client.follower import Follower
+    from holdfast.client.subscription import Subscription
+
+_PACKED_HEAD = pack([HEAD])
+
+
+class Stream:
+    """A handle on one stream of the client's tenant. Cheap: it holds a name and nothing else.
+
+    Every method may raise OperationTimeoutError (a write may or may not be stored then),
+    NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
+    InvalidArgumentError and TooLargeError (before anything is sent), and StorageError when the
+    server's disk failed. All of these carry their fields and a stable `code`.
+    """
+
+    def __init__(self, link: Link, follower: Follower, name: StoreName) -> None:
+        self.name = name
+        self._link = link
+        self._follower = follower
+        self._key = (int(StoreKind.STREAM), str(name))
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+    async def append(
+        self,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected_last_seq: int | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack:
+        """Append a message of at most MAX_VALUE_BYTES; return its seq and revision.
+
+        A `msg_id` that was stored within the last two minutes is not stored again: the ack is then
+        that of the first time, with `duplicate` true. With `expected_last_seq` the message is
+        stored only if that is the stream's last seq (0: never written); else WrongLastSeqError.
+        """
+        # Written out rather than through `Link.call`: this is the path of every message.
+        link = self._link
+        packed = pack(append_operation(value, headers, msg_id, expected_last_seq))
+        level = 0 if durability is None else checked_durability(durability)
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        answer = await link.submit(self._key, packed, True, level, timeout_seconds)
+        return _ack(*link.unwrap(answer))
+
+    async def append_many(
+        self,
+        values: Sequence[Value | WithHeaders],
+        *,
+        durability: Durability | str | None = None,
+        expected_last_seq: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each.
+
+        They get consecutive seqs. All must fit in one frame of about 1 MB and 4096 messages:
+        TooLargeError. Raises WrongLastSeqError as `append` does.
+        """
+        operations = []
+        for item in values:
+            value, headers = split_value(item)
+            operations.append(append_operation(value, headers, None, expected_last_seq))
+            expected_last_seq = None
+        return await self._batch(operations, durability, timeout_seconds)
+
+    async def set(
+        self,
+        seq: int,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack:
+        """Replace message `seq`, deleted ones too; at the last seq + 1 append.
+
+        Raises InvalidSeqError beyond that.
+        """
+        packed = pack(set_message_operation(seq, value, headers))
+        level = checked_durability(durability)
+        return _ack(*await self._link.call(self._key, packed, True, level, timeout_seconds))
+
+    async def set_many(
+        self,
+        items: Sequence[tuple[int, Value]],
+        *,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Set all of the `(seq, value)` pairs or none; return an ack for each. Errors as `set`."""
+        operations = [set_message_operation(seq, value) for seq, value in items]
+        return await self._batch(operations, durability, timeout_seconds)
+
+    async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message | None:
+        """Return message `seq`; None if it was deleted or trimmed, or is not written yet."""
+        packed = pack([GET_MESSAGE, check_seq("seq", seq)])
+        wire, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
+        return None if wire is None else message_from_wire(wire)
+
+    async def get_all(
+        self,
+        *,
+        start_seq: int = 1,
+        end_seq: int | None = None,
+        start_time: datetime.datetime | int | None = None,
+        last: int | None = None,
+        limit: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[Message]:
+        """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
+        (int milliseconds since the epoch, or a datetime with a zone), only the `last` so many, and
+        at most `limit`.
+
+        Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
+        not: a message set while the iteration runs may appear in its old or its new state.
+        `timeout_seconds` is for each page.
+        """
+        next_seq: int | None = check_seq("start_seq", start_seq)
+        for argument, number in (("end_seq", end_seq), ("last", last), ("limit", limit)):
+            if number is not None:
+                check_count(argument, number)
+        since = time_ms(start_time)
+        if last == 0 or limit == 0:
+            return
+        page = self._fetch(next_seq, end_seq, since, limit, last, timeout_seconds)
+        while True:
+            (rows, next_seq), *_ = self._link.unwrap(await page)
+            if limit is not None:
+                rows = rows[:limit]
+                limit -= len(rows)
+            more = next_seq is not None and limit != 0
+            if more:
+                page = self._fetch(next_seq, end_seq, since, limit, None, timeout_seconds)
+            for wire in rows:
+                yield message_from_wire(wire)
+            if not more:
+                return
+
+    async def delete(
+        self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
+    ) -> Deleted:
+        """Delete one message or several (at most MAX_DELETE_COUNT); return how many there were."""
+        packed = pack(delete_messages_operation(seqs))
+        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+        return Deleted(count, revision)
+
+    async def delete_all(
+        self, *, end_seq: int | None = None, timeout_seconds: float | None = None
+    ) -> Deleted:
+        """Delete every message up to and with `end_seq`, or all; return how many there were.
+
+        Seqs go on where they were: none is ever used again.
+        """
+        if end_seq is not None:
+            check_seq("end_seq", end_seq)
+        packed = pack([TRIM, end_seq])
+        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+        return Deleted(count, revision)
+
+    async def head(self, *, timeout_seconds: float | None = None) -> Head:
+        """Return where the stream stands; of one never written, all is zero but first_seq."""
+        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
+        return head_from_wire(wire)
+
+    def subscribe(self, *, start_seq: int | None = None) -> Subscription:
+        """Follow the stream: an async iterator of Change, each once, in the order of revisions.
+
+        With `start_seq`, first the messages from there on as SET changes; without, only what
+        happens from now on, where *now* is when the first change is asked for or the
+        subscription is entered with `async with`. Survives reconnects and changes of owner. After
+        a RESET change, forget everything: all messages (from `start_seq`) follow anew.
+
+        `async with` or `aclose()` ends it; so does dropping it, as a `break` out of
+        `async for change in stream.subscribe()` does.
+        """
+        if start_seq is not None:
+            check_seq("start_seq", start_seq)
+        return self._follower.subscribe(StoreKind.STREAM, self.name, start_seq=start_seq)
+
+    async def _batch(
+        self,
+        operations: list[list[object]],
+        durability: Durability | str | None,
+        timeout_seconds: float | None,
+    ) -> list[Ack]:
+        packed = pack_batch(operations, self._link.operation_limit_bytes)
+        level = checked_durability(durability)
+        results, time, stored = await self._link.call(
+            self._key, packed, True, level, timeout_seconds
+        )
+        if len(results) != len(operations):
+            raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
+        return [_ack(result, time, stored) for result in results]
+
+    def _fetch(
+        self,
+        start_seq: int | None,
+        end_seq: int | None,
+        start_time: int | None,
+        limit: int | None,
+        last: int | None,
+        timeout_seconds: float | None,
+    ) -> asyncio.Future[Any]:
+        packed = pack([GET_MESSAGES, start_seq, end_seq, start_time, limit, last])
+        return self._link.submit(self._key, packed, False, 0, timeout_seconds)
+
+
+def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:
+    if len(result) == 2:
+        return Ack(result[0], result[1], time, durability)
+    seq, revision, first_time, duplicate = result[:4]
+    return Ack(seq, revision, first_time, durability, duplicate)

@@ -1,0 +1,1 @@
+"""The coordinator: who of the persist servers lives, and which of them owns which store."""

@@ -1,0 +1,67 @@
+"""What the coordinator does beside its loop: short tasks, and calls that block.
+
+All tasks live in one TaskGroup and end with it; an error that a task does not handle ends the
+service. A blocking call that was begun is always waited for, so that nothing is closed under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class RunBlocking(Protocol):
+    """Runs a blocking function somewhere else: `asyncio.to_thread`, or a simulator's."""
+
+    def __call__(
+        self, function: Callable[..., _Result], /, *arguments: Any
+    ) -> Awaitable[_Result]: ...
+
+
+class Errands:
+    """A TaskGroup whose tasks have names. Tasks can be started between enter and exit."""
+
+    def __init__(self, run_blocking: RunBlocking) -> None:
+        self._run_blocking = run_blocking
+        self._group = asyncio.TaskGroup()
+        self._names: dict[asyncio.Task[None], str] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._group.__aexit__(error_type, error, traceback)
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside everything else."""
+        task = self._group.create_task(work)
+        self._names[task] = name
+        task.add_done_callback(self._names.pop)
+
+    def running(self, name: str) -> bool:
+        return name in self._names.values()
+
+    def cancel(self) -> None:
+        """Cancel all tasks; leaving the context waits for them."""
+        for task in self._names:
+            task.cancel()
+
+    async def blocking(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return what `function` returns, run elsewhere; also when cancelled, not before its end."""
+        running = asyncio.ensure_future(self._run_blocking(function, *arguments))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not running.done():
+                await asyncio.wait([running])
+            raise

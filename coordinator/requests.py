@@ -1,0 +1,256 @@
+"""What peers ask of the coordinator: wire messages in, checked requests out.
+
+Whatever arrives becomes a request or a HoldfastError, never another exception. A wrong name among
+many fails alone, in its own slot; a message of the wrong shape is refused whole. The shapes on the
+wire are in `holdfast.protocol.control`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    TooLargeError,
+    UnknownOperationError,
+)
+from holdfast.protocol.frames import decode_control
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_NAME_BYTES, PAGE_ROWS
+from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
+from holdfast.protocol.subjects import CLUSTER_TENANT
+
+_Slot = TypeVar("_Slot")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    stores: tuple[StoreId | HoldfastError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    server: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListServers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ListStores:
+    """`kind` None means both; `after` is the last (name, kind) already seen."""
+
+    tenant: str
+    kind: int | None
+    prefix: str
+    after: tuple[str, int] | None
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    server: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    store: StoreId
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    server: str
+    incarnation: str
+    stores: tuple[OpenStore | HoldfastError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    server: str
+    incarnation: str
+    stores: tuple[StoreId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    server: str
+    incarnation: str
+    stores: tuple[StoreId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAll:
+    server: str
+    incarnation: str
+
+
+Request = (
+    Resolve | Suspect | ListServers | ListStores | Register | Open | Created | Release | ReleaseAll
+)
+
+
+def parse(tenant: str, verb: str, payload: bytes) -> Request:
+    """Return what is asked. Raises RequestError or ProtocolError, whatever `payload` holds.
+
+    Servers ask under the cluster's own token, which no tenant can be named; clients of a tenant
+    reach the clients' verbs only.
+    """
+    if tenant == CLUSTER_TENANT:
+        parser = _CLUSTER_VERBS.get(verb)
+    else:
+        check_tenant(tenant)
+        parser = _CLIENT_VERBS.get(verb)
+    if parser is None:
+        raise UnknownOperationError(operation=verb[:MAX_NAME_BYTES])
+    return parser(tenant, decode_control(payload))
+
+
+def store_count(request: Request) -> int:
+    """Return how many stores the request is about: its cost."""
+    match request:
+        case Resolve(stores=stores):
+            return len(stores)
+        case Open(stores=opened):
+            return len(opened)
+        case Created(stores=named) | Release(stores=named):
+            return len(named)
+        case ListStores(limit=limit):
+            return limit
+        case _:
+            return 1
+
+
+def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreId:
+        kind, name = item[:2]
+        return _store(tenant, kind, name)
+
+    return Resolve(tuple(_slots(fields, 2, slot)))
+
+
+def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Suspect(*_peer(fields))
+
+
+def _servers(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return ListServers()
+
+
+def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
+    kind = fields.get("kind")
+    prefix = fields.get("prefix") or ""
+    after = fields.get("after")
+    limit = fields.get("limit") or PAGE_ROWS
+    if kind is not None:
+        kind = _kind(kind)
+    if type(prefix) is not str or not prefix.isascii():
+        raise InvalidArgumentError(argument="prefix", reason="the start of a store name")
+    if after is not None:
+        if type(after) is not list or len(after) < 2 or type(after[0]) is not str:
+            raise InvalidArgumentError(argument="after", reason="nil or [name, kind]")
+        if not after[0].isascii():
+            raise InvalidArgumentError(argument="after", reason="its name is no store name")
+        after = (after[0], _kind(after[1]))
+    if type(limit) is not int or limit < 1:
+        raise InvalidArgumentError(argument="limit", reason="a number from 1 on")
+    return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
+
+
+def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Register(*_peer(fields))
+
+
+def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> OpenStore:
+        store_tenant, kind, name, create = item[:4]
+        return OpenStore(_store(store_tenant, kind, name), bool(create))
+
+    return Open(*_peer(fields), tuple(_slots(fields, 4, slot)))
+
+
+def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Created(*_peer(fields), _named(fields))
+
+
+def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
+    if "stores" in fields and fields["stores"] is None:
+        return ReleaseAll(*_peer(fields))
+    return Release(*_peer(fields), _named(fields))
+
+
+def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
+    server = check_server(fields.get("server", ""))
+    incarnation = fields.get("incarnation", "")
+    try:
+        # It names a folder, as the server does, so it has the same grammar.
+        return server, check_server(incarnation)
+    except InvalidNameError as error:
+        raise InvalidNameError(
+            what="incarnation", name=str(incarnation)[:MAX_NAME_BYTES], reason=error.reason
+        ) from error
+
+
+def _named(fields: Mapping[str, Any]) -> tuple[StoreId, ...]:
+    def slot(item: list[Any]) -> StoreId:
+        tenant, kind, name = item[:3]
+        return _store(tenant, kind, name)
+
+    found = []
+    for item in _slots(fields, 3, slot):
+        if isinstance(item, HoldfastError):
+            raise item
+        found.append(item)
+    return tuple(found)
+
+
+def _slots(
+    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
+) -> list[_Slot | HoldfastError]:
+    items = fields.get("stores")
+    if type(items) is not list:
+        raise InvalidArgumentError(argument="stores", reason="a list of stores")
+    if len(items) > MAX_FRAME_OPERATIONS:
+        raise TooLargeError(what="number of stores", size=len(items), limit=MAX_FRAME_OPERATIONS)
+    found: list[_Slot | HoldfastError] = []
+    for item in items:
+        if type(item) is not list or len(item) < width:
+            raise InvalidArgumentError(argument="stores", reason=f"each is a list of {width}")
+        try:
+            found.append(slot(item))
+        except HoldfastError as error:
+            found.append(error)
+    return found
+
+
+def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
+    return StoreId(check_tenant(tenant), _kind(kind), check_store(name))
+
+
+def _kind(kind: Any) -> int:
+    if type(kind) is not int or kind not in _KINDS:
+        raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
+    return kind
+
+
+_KINDS: Final = frozenset(int(kind) for kind in StoreKind)
+_Parser = Callable[[str, Mapping[str, Any]], Request]
+_CLIENT_VERBS: Final[dict[str, _Parser]] = {
+    "resolve": _resolve,
+    "suspect": _suspect,
+    "servers": _servers,
+    "stores": _stores,
+}
+_CLUSTER_VERBS: Final[dict[str, _Parser]] = {
+    "register": _register,
+    "open": _open,
+    "created": _created,
+    "release": _release,
+}

@@ -1,0 +1,514 @@
+"""The coordinator's shell: NATS, the clock, the state file and the fences around the pure cores.
+
+One loop takes everything that arrived since its last turn, lets `membership.py` see it, does all
+of it in one transaction (`batch.py`) and only then replies. Kept:
+
+- One coordinator at a time: the lock is held from before the state file is opened until after it
+  is closed. A standby waits for it.
+- Nothing is answered before what it says is durable.
+- Requests that wait are bounded; beyond it the answer is `busy`. Whatever is malformed is refused
+  by itself. A failing disk fails requests, and the service goes on.
+
+What it does not do: judge who lives (`membership.py`), choose owners (`assignment.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
+from holdfast.coordinator.errands import Errands, RunBlocking
+from holdfast.coordinator.events import (
+    AskToRegister,
+    Connected,
+    Event,
+    FenceFailed,
+    FenceWritten,
+    HeartbeatArrived,
+    Probe,
+    ProbeAnswered,
+    ProbeFailed,
+    RecordDead,
+    RecordLive,
+    Registered,
+    Released,
+    Suspected,
+    TimePassed,
+    WriteFence,
+)
+from holdfast.coordinator.membership import (
+    MAX_ENDED_REMEMBERED,
+    Membership,
+    Standing,
+)
+from holdfast.coordinator.requests import (
+    Register,
+    ReleaseAll,
+    Request,
+    Suspect,
+    parse,
+    store_count,
+)
+from holdfast.coordinator.state_file import StateFile, is_missing, open_state_file
+from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.errors import (
+    AlreadyRunningError,
+    BusyError,
+    ConnectionFailedError,
+    FencedError,
+    HoldfastError,
+    StorageError,
+    TooLargeError,
+    UnavailableError,
+)
+from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
+from holdfast.protocol.limits import (
+    CONTROL_TIMEOUT_SECONDS,
+    MAX_INBOX_BYTES,
+    PROBE_TIMEOUT_SECONDS,
+)
+from holdfast.protocol.names import check_server
+from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.shared_fs.disk import Disk, LockFile
+from holdfast.shared_fs.fence import fence, is_open
+from holdfast.shared_fs.layout import Layout
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: Requests that wait; a client has one in flight, so this is a burst of as many clients.
+MAX_WAITING_REQUESTS: Final = 16384
+#: Refusals that wait to be sent; the ones beyond are dropped, and their askers time out.
+MAX_WAITING_REFUSALS: Final = 16384
+#: Stores of one transaction: at most some 0.3 s of work, far below a client's patience.
+MAX_BATCH_STORES: Final = 8192
+#: How finely silence is noticed, and how long a failed record waits for its next attempt.
+TICK_SECONDS: Final = 0.1
+#: How often a standby tries the lock.
+STANDBY_POLL_SECONDS: Final = 0.25
+
+_Key = tuple[str, str]
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Coordinator:
+    """One coordinator. `run` it once."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        layout: Layout,
+        disk: Disk,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        clock_ms: Callable[[], int] = _wall_clock_ms,
+        standby: bool = False,
+        run_blocking: RunBlocking = asyncio.to_thread,
+    ) -> None:
+        self._bus = bus
+        self._layout = layout
+        self._disk = disk
+        self._subjects = Subjects(prefix)
+        self._clock_ms = clock_ms
+        self._standby = standby
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._membership = Membership()
+        self._inbox: deque[BusMessage] = deque()
+        self._inbox_bytes = 0
+        self._replies: deque[tuple[str, bytes]] = deque()
+        self._records: list[Record] = []
+        self._records_due_at = 0.0
+        self._registering: dict[_Key, list[str]] = {}
+        self._suspecting: dict[_Key, list[str]] = {}
+        self._waiting_count = 0
+        self._errands = Errands(run_blocking)
+        self._term = 0
+        self._had_past = False
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Serve until `stop`; set `ready` once requests are answered.
+
+        Raises AlreadyRunningError (not as a standby, which waits), StoreDamagedError,
+        NewerFormatError, StorageFailedError, ConnectionFailedError.
+        """
+        await self._errands.blocking(self._look_at_past)
+        lock = await self._take_lock()
+        if lock is None:
+            return
+        try:
+            state = await self._errands.blocking(self._open_state)
+            try:
+                await self._serve(state, ready)
+            finally:
+                await self._errands.blocking(state.close)
+        finally:
+            lock.release()
+        logger.info("coordinator.stopped term=%s", self._term)
+
+    def stop(self) -> None:
+        """Ask `run` to finish what it is answering, close the state file and return."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def _take_lock(self) -> LockFile | None:
+        path = self._layout.coordinator / "lock"
+        waiting = False
+        while not self._stopping.is_set():
+            try:
+                return await self._errands.blocking(self._disk.lock, path, "a coordinator")
+            except AlreadyRunningError:
+                if not self._standby:
+                    raise
+            if not waiting:
+                logger.info("coordinator.standing_by lock=%s", path)
+                waiting = True
+            try:
+                async with asyncio.timeout(STANDBY_POLL_SECONDS):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+        return None
+
+    def _look_at_past(self) -> None:
+        """Find out if this is the first coordinator ever, before the lock file says otherwise."""
+        self._had_past = self._disk.exists(self._layout.coordinator / "lock") or (
+            self._disk.exists(self._layout.root / "stores")
+        )
+        self._disk.make_directory(self._layout.coordinator)
+
+    def _open_state(self) -> StateFile:
+        path = self._layout.coordinator / "state.db"
+        servers = self._disk.names(self._layout.servers)
+        if servers and self._had_past and is_missing(path, self._disk):
+            # Who owns what is not known any more, so nobody may go on as the owner of anything.
+            logger.warning("coordinator.state_missing path=%s servers=%s", path, len(servers))
+            for server in servers:
+                for name in self._disk.names(self._layout.server(server)):
+                    fence_path = self._layout.fence(server, name)
+                    if self._disk.exists(fence_path):
+                        fence(self._disk, fence_path)
+        return open_state_file(path, self._disk)
+
+    async def _serve(self, state: StateFile, ready: asyncio.Event | None) -> None:
+        self._term = state.term
+        await self._errands.blocking(self._restore, state)
+        try:
+            async with self._errands:
+                subscriptions = [
+                    await self._bus.subscribe(self._subjects.heartbeat(), self._on_heartbeat),
+                    await self._bus.subscribe(
+                        self._subjects.coordinator_pattern(), self._on_request
+                    ),
+                ]
+                self._bus.on_reconnect(self._on_connected)
+                await self._bus.flush()
+                self._on_connected()
+                self._errands.start("tick", self._tick())
+                logger.info("coordinator.started term=%s", self._term)
+                if ready is not None:
+                    ready.set()
+                try:
+                    await self._work(state)
+                finally:
+                    self._stopping.set()
+                    for subscription in subscriptions:
+                        await subscription.unsubscribe()
+                    self._errands.cancel()
+        except ExceptionGroup as group_error:
+            if len(group_error.exceptions) == 1:
+                raise group_error.exceptions[0] from None
+            raise
+
+    def _restore(self, state: StateFile) -> None:
+        with state.transaction():
+            present, ended = state.present(), state.ended(MAX_ENDED_REMEMBERED)
+        self._membership.restore(present, ended, 0.0)
+
+    # The write loop.
+
+    async def _work(self, state: StateFile) -> None:
+        while not self._stopping.is_set():
+            await self._wake.wait()
+            self._wake.clear()
+            # Let all that came in with the same read of the socket be taken together.
+            await asyncio.sleep(0)
+            await self._one_batch(state)
+            while self._inbox:
+                await self._one_batch(state)
+
+    async def _one_batch(self, state: StateFile) -> None:
+        asked = self._take_requests()
+        records = tuple(self._records) if self._records_due() else ()
+        if asked or records:
+            batch = Batch(
+                records=records,
+                requests=[request for request, _ in asked],
+                members=self._membership.members(self._now()),
+                now_ms=self._clock_ms(),
+            )
+            outcome = await self._errands.blocking(execute, state, batch)
+            self._settle_records(records, outcome)
+            for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
+                if isinstance(request, Register) and not isinstance(reply, HoldfastError):
+                    self._errands.start("register", self._register(request, reply_to))
+                else:
+                    self._reply(reply_to, reply)
+        self._settle_waiting()
+        await self._send_replies()
+
+    def _take_requests(self) -> list[tuple[Request, str]]:
+        """Return what goes into the next transaction; tell the membership what it must know."""
+        asked: list[tuple[Request, str]] = []
+        stores = 0
+        while self._inbox and stores < MAX_BATCH_STORES:
+            message = self._inbox.popleft()
+            self._inbox_bytes -= len(message.payload)
+            verb = message.subject.rpartition(".")[2]
+            try:
+                tenant = self._subjects.tenant_of(message.subject)
+                request = parse(tenant, verb, message.payload)
+            except HoldfastError as error:
+                self._reply(message.reply, error)
+                continue
+            stores += store_count(request)
+            if isinstance(request, Suspect):
+                self._suspect(request, message.reply)
+                continue
+            if isinstance(request, ReleaseAll):
+                self._step(Released(request.server, request.incarnation))
+            asked.append((request, message.reply))
+        return asked
+
+    def _records_due(self) -> bool:
+        return bool(self._records) and self._now() >= self._records_due_at
+
+    def _settle_records(self, records: tuple[Record, ...], outcome: Outcome) -> None:
+        if outcome.failure is None:
+            del self._records[: len(records)]
+            return
+        logger.error("coordinator.record_failed reason=%s", outcome.failure)
+        self._records_due_at = self._now() + TICK_SECONDS
+        for record in records:
+            if isinstance(record, RecordLive):
+                key = (record.server, record.incarnation)
+                self._answer(self._registering, key, outcome.failure)
+
+    # What waits for the membership to make up its mind.
+
+    async def _register(self, request: Register, reply_to: str) -> None:
+        """Let an incarnation in, unless its fence says that it has ended."""
+        key = (request.server, request.incarnation)
+        if self._membership.standing(*key) is Standing.UNKNOWN:
+            path = self._layout.fence(*key)
+            if not await self._errands.blocking(is_open, self._disk, path):
+                logger.info("coordinator.fenced_refused server=%s incarnation=%s", *key)
+                self._reply(reply_to, FencedError(server=key[0], incarnation=key[1]))
+                return
+        self._registering.setdefault(key, []).append(reply_to)
+        self._waiting_count += 1
+        self._step(Registered(*key))
+
+    def _suspect(self, request: Suspect, reply_to: str) -> None:
+        self._suspecting.setdefault((request.server, request.incarnation), []).append(reply_to)
+        self._waiting_count += 1
+        self._step(Suspected(request.server, request.incarnation))
+
+    def _settle_waiting(self) -> None:
+        unrecorded = {
+            (record.server, record.incarnation)
+            for record in self._records
+            if isinstance(record, RecordLive)
+        }
+        for key in tuple(self._registering):
+            standing = self._membership.standing(*key)
+            if standing is Standing.PRESENT and key not in unrecorded:
+                self._answer(self._registering, key, {"term": self._term})
+            elif standing is Standing.ENDED:
+                error = FencedError(server=key[0], incarnation=key[1])
+                self._answer(self._registering, key, error)
+            elif standing is Standing.UNKNOWN:
+                reason = f"another incarnation of {key[0]!r} is joining"
+                self._answer(self._registering, key, UnavailableError(reason=reason))
+        for key in tuple(self._suspecting):
+            if not self._membership.in_doubt(*key):
+                alive = self._membership.standing(*key) is Standing.PRESENT
+                self._answer(self._suspecting, key, {"alive": alive})
+
+    def _answer(
+        self, waiting: dict[_Key, list[str]], key: _Key, reply: Fields | HoldfastError
+    ) -> None:
+        for reply_to in waiting.pop(key, []):
+            self._waiting_count -= 1
+            self._reply(reply_to, reply)
+
+    # Events in, effects out.
+
+    def _step(self, event: Event) -> None:
+        for effect in self._membership.handle(event, self._now()):
+            match effect:
+                case Probe():
+                    self._errands.start("probe", self._probe(effect))
+                case WriteFence():
+                    self._errands.start("fence", self._write_fence(effect))
+                case AskToRegister(server):
+                    name = f"ask {server}"
+                    if not self._errands.running(name):
+                        self._errands.start(name, self._ask_to_register(server))
+                case RecordLive(server, incarnation):
+                    logger.info(
+                        "coordinator.server_live server=%s incarnation=%s", server, incarnation
+                    )
+                    self._records.append(effect)
+                case RecordDead(server, incarnation, reason, released):
+                    logger.log(
+                        logging.INFO if released else logging.WARNING,
+                        "coordinator.server_dead server=%s incarnation=%s reason=%s",
+                        server,
+                        incarnation,
+                        reason,
+                    )
+                    self._records.append(effect)
+        if self._records or self._registering or self._suspecting:
+            self._wake.set()
+
+    async def _probe(self, probe: Probe) -> None:
+        server, incarnation = probe.server, probe.incarnation
+        event: Event = ProbeFailed(server, incarnation, no_responders=False)
+        try:
+            answer = decode_control(
+                await self._bus.request(
+                    self._subjects.control(server),
+                    encode_control(command="probe"),
+                    PROBE_TIMEOUT_SECONDS,
+                )
+            )
+        except NoRespondersError:
+            event = ProbeFailed(server, incarnation, no_responders=True)
+        except HoldfastError as error:
+            logger.info("coordinator.probe_failed server=%s reason=%s", server, error)
+        else:
+            # Another incarnation under this name says nothing about this one.
+            if answer.get("incarnation") == incarnation:
+                draining = answer.get("state") == "draining"
+                event = ProbeAnswered(server, incarnation, draining)
+        self._step(event)
+
+    async def _write_fence(self, order: WriteFence) -> None:
+        server, incarnation = order.server, order.incarnation
+        logger.info(
+            "coordinator.fencing server=%s incarnation=%s reason=%s",
+            server,
+            incarnation,
+            order.reason,
+        )
+        try:
+            path = self._layout.fence(server, incarnation)
+            await self._errands.blocking(fence, self._disk, path)
+        except StorageError as error:
+            logger.error(
+                "coordinator.fence_failed server=%s incarnation=%s reason=%s",
+                server,
+                incarnation,
+                error,
+            )
+            self._step(FenceFailed(server, incarnation))
+            for key in tuple(self._registering):
+                if key[0] == server:
+                    self._answer(self._registering, key, error)
+            self._answer(self._suspecting, (server, incarnation), error)
+        else:
+            self._step(FenceWritten(server, incarnation))
+
+    async def _ask_to_register(self, server: str) -> None:
+        try:
+            await self._bus.request(
+                self._subjects.control(server),
+                encode_control(command="register"),
+                CONTROL_TIMEOUT_SECONDS,
+            )
+        except (NoRespondersError, BusTimeoutError, ConnectionFailedError) as error:
+            # It is asked again at its next heartbeat.
+            logger.info("coordinator.not_registered server=%s reason=%s", server, error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._step(TimePassed(hearing=self._bus.connected))
+
+    # The bus.
+
+    def _on_connected(self) -> None:
+        if not self._stopping.is_set():
+            self._step(Connected())
+
+    def _on_heartbeat(self, message: BusMessage) -> None:
+        try:
+            heartbeat = Heartbeat.from_wire(decode_control(message.payload))
+            _check_heartbeat(heartbeat)
+        except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
+            logger.debug("coordinator.heartbeat_malformed reason=%s", error)
+            return
+        if not self._stopping.is_set():
+            self._step(HeartbeatArrived(heartbeat))
+
+    def _on_request(self, message: BusMessage) -> None:
+        if not message.reply or self._stopping.is_set():
+            return
+        size_bytes = len(message.payload)
+        if (
+            len(self._inbox) + self._waiting_count >= MAX_WAITING_REQUESTS
+            or self._inbox_bytes + size_bytes > MAX_INBOX_BYTES
+        ):
+            if len(self._replies) < MAX_WAITING_REFUSALS:
+                self._reply(message.reply, BusyError(what="the coordinator's queue"))
+        else:
+            self._inbox.append(message)
+            self._inbox_bytes += size_bytes
+        self._wake.set()
+
+    def _reply(self, reply_to: str, reply: Fields | HoldfastError) -> None:
+        if isinstance(reply, HoldfastError):
+            payload = encode_control_error(reply)
+        else:
+            payload = encode_control(**reply)
+        limit_bytes = self._bus.max_payload_bytes
+        if len(payload) > limit_bytes:
+            error = TooLargeError(what="reply", size=len(payload), limit=limit_bytes)
+            payload = encode_control_error(error)
+        self._replies.append((reply_to, payload))
+        self._wake.set()
+
+    async def _send_replies(self) -> None:
+        while self._replies:
+            subject, payload = self._replies.popleft()
+            try:
+                async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
+                    await self._bus.publish(subject, payload)
+            except TimeoutError:
+                # The asker asks again, as after any loss.
+                logger.warning("coordinator.reply_lost subject=%s", subject)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _check_heartbeat(heartbeat: Heartbeat) -> None:
+    """Raise ValueError or InvalidNameError for what could not be listed or compared."""
+    check_server(heartbeat.server)
+    check_server(heartbeat.incarnation)
+    for number in (
+        heartbeat.open_stores,
+        heartbeat.log_bytes,
+        heartbeat.operations_per_second,
+    ):
+        if not 0 <= number < 1 << 63:
+            raise ValueError(f"{number} is out of range")

@@ -1,0 +1,358 @@
+"""What the coordinator must not forget: one SQLite file, `coordinator/state.db`.
+
+It holds the incarnations of the servers, the owner and epoch of each store, and the term. Kept:
+
+- What `transaction` committed survives a power cut (WAL with synchronous=FULL).
+- A file that is empty, foreign, corrupt or of a later format is refused and left alone; a new one
+  appears whole, by a rename, or not at all.
+- Nothing per store is held in memory, and opening does not depend on how many stores there are.
+- After an error whose effect is unknown (an I/O error at a commit) the file is closed, and opened
+  again before it is used next: only what is then read counts.
+
+It decides nothing. One thread at a time may use it. The file must not be opened by other means
+while it is open here: closing any descriptor of it would drop SQLite's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from holdfast.protocol.control import Owner, StoreInfo
+from holdfast.protocol.errors import (
+    NewerFormatError,
+    StorageFailedError,
+    StoreDamagedError,
+)
+from holdfast.protocol.limits import PAGE_BYTES
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk import Disk
+
+#: "hfCo": marks the file as ours.
+APPLICATION_ID: Final = 0x6866436F
+FORMAT_VERSION: Final = 1
+
+
+class IncarnationState(StrEnum):
+    """What is recorded of an incarnation. The words are in the file: never rename."""
+
+    PRESENT = "present"
+    #: Fenced.
+    DEAD = "dead"
+    #: Ended by itself, with everything released.
+    RELEASED = "released"
+
+
+class StoreRow(NamedTuple):
+    """What is recorded of a store. `server` and `incarnation` are empty once it was released."""
+
+    server: str
+    incarnation: str
+    owner_ended: bool
+    epoch: int
+    state: int
+
+
+_SCHEMA: Final = (
+    "CREATE TABLE cluster(id INTEGER PRIMARY KEY CHECK (id = 1), term INTEGER NOT NULL) STRICT",
+    "INSERT INTO cluster VALUES (1, 0)",
+    """CREATE TABLE incarnations(
+        id INTEGER PRIMARY KEY,
+        server TEXT NOT NULL,
+        incarnation TEXT NOT NULL,
+        state TEXT NOT NULL,
+        registered_ms INTEGER NOT NULL,
+        ended_ms INTEGER,
+        assigned_stores INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (server, incarnation)
+    ) STRICT""",
+    "CREATE INDEX incarnations_present ON incarnations(server) WHERE state = 'present'",
+    # owner: an incarnation's id, or 0 once the store was released.
+    """CREATE TABLE stores(
+        tenant TEXT NOT NULL,
+        kind INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        owner INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        state INTEGER NOT NULL,
+        PRIMARY KEY (tenant, kind, name)
+    ) STRICT, WITHOUT ROWID""",
+    """CREATE TRIGGER stores_counted AFTER INSERT ON stores BEGIN
+        UPDATE incarnations SET assigned_stores = assigned_stores + 1 WHERE id = new.owner;
+    END""",
+    """CREATE TRIGGER stores_recounted AFTER UPDATE OF owner ON stores
+        WHEN old.owner <> new.owner BEGIN
+        UPDATE incarnations SET assigned_stores = assigned_stores - 1 WHERE id = old.owner;
+        UPDATE incarnations SET assigned_stores = assigned_stores + 1 WHERE id = new.owner;
+    END""",
+)
+
+# The primary keys and `incarnations_present` serve all of these.
+_NEXT_TERM: Final = "UPDATE cluster SET term = term + 1 RETURNING term"
+_PRESENT: Final = (
+    "SELECT server, incarnation, assigned_stores FROM incarnations WHERE state = 'present'"
+)
+# In the order of ids, which is that of registering; read once, at the start.
+_ENDED: Final = """SELECT server, incarnation FROM incarnations WHERE state <> 'present'
+    ORDER BY id DESC LIMIT ?"""
+_INCARNATION: Final = (
+    "SELECT state, assigned_stores FROM incarnations WHERE server = ? AND incarnation = ?"
+)
+_ADD_INCARNATION: Final = """INSERT INTO incarnations(server, incarnation, state, registered_ms)
+    VALUES (?, ?, 'present', ?) ON CONFLICT DO NOTHING"""
+_END_INCARNATION: Final = """INSERT INTO incarnations(
+        server, incarnation, state, registered_ms, ended_ms) VALUES (?1, ?2, ?3, ?4, ?4)
+    ON CONFLICT DO UPDATE SET state = excluded.state, ended_ms = excluded.ended_ms
+    WHERE state = 'present'"""
+_STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state
+    FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
+    WHERE s.tenant = ? AND s.kind = ? AND s.name = ?"""
+_ASSIGN: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
+    VALUES (?1, ?2, ?3, (SELECT id FROM incarnations WHERE server = ?4 AND incarnation = ?5),
+        ?6, 0)
+    ON CONFLICT DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch"""
+_RAISE_STATE: Final = """UPDATE stores SET state = ?4
+    WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND state < ?4"""
+_RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
+_PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
+        s.state
+    FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
+    WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
+        AND (s.name > ?5 OR (s.name = ?5 AND ?6))
+    ORDER BY s.name LIMIT ?7"""
+
+#: What the file system or the file can do to us; other apsw errors are bugs here and end the process.
+_DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
+_REFUSALS: Final = (
+    apsw.IOError,
+    apsw.FullError,
+    apsw.CantOpenError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    apsw.NoMemError,
+    apsw.ProtocolError,
+)
+#: Above every character of a name, hence an upper bound for all names with a prefix.
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
+class StateFile:
+    """The open file of the active coordinator. Made by `open_state_file`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: apsw.Connection | None = None
+        self.term = 0
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit durably what the block does, or nothing of it.
+
+        Raises StorageFailedError, after which the effect is unknown until read again, and
+        StoreDamagedError.
+        """
+        with self._storage_errors():
+            if self._connection is None:
+                self._connection = _connect(self._path)
+                # After a failed sync the cached log may never reach the disk, whatever later
+                # syncs say: move its content into the file, which writes and syncs it anew.
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            connection = self._connection
+            connection.execute("BEGIN")
+            try:
+                yield
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def present(self) -> dict[tuple[str, str], int]:
+        """Return the number of assigned stores of each (server, incarnation) that is present."""
+        return {
+            (server, incarnation): count for server, incarnation, count in self._execute(_PRESENT)
+        }
+
+    def ended(self, limit: int) -> list[tuple[str, str]]:
+        """Return the newest `limit` incarnations that ended, oldest first."""
+        return [(row[0], row[1]) for row in self._execute(_ENDED, (limit,))][::-1]
+
+    def incarnation(self, server: str, incarnation: str) -> tuple[IncarnationState, int] | None:
+        """Return the state and the number of assigned stores; None of an unknown one."""
+        for state, count in self._execute(_INCARNATION, (server, incarnation)):
+            return IncarnationState(state), count
+        return None
+
+    def add_incarnation(self, server: str, incarnation: str, now_ms: int) -> None:
+        """Record an incarnation as present; one that is recorded already stays as it is."""
+        self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
+
+    def end_incarnation(
+        self, server: str, incarnation: str, state: IncarnationState, now_ms: int
+    ) -> None:
+        """Record for ever that an incarnation ended. O(1): its stores are not touched."""
+        self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))
+
+    def store(self, store: StoreId) -> StoreRow | None:
+        """Return what is recorded of a store."""
+        for server, incarnation, owner_state, epoch, state in self._execute(_STORE, store):
+            ended = owner_state != IncarnationState.PRESENT
+            return StoreRow(server or "", incarnation or "", ended, epoch, state)
+        return None
+
+    def assign(self, store: StoreId, owner: Owner) -> None:
+        """Record the owner, a known incarnation; what is known of the file stays."""
+        self._execute(_ASSIGN, (*store, owner.server, owner.incarnation, owner.epoch))
+
+    def raise_state(self, store: StoreId, state: int) -> None:
+        """Record a later StoreState; it never goes back."""
+        self._execute(_RAISE_STATE, (*store, int(state)))
+
+    def release(self, store: StoreId) -> None:
+        """Record that nobody owns the store; epoch and state stay."""
+        self._execute(_RELEASE, store)
+
+    def stores(
+        self,
+        tenant: str,
+        kind: int | None,
+        prefix: str,
+        after: tuple[str, int] | None,
+        limit: int,
+    ) -> tuple[list[StoreInfo], tuple[str, int] | None]:
+        """Return one page in order of (name, kind), and what to pass as `after` for the next.
+
+        At most `limit` rows and PAGE_BYTES. Each kind is one range of the primary key.
+        """
+        found: list[StoreInfo] = []
+        for each in StoreKind if kind is None else (StoreKind(kind),):
+            last_name, last_kind = after if after is not None else ("", 0)
+            # Of the two stores of one name, the later kind comes after the earlier.
+            bounds = (prefix, prefix + _LAST_CHARACTER, last_name, each > last_kind, limit + 1)
+            found.extend(
+                StoreInfo(int(each), *row)
+                for row in self._execute(_PAGE, (tenant, int(each), *bounds))
+            )
+        found.sort(key=lambda info: (info.name, info.kind))
+        page: list[StoreInfo] = []
+        size_bytes = 0
+        for info in found:
+            size_bytes += len(info.name) + len(info.server) + len(info.incarnation) + 32
+            if len(page) == limit or size_bytes > PAGE_BYTES:
+                return page, (page[-1].name, page[-1].kind)
+            page.append(info)
+        return page, None
+
+    def close(self) -> None:
+        """Checkpoint and close. Raises StorageFailedError; closed all the same."""
+        with self._storage_errors():
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def start_term(self) -> None:
+        """Begin the next term, durably."""
+        with self.transaction():
+            for (term,) in self._execute(_NEXT_TERM):
+                self.term = term
+
+    def _execute(self, sql: str, bindings: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        connection = self._connection
+        assert connection is not None and connection.in_transaction
+        return list(connection.execute(sql, bindings))
+
+    @contextlib.contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            self._drop()
+            raise StoreDamagedError(store=str(self._path), reason=str(error)) from error
+        except apsw.FullError as error:
+            # Nothing was committed and the connection is sound: reads go on while the disk is full.
+            raise StorageFailedError(reason=f"{self._path}: {error}") from error
+        except _REFUSALS as error:
+            self._drop()
+            raise StorageFailedError(reason=f"{self._path}: {error}") from error
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(True)
+
+
+def is_missing(path: Path, disk: Disk) -> bool:
+    """Tell if `path` would be made anew. Raises StoreDamagedError if only its log is there."""
+    if disk.exists(path):
+        return False
+    write_ahead_log = path.with_name(path.name + "-wal")
+    if disk.exists(write_ahead_log):
+        raise StoreDamagedError(
+            store=str(path), reason=f"it is missing, but {write_ahead_log.name} is there"
+        )
+    return True
+
+
+def open_state_file(path: Path, disk: Disk) -> StateFile:
+    """Open `path`, made if it is missing, and begin the next term.
+
+    The caller holds the coordinator's lock. Raises StoreDamagedError for an empty, foreign or
+    corrupt file, NewerFormatError, StorageFailedError.
+    """
+    if is_missing(path, disk):
+        _create(path, disk)
+    elif disk.size_bytes(path) == 0:
+        raise StoreDamagedError(store=str(path), reason="it is empty")
+    state_file = StateFile(path)
+    state_file.start_term()
+    return state_file
+
+
+def _create(path: Path, disk: Disk) -> None:
+    """Make the file aside and rename it into place, so that a crash leaves no half of it."""
+    new = path.with_name(path.name + ".new")
+    for leftover in (new, new.with_name(new.name + "-journal")):
+        disk.remove(leftover)
+    try:
+        connection = apsw.Connection(str(new))
+        try:
+            connection.pragma("synchronous", "FULL")
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", FORMAT_VERSION)
+            with connection:
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+        finally:
+            connection.close(True)
+    except _REFUSALS as error:
+        raise StorageFailedError(reason=f"{new}: {error}") from error
+    disk.rename(new, path)
+
+
+def _connect(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        # Before the first access: then no shared memory is used, which network file systems lack.
+        connection.pragma("locking_mode", "EXCLUSIVE")
+        connection.pragma("synchronous", "FULL")
+        application_id = connection.pragma("application_id")
+        if application_id != APPLICATION_ID:
+            raise StoreDamagedError(
+                store=str(path), reason=f"a foreign file, application_id {application_id}"
+            )
+        version = connection.pragma("user_version")
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(what=str(path), found=version, known=FORMAT_VERSION)
+        mode = connection.pragma("journal_mode", "WAL")
+        if mode != "wal":
+            raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
+    except BaseException:
+        connection.close(True)
+        raise
+    return connection

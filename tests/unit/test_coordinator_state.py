@@ -1,0 +1,444 @@
+"""What the coordinator remembers, and what it refuses to open."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordinator.batch import Batch, Reply, execute
+from holdfast.coordinator.events import (
+    RecordDead,
+    RecordLive,
+)
+from holdfast.coordinator.membership import (
+    MemberView,
+)
+from holdfast.coordinator.requests import (
+    Created,
+    ListServers,
+    Open,
+    OpenStore,
+    Register,
+    Release,
+    ReleaseAll,
+    Request,
+    Resolve,
+    parse,
+)
+from holdfast.coordinator.state_file import (
+    APPLICATION_ID,
+    FORMAT_VERSION,
+    IncarnationState,
+    StateFile,
+    open_state_file,
+)
+from holdfast.protocol.control import Owner, ServerState, StoreState
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    NewerFormatError,
+    StorageFailedError,
+    StoreDamagedError,
+    TooLargeError,
+    UnknownOperationError,
+)
+from holdfast.protocol.frames import encode, encode_control
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import Disk
+
+ONE = StoreId("acme", 1, "one")
+TWO = StoreId("acme", 1, "two")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def state(path: Path) -> Iterator[StateFile]:
+    with closing(open_state_file(path, Disk())) as state:
+        yield state
+
+
+def member(server: str, state: ServerState = ServerState.LIVE) -> MemberView:
+    return MemberView(server, f"{server}1", state, 0.1, state is ServerState.LIVE, 3, 4, 5.0)
+
+
+def run(
+    state: StateFile,
+    *requests: Request,
+    records: tuple[RecordLive | RecordDead, ...] = (),
+    members: tuple[MemberView, ...] = (),
+) -> list[Reply]:
+    outcome = execute(state, Batch(records, requests, members, now_ms=1_000))
+    assert outcome.failure is None
+    return outcome.replies
+
+
+def fields(reply: Reply) -> dict[str, list[object]]:
+    assert not isinstance(reply, HoldfastError), reply
+    decoded: dict[str, list[object]] = msgpack.unpackb(msgpack.packb(dict(reply)))
+    return decoded
+
+
+LIVE_A, LIVE_B = RecordLive("a", "a1"), RecordLive("b", "b1")
+DEAD_A = RecordDead("a", "a1", "silent", released=False)
+
+
+def test_a_restart_keeps_owners_epochs_and_states_and_begins_a_new_term(path: Path) -> None:
+    for term in (1, 2, 3):
+        with closing(open_state_file(path, Disk())) as state:
+            assert state.term == term
+            if term == 1:
+                run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+                run(state, Open("a", "a1", (OpenStore(ONE, True),)), members=(member("a"),))
+            (reply,) = run(state, Resolve((ONE,)))
+            assert fields(reply) == {"term": term, "owners": [["a", "a1", 1]]}
+            with state.transaction():
+                row = state.store(ONE)
+                assert row is not None
+                assert row.state == StoreState.CREATED
+                assert state.present() == {("a", "a1"): 1}
+
+
+def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
+    with closing(open_state_file(path, Disk())) as state:
+        run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+        copies = tmp_path / "after"
+        copies.mkdir()
+        # As a crash leaves them: the file and its log, never closed. The log is read by itself,
+        # the file through SQLite, since closing a descriptor of it would drop its lock.
+        connection = state._connection
+        assert connection is not None
+        size = connection.pragma("page_size") * connection.pragma("page_count")
+        image = connection.read("main", 0, 0, size)[1]
+        (copies / "state.db").write_bytes(image)
+        log = path.with_name("state.db-wal").read_bytes()
+        (copies / "state.db-wal").write_bytes(log)
+    with closing(open_state_file(copies / "state.db", Disk())) as state:
+        (reply,) = run(state, Resolve((ONE,)))
+        assert fields(reply) == {"term": 2, "owners": [["a", "a1", 1]]}
+
+
+def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
+    state: StateFile,
+) -> None:
+    run(state, Resolve((ONE, TWO)), records=(LIVE_A,), members=(member("a"),))
+    (reply,) = run(state, Resolve((ONE,)), records=(DEAD_A, LIVE_B), members=(member("b"),))
+    assert fields(reply)["owners"] == [["b", "b1", 2]]
+    with state.transaction():
+        assert state.present() == {("b", "b1"): 1}
+        assert state.incarnation("a", "a1") == (IncarnationState.DEAD, 1)
+
+
+def test_a_suspect_owner_keeps_its_stores_but_gets_no_new_one(state: StateFile) -> None:
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    (reply,) = run(state, Resolve((ONE, TWO)), members=(member("a", ServerState.SUSPECT),))
+    kept, refused = fields(reply)["owners"]
+    assert kept == ["a", "a1", 1]
+    assert refused == [None, "no_server", {}]
+
+
+def test_a_burst_of_new_stores_is_spread_over_the_servers(state: StateFile) -> None:
+    stores = tuple(StoreId("acme", 2, f"s{number}") for number in range(10))
+    members = (member("a"), member("b"))
+    run(state, Resolve(stores), records=(LIVE_A, LIVE_B), members=members)
+    with state.transaction():
+        assert state.present() == {("a", "a1"): 5, ("b", "b1"): 5}
+
+
+def test_a_member_that_is_not_recorded_gets_no_store(state: StateFile) -> None:
+    resolved, opened = run(
+        state,
+        Resolve((ONE,)),
+        Open("a", "a1", (OpenStore(TWO, True),)),
+        members=(member("a"),),
+    )
+    assert fields(resolved)["owners"] == [[None, "no_server", {}]]
+    assert fields(opened)["grants"] == [[None, "not_owner", {"server": "a"}]]
+
+
+def test_open_grants_the_owner_alone_and_remembers_the_creation(state: StateFile) -> None:
+    members = (member("a"), member("b"))
+    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=members)
+    replies = run(
+        state,
+        Open("b", "b1", (OpenStore(ONE, True),)),
+        Open("a", "a1", (OpenStore(ONE, False), OpenStore(ONE, True), OpenStore(ONE, False))),
+        Created("b", "b1", (ONE,)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        Created("a", "a1", (ONE,)),
+        Open("a", "a1", (OpenStore(ONE, True), InvalidNameError(what="store"))),
+        members=members,
+    )
+    assert fields(replies[0])["grants"] == [[None, "not_owner", {"server": "b"}]]
+    assert fields(replies[1])["grants"] == [[1, 0], [1, 1], [1, 1]]
+    assert fields(replies[3])["grants"] == [[1, 1]]
+    assert fields(replies[5])["grants"] == [[1, 2], [None, "invalid_name", {"what": "store"}]]
+
+
+def test_a_store_nobody_asked_for_goes_to_the_live_server_that_opens_it(state: StateFile) -> None:
+    members = (member("a", ServerState.DRAINING), member("b"))
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Open("b", "b1", (OpenStore(ONE, True),)),
+        records=(LIVE_A, LIVE_B),
+        members=members,
+    )
+    assert fields(replies[0])["grants"] == [[None, "not_owner", {"server": "a"}]]
+    assert fields(replies[1])["grants"] == [[1, 1]]
+
+
+def test_an_ended_incarnation_is_refused_for_ever(state: StateFile) -> None:
+    run(state, records=(LIVE_A,))
+    requests: tuple[Request, ...] = (
+        Register("a", "a1"),
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Created("a", "a1", (ONE,)),
+    )
+    for reply in run(state, *requests, records=(DEAD_A, LIVE_A), members=(member("a"),)):
+        assert isinstance(reply, FencedError)
+
+
+def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> None:
+    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=(member("a"),))
+    replies = run(
+        state,
+        Created("a", "a1", (ONE,)),
+        Release("b", "b1", (ONE,)),
+        Resolve((ONE,)),
+        Release("a", "a1", (ONE, TWO)),
+        Release("a", "a1", (ONE,)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        Resolve((ONE,)),
+        members=(member("a"),),
+    )
+    assert fields(replies[2])["owners"] == [["a", "a1", 1]]
+    assert fields(replies[5])["grants"] == [[None, "not_owner", {"server": "a"}]]
+    assert fields(replies[6])["owners"] == [["a", "a1", 2]]
+    with state.transaction():
+        row = state.store(ONE)
+        assert row is not None
+        assert row.state == StoreState.DURABLE
+        assert state.present() == {("a", "a1"): 1, ("b", "b1"): 0}
+
+
+def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
+    members = (member("a"),)
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    (reply,) = run(state, ListServers(), members=members)
+    assert fields(reply)["servers"] == [["a", "a1", "live", 0.1, 1, 3, 5.0, 4]]
+
+
+def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> None:
+    names = ["a", "a.b", "b", "b0", "c"]
+    stores = [StoreId("acme", kind, name) for name in names for kind in (1, 2)]
+    other = StoreId("other", 1, "a")
+    run(state, Resolve((*reversed(stores), other)), records=(LIVE_A,), members=(member("a"),))
+    for limit in (1, 2, 3, 100):
+        for kind, prefix in ((None, ""), (1, ""), (2, "b"), (None, "a"), (None, "zz")):
+            wanted = [
+                (store.name, store.kind)
+                for store in stores
+                if store.name.startswith(prefix) and kind in (None, store.kind)
+            ]
+            found: list[tuple[str, int]] = []
+            after = None
+            with state.transaction():
+                while True:
+                    page, after = state.stores("acme", kind, prefix, after, limit)
+                    assert len(page) <= limit
+                    found.extend((info.name, info.kind) for info in page)
+                    if after is None:
+                        break
+            assert found == wanted
+
+
+def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: StateFile) -> None:
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    connection = state._connection
+    assert connection is not None
+    new = Resolve(tuple(StoreId("acme", 1, f"new{number}" * 20) for number in range(500)))
+    limit = connection.pragma("max_page_count")
+    connection.pragma("max_page_count", connection.pragma("page_count"))
+    outcome = execute(state, Batch((), (Resolve((ONE,)), new), (member("a"),), 0))
+    assert outcome.failure is None
+    assert fields(outcome.replies[0])["owners"] == [["a", "a1", 1]]
+    assert isinstance(outcome.replies[1], StorageFailedError)
+    connection.pragma("max_page_count", limit)
+    resolved = fields(run(state, new, members=(member("a"),))[0])["owners"]
+    assert resolved == [["a", "a1", 1]] * 500
+
+
+def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
+    state: StateFile, path: Path
+) -> None:
+    run(state, records=(LIVE_A,))
+    connection = state._connection
+    assert connection is not None
+    connection.pragma("query_only", True)
+    away = path.rename(path.with_name("away.db"))
+    dead = RecordDead("a", "a1", "released", released=True)
+    outcome = execute(state, Batch((dead,), (ReleaseAll("a", "a1"),), (), 0))
+    assert isinstance(outcome.failure, StorageFailedError)
+    assert isinstance(outcome.replies[0], StorageFailedError)
+    assert not path.exists(), "a file that went missing is not made anew"
+    away.rename(path)
+    assert run(state, ReleaseAll("a", "a1"), records=(dead,)) == [{}]
+
+
+def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    with pytest.raises(StorageFailedError), state.transaction():
+        state.assign(ONE, Owner("a", "a1", 9))
+        raise apsw.IOError("disk gone")
+    (reply,) = run(state, Resolve((ONE,)))
+    assert fields(reply)["owners"] == [["a", "a1", 1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        pytest.param(b"", StoreDamagedError, id="empty"),
+        pytest.param(b"not a database" * 1000, StoreDamagedError, id="not SQLite"),
+        pytest.param(b"SQLite format 3\0" + b"\xff" * 8192, StoreDamagedError, id="corrupt"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_left_alone(
+    path: Path, content: bytes, error: type[HoldfastError]
+) -> None:
+    path.write_bytes(content)
+    with pytest.raises(error, match=r"state\.db"):
+        open_state_file(path, Disk())
+    assert path.read_bytes() == content
+
+
+def test_a_foreign_database_is_refused_and_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as foreign:
+        foreign.execute("CREATE TABLE cluster(term)")
+    content = path.read_bytes()
+    with pytest.raises(StoreDamagedError, match="foreign"):
+        open_state_file(path, Disk())
+    assert path.read_bytes() == content
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as newer:
+        newer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        newer.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+        newer.execute("CREATE TABLE cluster(term)")
+    with pytest.raises(NewerFormatError):
+        open_state_file(path, Disk())
+
+
+def test_a_log_without_its_file_is_refused(path: Path) -> None:
+    path.with_name("state.db-wal").write_bytes(b"frames")
+    with pytest.raises(StoreDamagedError, match="missing"):
+        open_state_file(path, Disk())
+    assert not path.exists()
+
+
+def test_a_creation_that_was_cut_short_is_begun_anew(path: Path) -> None:
+    path.with_name("state.db.new").write_bytes(b"half of")
+    with closing(open_state_file(path, Disk())) as state:
+        assert state.term == 1
+
+
+def test_the_file_is_durable_and_exclusive(state: StateFile, path: Path) -> None:
+    connection = state._connection
+    assert connection is not None
+    assert connection.pragma("journal_mode") == "wal"
+    assert connection.pragma("synchronous") == 2
+    assert connection.pragma("locking_mode") == "exclusive"
+    assert not path.with_name("state.db-shm").exists()
+
+
+def resolve_payload(*stores: list[object]) -> bytes:
+    return encode_control(stores=list(stores))
+
+
+def test_a_wrong_name_fails_in_its_own_slot() -> None:
+    request = parse("acme", "resolve", resolve_payload([1, "ok"], [1, "no name"], [3, "ok"]))
+    assert isinstance(request, Resolve)
+    good, bad_name, bad_kind = request.stores
+    assert good == StoreId("acme", 1, "ok")
+    assert isinstance(bad_name, InvalidNameError)
+    assert isinstance(bad_kind, InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "verb", "payload", "error"),
+    [
+        ("_", "resolve", resolve_payload(), UnknownOperationError),
+        ("acme", "register", encode_control(server="a", incarnation="1"), UnknownOperationError),
+        ("acme", "nonsense", encode_control(), UnknownOperationError),
+        ("*", "resolve", resolve_payload(), InvalidNameError),
+        ("acme", "resolve", encode_control(stores=5), InvalidArgumentError),
+        ("acme", "resolve", encode_control(stores=[[1]]), InvalidArgumentError),
+        (
+            "acme",
+            "resolve",
+            resolve_payload(*[[1, "a"]] * (MAX_FRAME_OPERATIONS + 1)),
+            TooLargeError,
+        ),
+        ("_", "register", encode_control(server="a", incarnation="../../x"), InvalidNameError),
+        ("_", "register", encode_control(server="a"), InvalidNameError),
+        ("_", "release", encode_control(server="a", incarnation="1"), InvalidArgumentError),
+        ("acme", "stores", encode_control(after=["a"]), InvalidArgumentError),
+        ("acme", "stores", encode_control(limit=-1), InvalidArgumentError),
+        ("acme", "stores", encode_control(prefix=b"x"), InvalidArgumentError),
+    ],
+)
+def test_a_malformed_request_is_refused(
+    tenant: str, verb: str, payload: bytes, error: type[HoldfastError]
+) -> None:
+    with pytest.raises(error):
+        parse(tenant, verb, payload)
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text()
+    | st.binary()
+    | st.floats(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+_FIELDS = st.dictionaries(
+    st.sampled_from(
+        ["stores", "server", "incarnation", "kind", "prefix", "after", "limit", "error", "fields"]
+    ),
+    _VALUES | st.sampled_from(["a", "s1"]),
+)
+_VERBS = st.sampled_from(
+    ["resolve", "suspect", "servers", "stores", "register", "open", "created", "release", ""]
+)
+
+
+@given(
+    st.sampled_from(["acme", "_", ""]), _VERBS, st.builds(encode, _FIELDS | _VALUES) | st.binary()
+)
+def test_whatever_arrives_becomes_a_request_or_a_typed_error(
+    tenant: str, verb: str, payload: bytes
+) -> None:
+    try:
+        request = parse(tenant, verb, payload)
+    except HoldfastError as error:
+        encode({"error": error.code, "fields": error.fields})
+    else:
+        assert request

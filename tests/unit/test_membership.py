@@ -1,0 +1,337 @@
+"""Who lives, as the coordinator sees it: rules one by one, then random histories."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordinator.events import (
+    AskToRegister,
+    Connected,
+    Effect,
+    Event,
+    FenceFailed,
+    FenceWritten,
+    HeartbeatArrived,
+    Probe,
+    ProbeAnswered,
+    ProbeFailed,
+    RecordDead,
+    RecordLive,
+    Registered,
+    Released,
+    Suspected,
+    TimePassed,
+    WriteFence,
+)
+from holdfast.coordinator.membership import (
+    FENCE_RETRY_MAX_SECONDS,
+    FENCE_RETRY_SECONDS,
+    MAX_ENDED_REMEMBERED,
+    Membership,
+    Standing,
+)
+from holdfast.protocol.control import Heartbeat, ServerState
+from holdfast.protocol.limits import HEARTBEAT_SECONDS, SILENCE_SECONDS
+
+LONG_SECONDS = SILENCE_SECONDS + 0.1
+
+
+class World:
+    """A membership, its clock, and the invariants checked at each step."""
+
+    def __init__(self) -> None:
+        self.membership = Membership()
+        self.now = 100.0
+
+    def __call__(self, event: Event, after_seconds: float = 0.0) -> list[Effect]:
+        self.now += after_seconds
+        effects = self.membership.handle(event, self.now)
+        self.membership.validate()
+        return effects
+
+    def beat(self, incarnation: str, state: str = "running") -> list[Effect]:
+        return self(HeartbeatArrived(Heartbeat("a", incarnation, state)))
+
+    @property
+    def state(self) -> ServerState:
+        (member,) = self.membership.members(self.now)
+        return member.state
+
+    @property
+    def takes_new_stores(self) -> bool:
+        return any(member.takes_new_stores for member in self.membership.members(self.now))
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world(Connected())
+    assert world(Registered("a", "1")) == [RecordLive("a", "1")]
+    return world
+
+
+def test_a_registered_server_is_live_and_gets_new_work(world: World) -> None:
+    assert world.state is ServerState.LIVE
+    assert world.takes_new_stores
+    assert world.membership.standing("a", "1") is Standing.PRESENT
+
+
+def test_registering_again_changes_nothing(world: World) -> None:
+    assert world(Registered("a", "1")) == []
+    assert world.state is ServerState.LIVE
+
+
+def test_heartbeats_keep_a_server_live(world: World) -> None:
+    for _ in range(20):
+        assert world(TimePassed(), HEARTBEAT_SECONDS) == []
+        assert world.beat("1") == []
+    assert world.state is ServerState.LIVE
+
+
+def test_a_silent_server_is_suspected_probed_and_fenced_and_dead_only_then(world: World) -> None:
+    assert world(TimePassed(), LONG_SECONDS) == [Probe("a", "1")]
+    assert world.state is ServerState.SUSPECT
+    assert not world.takes_new_stores
+    (order,) = world(ProbeFailed("a", "1", no_responders=False), 0.5)
+    assert isinstance(order, WriteFence)
+    assert world.state is ServerState.SUSPECT
+    (record,) = world(FenceWritten("a", "1"))
+    assert record == RecordDead("a", "1", order.reason, released=False)
+    assert world.state is ServerState.DEAD
+
+
+def test_a_silent_server_that_answers_the_probe_is_live(world: World) -> None:
+    world(TimePassed(), LONG_SECONDS)
+    assert world(ProbeAnswered("a", "1")) == []
+    assert world.state is ServerState.LIVE
+    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+
+
+def test_a_heartbeat_clears_a_suspicion(world: World) -> None:
+    world(TimePassed(), LONG_SECONDS)
+    world.beat("1")
+    assert world.state is ServerState.LIVE
+    assert world(ProbeFailed("a", "1", no_responders=False)) == []
+    assert world.state is ServerState.LIVE
+
+
+def test_a_suspicion_by_a_client_is_probed_at_once_and_only_once(world: World) -> None:
+    assert world(Suspected("a", "1")) == [Probe("a", "1")]
+    assert world(Suspected("a", "1")) == []
+    assert world.membership.in_doubt("a", "1")
+
+
+def test_a_client_cannot_take_a_healthy_server_out_of_service(world: World) -> None:
+    world(Suspected("a", "1"))
+    assert world.takes_new_stores
+
+
+def test_no_responders_is_definite(world: World) -> None:
+    world(Suspected("a", "1"))
+    assert isinstance(world(ProbeFailed("a", "1", no_responders=True))[0], WriteFence)
+
+
+def test_a_slow_server_is_not_dead(world: World) -> None:
+    world(Suspected("a", "1"))
+    assert world(ProbeFailed("a", "1", no_responders=False)) == []
+    assert world.state is ServerState.LIVE
+    assert not world.membership.in_doubt("a", "1")
+
+
+def test_suspecting_another_incarnation_does_nothing(world: World) -> None:
+    assert world(Suspected("a", "0")) == []
+    assert world(Suspected("b", "1")) == []
+
+
+def test_a_fence_that_could_not_be_written_is_tried_again_and_the_server_keeps_its_stores(
+    world: World,
+) -> None:
+    world(Suspected("a", "1"))
+    world(ProbeFailed("a", "1", no_responders=True))
+    delay_seconds = FENCE_RETRY_SECONDS
+    for _ in range(10):
+        assert world(FenceFailed("a", "1")) == []
+        assert world.state is ServerState.SUSPECT
+        assert world(TimePassed(), delay_seconds * 0.9) == []
+        (order,) = world(TimePassed(), delay_seconds * 0.2)
+        assert isinstance(order, WriteFence)
+        assert world(TimePassed(), 60.0) == [], "one attempt at a time"
+        delay_seconds = min(delay_seconds * 2, FENCE_RETRY_MAX_SECONDS)
+    assert isinstance(world(FenceWritten("a", "1"))[0], RecordDead)
+
+
+def test_a_heartbeat_does_not_call_a_fence_off(world: World) -> None:
+    world(Suspected("a", "1"))
+    world(ProbeFailed("a", "1", no_responders=True))
+    world.beat("1")
+    assert world.state is ServerState.SUSPECT
+    assert world.membership.standing("a", "1") is Standing.FENCING
+
+
+def test_a_newer_incarnation_is_live_only_after_the_older_is_fenced(world: World) -> None:
+    (order,) = world(Registered("a", "2"))
+    assert isinstance(order, WriteFence)
+    assert (order.server, order.incarnation) == ("a", "1")
+    assert world.membership.standing("a", "2") is Standing.JOINING
+    assert world.beat("2") == []
+    dead, live = world(FenceWritten("a", "1"))
+    assert isinstance(dead, RecordDead)
+    assert live == RecordLive("a", "2")
+    assert world.state is ServerState.LIVE
+
+
+def test_a_third_incarnation_waits_until_the_second_has_joined(world: World) -> None:
+    world(Registered("a", "2"))
+    assert world(Registered("a", "3")) == []
+    assert world.membership.standing("a", "3") is Standing.UNKNOWN
+    world(FenceWritten("a", "1"))
+    assert isinstance(world(Registered("a", "3"))[0], WriteFence)
+
+
+def test_a_fenced_incarnation_never_lives_again(world: World) -> None:
+    world(Registered("a", "2"))
+    world(FenceWritten("a", "1"))
+    assert world(Registered("a", "1")) == []
+    assert world.beat("1") == []
+    assert world(Suspected("a", "1")) == []
+    assert world.membership.standing("a", "1") is Standing.ENDED
+    assert world.membership.standing("a", "2") is Standing.PRESENT
+
+
+def test_a_released_incarnation_is_dead_without_a_fence_and_stays_so(world: World) -> None:
+    assert world(Released("a", "1")) == [RecordDead("a", "1", "released", released=True)]
+    assert world.state is ServerState.DEAD
+    assert world(Released("a", "1")) == []
+    assert world(Registered("a", "1")) == []
+    assert world.beat("1") == []
+    assert world(Registered("a", "2")) == [RecordLive("a", "2")]
+
+
+def test_a_release_during_the_fence_lets_the_next_incarnation_in_at_once(world: World) -> None:
+    world(Registered("a", "2"))
+    dead, live = world(Released("a", "1"))
+    assert isinstance(dead, RecordDead)
+    assert dead.released
+    assert live == RecordLive("a", "2")
+    assert world(FenceWritten("a", "1")) == []
+    assert world.state is ServerState.LIVE
+
+
+def test_an_unknown_incarnation_is_asked_to_register(world: World) -> None:
+    assert world(HeartbeatArrived(Heartbeat("b", "1"))) == [AskToRegister("b")]
+    assert world.beat("2") == [AskToRegister("a")]
+
+
+def test_a_draining_server_keeps_its_state_through_a_suspicion(world: World) -> None:
+    world.beat("1", "draining")
+    assert world.state is ServerState.DRAINING
+    assert not world.takes_new_stores
+    world(TimePassed(), LONG_SECONDS)
+    assert world.state is ServerState.SUSPECT
+    world(ProbeAnswered("a", "1", draining=True))
+    assert world.state is ServerState.DRAINING
+    world.beat("1")
+    assert world.state is ServerState.LIVE
+
+
+def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard() -> None:
+    world = World()
+    world.membership.restore([("a", "1")], [("a", "0"), ("b", "1")], world.now)
+    world.membership.validate()
+    assert world(Connected()) == [Probe("a", "1")]
+    a, b = world.membership.members(world.now)
+    assert (a.state, b.state) == (ServerState.LIVE, ServerState.DEAD)
+    assert not world.takes_new_stores
+    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+    world.beat("1")
+    assert world.takes_new_stores
+    assert world.membership.standing("a", "0") is Standing.ENDED
+
+
+def test_no_responders_proves_nothing_of_a_server_not_heard_since_the_reconnect(
+    world: World,
+) -> None:
+    assert world(Connected()) == [Probe("a", "1")]
+    assert world(ProbeFailed("a", "1", no_responders=True)) == []
+    assert world.state is ServerState.LIVE
+    assert world(TimePassed(), LONG_SECONDS) == [Probe("a", "1")]
+    assert isinstance(world(ProbeFailed("a", "1", no_responders=True))[0], WriteFence)
+
+
+def test_silence_counts_only_while_the_coordinator_can_hear(world: World) -> None:
+    assert world(TimePassed(hearing=False), 60.0) == []
+    assert world(Suspected("a", "1")) == [Probe("a", "1")]
+    assert world(ProbeFailed("a", "1", no_responders=False)) == []
+    world(Connected())
+    world(ProbeFailed("a", "1", no_responders=False))
+    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+    assert world.state is ServerState.LIVE
+
+
+def test_the_memory_of_ended_incarnations_is_bounded(world: World) -> None:
+    for number in range(MAX_ENDED_REMEMBERED + 10):
+        world(Released("a", str(number + 1)))
+        world(Registered("a", str(number + 2)))
+    world.membership.validate()
+
+
+_NAMES = st.sampled_from(["a", "b"])
+_INCARNATIONS = st.sampled_from(["1", "2", "3", "4"])
+_EVENTS = st.one_of(
+    st.builds(Registered, _NAMES, _INCARNATIONS),
+    st.builds(
+        HeartbeatArrived,
+        st.builds(Heartbeat, _NAMES, _INCARNATIONS, st.sampled_from(["running", "draining"])),
+    ),
+    st.builds(Suspected, _NAMES, _INCARNATIONS),
+    st.builds(ProbeAnswered, _NAMES, _INCARNATIONS, st.booleans()),
+    st.builds(ProbeFailed, _NAMES, _INCARNATIONS, st.booleans()),
+    st.builds(FenceWritten, _NAMES, _INCARNATIONS),
+    st.builds(FenceFailed, _NAMES, _INCARNATIONS),
+    st.builds(Released, _NAMES, _INCARNATIONS),
+    st.just(Connected()),
+    st.builds(TimePassed, st.booleans()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0])), max_size=60))
+def test_in_any_history_a_death_is_final_and_follows_a_fence_or_a_release(
+    history: list[tuple[Event, float]],
+) -> None:
+    world = World()
+    lives: dict[str, str] = {}
+    ended: set[tuple[str, str]] = set()
+    ordered: set[tuple[str, str]] = set()
+    probing: set[tuple[str, str]] = set()
+    for event, after_seconds in history:
+        if isinstance(event, FenceWritten | FenceFailed | ProbeAnswered | ProbeFailed):
+            # The shell reports only what it was ordered to do.
+            waiting = ordered if isinstance(event, FenceWritten | FenceFailed) else probing
+            if (event.server, event.incarnation) not in waiting:
+                continue
+            waiting.discard((event.server, event.incarnation))
+        for effect in world(event, after_seconds):
+            match effect:
+                case WriteFence(server, incarnation):
+                    assert (server, incarnation) not in ordered
+                    ordered.add((server, incarnation))
+                case Probe(server, incarnation):
+                    assert (server, incarnation) not in probing
+                    probing.add((server, incarnation))
+                case RecordLive(server, incarnation):
+                    assert (server, incarnation) not in ended
+                    assert server not in lives
+                    lives[server] = incarnation
+                case RecordDead(server, incarnation, _, released):
+                    assert isinstance(event, Released if released else FenceWritten)
+                    assert (server, incarnation) not in ended
+                    ended.add((server, incarnation))
+                    if lives.get(server) == incarnation:
+                        del lives[server]
+        for member in world.membership.members(world.now):
+            key = (member.server, member.incarnation)
+            assert (member.state is ServerState.DEAD) == (key in ended)
+            assert (lives.get(member.server) == member.incarnation) == (key not in ended)
