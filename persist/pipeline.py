@@ -97,6 +97,7 @@ class Pipeline:
         self._default_durability = default_durability
         self._inbox: deque[Arrival] = deque()
         self._refusals: list[tuple[str, int, HoldfastError]] = []
+        self._pings: list[str] = []
         self._inbox_bytes = 0
         self._held: dict[StoreId, list[Arrival]] = {}
         self._turn_scheduled = False
@@ -122,6 +123,7 @@ class Pipeline:
         return not (
             self._inbox
             or self._refusals
+            or self._pings
             or self._waiting
             or self._ready
             or self._releasing
@@ -136,6 +138,11 @@ class Pipeline:
         else:
             self._inbox_bytes += size_bytes
             self._inbox.extend(arrivals)
+        self._schedule_turn()
+
+    def answer_empty(self, reply: str) -> None:
+        """Answer a frame without groups, which only asks whether this server is there."""
+        self._pings.append(reply)
         self._schedule_turn()
 
     def submit_again(self, arrivals: list[Arrival]) -> None:
@@ -172,6 +179,9 @@ class Pipeline:
         for reply, index, error in self._refusals:
             tick.refuse_at(reply, index, error)
         self._refusals.clear()
+        for reply in self._pings:
+            tick.synced.setdefault(reply, [])
+        self._pings.clear()
         now = asyncio.get_running_loop().time()
         operation_count = 0
         while self._inbox and operation_count < _TURN_OPERATIONS:
@@ -255,7 +265,7 @@ class Pipeline:
             while self._waiting and self._waiting[0].wait_for <= tick:
                 self._ready.append(self._waiting.popleft())
             self._to_release.set()
-            if self._inbox or self._refusals:
+            if self._inbox or self._refusals or self._pings:
                 self._schedule_turn()
 
     # --- gate and release --------------------------------------------------------------------
@@ -313,7 +323,7 @@ class Pipeline:
                 payloads.append(frames.encode(elements[start:index]))
                 start, size_bytes = index, 0
             size_bytes += element_bytes
-        if start < len(elements):
+        if start < len(elements) or not elements:
             payloads.append(frames.encode(elements[start:]))
         return payloads
 

@@ -254,6 +254,9 @@ class PersistServer:
         except (ProtocolError, InvalidNameError) as error:
             self._pipeline.refuse(message.reply, -1, error)
             return
+        if not groups:
+            self._pipeline.answer_empty(message.reply)
+            return
         arrivals = []
         for index, group in enumerate(groups):
             wrong = _check_group(group)

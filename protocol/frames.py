@@ -13,7 +13,8 @@ version, which older readers ignore.
 A group is what one client asks of one store in one frame: either writes, with a `counter` that
 grows by one for each write group of this writer and store, or reads, with counter 0. `floor` is the
 lowest counter the writer still waits for: outcomes below it may be forgotten, and a group below it
-that arrives late is refused. Decoding checks shape and types of what it names here and raises
+that arrives late is refused. A request without groups asks whether the server is there; the reply
+to it is empty. Decoding checks shape and types of what it names here and raises
 MalformedFrameError; the values inside an operation are checked where it is executed.
 """
 
@@ -182,8 +183,8 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
     writer, groups = body[0], body[1]
     if type(writer) is not bytes or not 1 <= len(writer) <= 32:
         raise MalformedFrameError(reason="the writer is 1 to 32 bytes")
-    if type(groups) is not list or not groups:
-        raise MalformedFrameError(reason="the groups are a list, not empty")
+    if type(groups) is not list:
+        raise MalformedFrameError(reason="the groups are a list")
     operation_count = 0
     checked = []
     for group in groups:

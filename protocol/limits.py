@@ -49,6 +49,9 @@ FRAMES_IN_FLIGHT: Final = 4
 OPERATION_TIMEOUT_SECONDS: Final = 30.0
 #: An unanswered frame is sent again after this long. Far above a slow sync, far below the timeout.
 FRAME_TIMEOUT_SECONDS: Final = 2.0
+#: A server that leaves a frame unanswered for this long is asked whether it is there: a frame that
+#: died with its server gets no `no responders` of its own, the question does.
+PING_SECONDS: Final = 0.2
 #: Operations that wait in a client before a caller is made to wait for room.
 MAX_WAITING_OPERATIONS: Final = 65536
 #: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
@@ -93,6 +96,7 @@ assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 
     MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 )
 assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
+assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS

@@ -62,16 +62,20 @@ class Disk:
         """Replace `path` by `content`, atomically and synced. Raises StorageFailedError."""
         # Unique, so that two processes that start at once do not rename each other's file.
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        with _storage_errors(path):
+        with _storage_errors(path, missing_is_failure=True):
             descriptor = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
             )
             try:
-                _write_all(descriptor, content)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(path)
+                try:
+                    _write_all(descriptor, content)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
             self.sync_directory(path.parent)
 
     def overwrite_durably(self, path: Path, content: bytes) -> None:
@@ -91,7 +95,7 @@ class Disk:
 
     def open_append(self, path: Path) -> AppendFile:
         """Create `path`, which must not exist, for appending. Raises StorageFailedError."""
-        with _storage_errors(path):
+        with _storage_errors(path, missing_is_failure=True):
             return _AppendFile(path)
 
     def lock(self, path: Path, what: str) -> LockFile:
@@ -142,7 +146,8 @@ class Disk:
             path.rmdir()
 
     def rename(self, source: Path, target: Path) -> None:
-        """Move a file within the file system, durably. Raises StorageFailedError."""
+        """Move a file within the file system, durably. Raises FileNotFoundError,
+        StorageFailedError."""
         with _storage_errors(source):
             source.replace(target)
             self.sync_directory(target.parent)
@@ -210,10 +215,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path, *, missing_is_failure: bool = False) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not missing_is_failure:
+            raise
         raise StorageFailedError(reason=f"{path}: {error.strerror or error}") from error

@@ -38,12 +38,8 @@ from holdfast.protocol.messages import (
 )
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-SECTIONS = {
-    heading: body
-    for heading, body in re.findall(
-        r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL
-    )
-}
+SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+SECTIONS = dict(SECTION.findall(DOCUMENT))
 MESSAGE = Message(7, b"hello", {"user": "ada"}, 1795230214000, 7)
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 

@@ -81,15 +81,6 @@ def test_an_impossible_setting_is_wrong_usage(arguments: list[str]) -> None:
     assert "Try: " in line
 
 
-def test_an_unreachable_nats_is_one_line_and_what_to_try() -> None:
-    result = run("--nats", NOWHERE, "servers")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert line.startswith("Error: cannot reach NATS at nats://127.0.0.1:1")
-    assert "Try: holdfast up" in line
-
-
 def test_with_json_an_error_is_an_object_on_stderr() -> None:
     result = run("--tenant", "a.b", "servers", "--json")
     assert result.exit_code == 2

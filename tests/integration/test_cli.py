@@ -1,0 +1,277 @@
+"""The commands against a running cluster, as a user and as a program call them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from holdfast_up import (
+    DEADLINE_SECONDS,
+    RunningUp,
+    read_line,
+    run_holdfast,
+    running_up,
+    start_holdfast,
+)
+
+BINARY = bytes(range(256))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with running_up(tmp_path_factory.mktemp("up") / "data") as running:
+        yield running
+
+
+def test_bytes_come_back_as_they_went_in(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "bytes", stdin=BINARY)
+    assert cluster.holdfast("stream", "get", "bytes", "1").stdout == BINARY
+    cluster.output("stream", "append", "bytes", "-", stdin=b"\n")
+    assert cluster.holdfast("stream", "read", "bytes", "--raw").stdout == BINARY + b"\n"
+    cluster.output("kv", "set", "bytes", "key", stdin=BINARY)
+    assert cluster.holdfast("kv", "get", "bytes", "key").stdout == BINARY
+    found = cluster.json("stream", "get", "bytes", "1")
+    assert base64.b64decode(found["value_base64"]) == BINARY
+    assert "value" not in found
+
+
+def test_append_says_the_seq_and_how_durable_it_is(cluster: RunningUp) -> None:
+    assert cluster.output("stream", "append", "said", "one") == "1  synced\n"
+    ack = cluster.json("stream", "append", "said", "two")
+    assert (ack["seq"], ack["durability"], ack["duplicate"]) == (2, "synced", False)
+
+
+def test_headers_travel(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "headers", "x", "--header", "a=1", "--header", "b=2=3")
+    found = cluster.json("stream", "get", "headers", "1")
+    assert found["headers"] == {"a": "1", "b": "2=3"}
+    assert "a=1  b=2=3  x" in cluster.output("stream", "read", "headers")
+
+
+def test_a_message_with_a_msg_id_is_stored_once(cluster: RunningUp) -> None:
+    first = cluster.json("stream", "append", "once", "x", "--msg-id", "id-1")
+    again = cluster.json("stream", "append", "once", "x", "--msg-id", "id-1")
+    assert again == first | {"duplicate": True}
+
+
+def test_expectations_are_kept_and_told(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "expected", "x", "--expected-last-seq", "0")
+    result = cluster.holdfast("stream", "append", "expected", "x", "--expected-last-seq", "0")
+    assert result.returncode == 1
+    assert b"expected last seq 0, but it is 1. Try: " in result.stderr
+    cluster.output("kv", "set", "expected", "k", "1", "--expected-revision", "0")
+    result = cluster.holdfast("kv", "set", "expected", "k", "2", "--expected-revision", "0")
+    assert result.returncode == 1
+    assert cluster.output("kv", "get", "expected", "k") == "1"
+
+
+def test_each_line_of_stdin_becomes_a_message(cluster: RunningUp) -> None:
+    lines = [f"line {number}" for number in range(5000)]
+    found = cluster.json(
+        "stream", "append", "lines", "--lines", "--header", "from=a file",
+        stdin="\n".join(lines).encode(),
+    )  # fmt: skip
+    assert (found["first_seq"], found["last_seq"]) == (1, 5000)
+    rows = cluster.output("--json", "stream", "read", "lines").splitlines()
+    messages = [json.loads(row) for row in rows]
+    assert [one["value"] for one in messages] == lines
+    assert {one["headers"]["from"] for one in messages} == {"a file"}
+
+
+def test_long_lines_that_share_no_frame_are_all_stored(cluster: RunningUp) -> None:
+    lines = [character * 700_000 for character in "abc"]
+    found = cluster.json("stream", "append", "long", "--lines", stdin="\n".join(lines).encode())
+    assert found["last_seq"] == 3
+    assert cluster.output("stream", "get", "long", "3") == lines[2]
+
+
+def test_no_lines_store_nothing(cluster: RunningUp) -> None:
+    found = cluster.json("stream", "append", "nothing", "--lines")
+    assert found == {"first_seq": None, "last_seq": None, "durability": None}
+
+
+def test_read_takes_a_range_the_last_and_a_limit(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "range", "--lines", stdin=b"a\nb\nc\nd\ne")
+
+    def read(*options: str) -> str:
+        return cluster.output("stream", "read", "range", "--raw", *options)
+
+    assert read() == "abcde"
+    assert read("--start", "2", "--end", "4") == "bcd"
+    assert read("--last", "2") == "de"
+    assert read("--limit", "3") == "abc"
+    assert read("--start", "6") == ""
+
+
+def test_delete_takes_single_messages_and_delete_all_the_rest(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "deleted", "--lines", stdin=b"a\nb\nc\nd\ne")
+    assert cluster.json("stream", "delete", "deleted", "2", "4", "9")["deleted"] == 2
+    assert cluster.output("stream", "read", "deleted", "--raw") == "ace"
+    assert cluster.json("stream", "delete-all", "deleted", "--end", "3", "--yes")["deleted"] == 2
+    assert cluster.output("stream", "read", "deleted", "--raw") == "e"
+    assert cluster.output("stream", "delete-all", "deleted", "--yes") == "1 deleted\n"
+    assert cluster.json("stream", "append", "deleted", "f")["seq"] == 6
+
+
+def test_delete_all_asks_first(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "asked", "x")
+    for answer, code in ((b"", 1), (b"n\n", 1), (b"y\n", 0)):
+        assert cluster.json("stream", "info", "asked")["count"] == 1
+        result = cluster.holdfast("stream", "delete-all", "asked", stdin=answer)
+        assert result.returncode == code
+        assert b"Delete everything up to seq 1 in stream 'asked' (1 messages" in result.stderr
+    assert cluster.json("stream", "info", "asked")["count"] == 0
+
+
+def test_what_is_missing_ends_with_1_and_nothing_on_stdout(cluster: RunningUp) -> None:
+    for command in (["kv", "get", "settings", "absent"], ["stream", "get", "absent", "1"]):
+        result = cluster.holdfast(*command)
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert b"Try: holdfast" in result.stderr
+
+
+def test_keys_are_listed_by_prefix_in_order(cluster: RunningUp) -> None:
+    for key in ("b", "a/2", "a/1", "ä", "two\nlines"):
+        cluster.output("kv", "set", "keys", key, "x")
+    assert cluster.output("kv", "keys", "keys", "a/") == "a/1\na/2\n"
+    assert "two\\nlines\n" in cluster.output("kv", "keys", "keys")
+    assert cluster.json("kv", "delete", "keys", "b")["deleted"] == 1
+    assert cluster.json("kv", "delete", "keys", "b")["deleted"] == 0
+
+
+def test_stores_are_listed_with_their_owners(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "listed.one", "x")
+    cluster.output("kv", "set", "listed.two", "k", "x")
+    rows = cluster.json("stores", "listed.")["stores"]
+    assert [(row["kind"], row["name"]) for row in rows] == [
+        ("stream", "listed.one"),
+        ("kv", "listed.two"),
+    ]
+    assert {row["server"] for row in rows} <= {"s1", "s2"}
+    assert cluster.output("stream", "ls", "listed.", "--names") == "listed.one\n"
+    assert [row["name"] for row in cluster.json("kv", "ls", "listed.")["kvs"]] == ["listed.two"]
+    assert "listed.one" in cluster.output("stores")
+    assert len(cluster.json("stores", "--limit", "1")["stores"]) == 1
+
+
+def test_info_tells_where_a_stream_stands(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "told", "--lines", stdin=b"a\nb")
+    found = cluster.json("stream", "info", "told")
+    assert (found["first_seq"], found["last_seq"], found["count"]) == (1, 2, 2)
+    assert found["server"] in ("s1", "s2")
+    assert "messages   2" in cluster.output("stream", "info", "told")
+
+
+def test_tenants_do_not_see_each_other(cluster: RunningUp) -> None:
+    cluster.output("--tenant", "one", "kv", "set", "shared", "k", "of one")
+    cluster.output("--tenant", "two", "kv", "set", "shared", "k", "of two")
+    assert cluster.output("kv", "get", "shared", "k", "--tenant", "one") == "of one"
+    assert cluster.holdfast("kv", "get", "shared", "k").returncode == 1
+
+
+def test_tail_prints_history_then_what_happens_and_ends_with_130_on_ctrl_c(
+    cluster: RunningUp,
+) -> None:
+    cluster.output("stream", "append", "tailed", "old")
+    process = start_holdfast(
+        *("--nats", cluster.nats, "--json", "stream", "tail", "tailed", "--start", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert json.loads(read_line(process))["value"] == "old"
+        cluster.output("stream", "append", "tailed", "new")
+        change = json.loads(read_line(process))
+        assert (change["change"], change["seq"], change["value"]) == ("set", 2, "new")
+        cluster.output("stream", "delete", "tailed", "1")
+        assert json.loads(read_line(process))["seqs"] == [1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_SECONDS) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_watch_prints_the_state_then_ready_then_what_happens(cluster: RunningUp) -> None:
+    cluster.output("kv", "set", "watched", "a", "1")
+    process = start_holdfast(
+        *("--nats", cluster.nats, "--json", "kv", "watch", "watched", "--limit", "4"),
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert json.loads(read_line(process))["key"] == "a"
+        assert json.loads(read_line(process))["change"] == "ready"
+        cluster.output("kv", "set", "watched", "b", "2")
+        assert json.loads(read_line(process))["value"] == "2"
+        cluster.output("kv", "delete", "watched", "a")
+        assert json.loads(read_line(process))["keys"] == ["a"]
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_a_reader_that_leaves_early_ends_a_command_quietly(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "piped", "--lines", stdin=b"x" * 100 + b"\n" * 20_000)
+    process = start_holdfast(
+        *("--nats", cluster.nats, "stream", "read", "piped"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        read_line(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(DEADLINE_SECONDS) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_lines_are_stored_as_they_come_and_ctrl_c_ends_at_once(cluster: RunningUp) -> None:
+    process = start_holdfast(
+        *("--nats", cluster.nats, "stream", "append", "slow", "--lines"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        follower = start_holdfast(
+            *("--nats", cluster.nats, "stream", "tail", "slow", "--start", "1", "--raw"),
+            *("--limit", "1"),
+            stdout=subprocess.PIPE,
+        )
+        with follower:
+            assert process.stdin is not None
+            process.stdin.write(b"the first line\n")
+            process.stdin.flush()
+            assert read_line(follower) == "the first line"
+            assert follower.wait(DEADLINE_SECONDS) == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_SECONDS) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_an_unreachable_nats_is_one_line_and_what_to_try() -> None:
+    result = run_holdfast("--nats", "nats://127.0.0.1:1", "servers")
+    assert (result.returncode, result.stdout) == (1, b"")
+    [line] = result.stderr.decode().splitlines()
+    assert line.startswith("Error: cannot reach NATS at nats://127.0.0.1:1")
+    assert "Try: holdfast up" in line
+
+
+def test_no_coordinator_is_one_line_and_what_to_try(cluster: RunningUp) -> None:
+    result = cluster.holdfast("--prefix", "elsewhere", "--timeout", "1", "servers")
+    assert (result.returncode, result.stdout) == (1, b"")
+    [line] = result.stderr.decode().splitlines()
+    assert "no coordinator answers on prefix 'elsewhere'. Try: " in line
+
+
+def test_standalone_parts_say_what_is_wrong_in_one_line(cluster: RunningUp, tmp_path: Path) -> None:
+    shared = str(cluster.data / "shared")
+    coordinator = ("coordinator", "--data", shared, "--nats", cluster.nats)
+    second = run_holdfast(*coordinator)
+    assert second.returncode == 1
+    assert b"already running" in second.stderr
+    bad_name = ("persist", "--name", "no.dots", "--data", str(tmp_path))
+    assert run_holdfast(*bad_name).returncode == 2

@@ -1,0 +1,191 @@
+"""`holdfast up`: starts everything, keeps it running, refuses what cannot work, leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from holdfast_up import (
+    DEADLINE_SECONDS,
+    RunningUp,
+    is_running,
+    read_line,
+    run_holdfast,
+    running_up,
+    start_holdfast,
+    wait_until,
+)
+
+
+def pids_of(cluster: RunningUp) -> list[int]:
+    pids = [pid for pid in cluster.pids().values() if pid is not None]
+    assert len(pids) == 4
+    return pids
+
+
+def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running_up(data) as cluster:
+        assert cluster.live_servers() == {"s1", "s2"}
+        for number in range(3):
+            cluster.output("stream", "append", "notes", f"message {number}")
+        cluster.output("kv", "set", "settings", "theme", "dark")
+        pids = pids_of(cluster)
+        assert cluster.stop(signal.SIGINT) == 0
+        assert not any(map(is_running, pids))
+        assert not (data / "run" / "cluster.json").exists()
+        assert "killed" not in cluster.stderr
+    with running_up(data) as cluster:
+        assert cluster.output("stream", "read", "notes", "--raw") == "message 0message 1message 2"
+        assert cluster.output("kv", "get", "settings", "theme") == "dark"
+        assert cluster.json("stream", "append", "notes", "more")["seq"] == 4
+        assert cluster.stop(signal.SIGTERM) == 0
+
+
+def test_up_tells_people_where_to_connect_and_what_to_try(tmp_path: Path) -> None:
+    process = start_holdfast(
+        *("up", "--data", str(tmp_path / "data"), "--port", "0", "--servers", "1"),
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        welcome = [read_line(process) for _ in range(7)]
+        process.terminate()
+        assert process.wait(DEADLINE_SECONDS) == 0
+    assert welcome[0] == "holdfast is up: a coordinator and 1 persist server\n"
+    text = "".join(welcome)
+    assert "nats://127.0.0.1:" in text
+    assert "holdfast persist --name s2 --data" in text
+
+
+def test_the_printed_command_adds_a_server(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as cluster:
+        program, *arguments = shlex.split(cluster.welcome["add_server"])
+        assert program == "holdfast"
+        with start_holdfast(*arguments, stderr=subprocess.DEVNULL) as added:
+            wait_until(lambda: cluster.live_servers() == {"s1", "s2", "s3"}, "s3 is live")
+            added.terminate()
+            assert added.wait(DEADLINE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("part", ["s1", "coordinator", "nats-server"])
+def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path, part: str) -> None:
+    with running_up(tmp_path / "data") as cluster:
+        cluster.output("stream", "append", "notes", "before")
+        before = cluster.pids()[part]
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: cluster.pids()[part] not in (before, None), f"{part} runs again")
+        assert cluster.json("stream", "append", "notes", "after")["seq"] == 2
+        assert cluster.output("stream", "read", "notes", "--raw") == "beforeafter"
+        assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
+        assert cluster.stop() == 0
+
+
+def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as cluster:
+        result = run_holdfast("up", "--data", str(cluster.data), "--port", "0")
+        assert result.returncode == 1
+        [line] = result.stderr.decode().splitlines()
+        assert "already running" in line
+        assert "Try: " in line
+        assert cluster.live_servers() == {"s1", "s2"}
+
+
+def test_a_port_in_use_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        result = run_holdfast("up", "--data", str(tmp_path / "data"), "--port", str(port))
+    assert result.returncode == 1
+    assert result.stdout == b""
+    [line] = result.stderr.decode().splitlines()
+    assert f"port {port}" in line
+    assert line.endswith("Try: --port 0 picks a free one")
+    assert not list((tmp_path / "data" / "run").glob("*.log"))
+
+
+def test_a_second_cluster_on_the_same_nats_and_prefix_is_refused(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as cluster:
+        other = ("up", "--data", str(tmp_path / "other"))
+        result = run_holdfast("--nats", cluster.nats, *other)
+        assert result.returncode == 1
+        assert "a coordinator already answers" in result.stderr.decode()
+        with running_up(tmp_path / "other", "--nats", cluster.nats, "--prefix", "hf2") as second:
+            assert second.nats == cluster.nats
+            assert set(second.pids()) == {"coordinator", "s1", "s2"}
+
+
+def test_a_folder_of_a_newer_holdfast_is_refused_at_once(tmp_path: Path) -> None:
+    shared = tmp_path / "data" / "shared"
+    shared.mkdir(parents=True)
+    (shared / "FORMAT").write_text("holdfast shared file system, format 99\n")
+    result = run_holdfast("up", "--data", str(tmp_path / "data"), "--port", "0")
+    assert result.returncode == 1
+    [line] = result.stderr.decode().splitlines()
+    assert "has format 99" in line
+
+
+def test_a_part_that_cannot_start_ends_up_with_its_own_words(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running_up(data) as cluster:
+        assert cluster.stop() == 0
+    (data / "shared" / "coordinator" / "state.db").write_bytes(b"no database" * 1000)
+    result = run_holdfast("up", "--data", str(data), "--port", "0")
+    assert result.returncode == 1
+    last = result.stderr.decode().splitlines()[-1]
+    assert last.startswith("Error: coordinator did not start (exit code 1): ")
+    assert "state.db" in last
+    assert "Try: " in last
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children outlive a killed parent")
+def test_the_parts_die_with_an_up_that_is_killed(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as cluster:
+        pids = pids_of(cluster)
+        cluster.process.kill()
+        wait_until(lambda: not any(map(is_running, pids)), "all parts have ended")
+
+
+def test_an_up_that_was_killed_goes_on_with_all_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running_up(data) as cluster:
+        cluster.output("stream", "append", "notes", "acknowledged")
+        pids = pids_of(cluster)
+        cluster.process.kill()
+        wait_until(lambda: not any(map(is_running, pids)), "all parts have ended")
+    with running_up(data) as cluster:
+        assert cluster.output("stream", "get", "notes", "1") == "acknowledged"
+
+
+def test_interrupted_while_it_starts_up_leaves_no_process(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    process = start_holdfast("up", "--data", str(data), "--port", "0", stderr=subprocess.PIPE)
+    with process:
+        state = data / "run" / "cluster.json"
+        wait_until(state.exists, "the first part was started")
+        parts = json.loads(state.read_text())["parts"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_SECONDS) == 0
+    assert not any(is_running(pid) for pid in parts.values() if pid is not None)
+
+
+def test_logs_of_the_parts_lie_in_the_run_folder_and_are_told_when_asked(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data", "--verbose") as cluster:
+        assert cluster.stop() == 0
+    run = tmp_path / "data" / "run"
+    assert {path.name for path in run.glob("*.log")} == {
+        "nats-server.log",
+        "coordinator.log",
+        "s1.log",
+        "s2.log",
+    }
+    assert "s1 | " in cluster.stderr
+    assert "server.started" in (run / "s1.log").read_text()
