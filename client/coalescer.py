@@ -47,6 +47,7 @@ from holdfast.protocol.errors import (
     NoServerError,
     NotOwnerError,
     OperationTimeoutError,
+    ProtocolError,
     UnavailableError,
     error_from_wire,
 )
@@ -203,10 +204,14 @@ class Coalescer:
                         self._close_group(frame, each)
                         self._answered(frame, group, outcome)
                     else:
+                        refusal = error_from_wire(str(element[2]), element[3])
                         self._close_group(frame, each)
-                        self._refused(frame, group, str(element[2]), element[3], now)
-        except (MalformedFrameError, TypeError, IndexError) as error:
-            self._fail_frame(frame, f"a reply of {frame.lane.server!r}: {error}")
+                        self._refused(frame, group, refusal, now)
+        except ProtocolError as error:
+            self._fail_frame(frame, error)
+        except (TypeError, IndexError) as error:
+            reason = f"a reply of server {frame.lane.server!r}: {error}"
+            self._fail_frame(frame, MalformedFrameError(reason=reason))
         if not frame.stale:
             frame.lane.timeout_seconds = FRAME_TIMEOUT_SECONDS
 
@@ -225,6 +230,9 @@ class Coalescer:
         for queue in self._active.values():
             if queue.lane is lane and not queue.empty:
                 self._retry(queue, error, now, forget_owner=True)
+            elif queue.state is QueueState.IDLE and queue.has_unsent:
+                # A read was on its way there, and its store has another owner since.
+                self._activate(queue)
         if lane.server not in self._suspected:
             self._suspected.add(lane.server)
             self._suspects.append(Suspect(lane.server, lane.incarnation))
@@ -380,10 +388,9 @@ class Coalescer:
         heappush(self._backing_off, (queue.retry_at, self._backoff_count, queue))
 
     def _fail_queue(self, queue: StoreQueue, error: HoldfastError) -> None:
-        for group in queue.groups:
+        for group in list(queue.groups):
             if not group.answered:
                 self._fail_group(group, error)
-        queue.groups.clear()
         for waiting in (queue.writes, queue.reads):
             self.pending_count -= len(waiting)
             for operation in waiting:
@@ -475,13 +482,10 @@ class Coalescer:
                 if queue.state is QueueState.IDLE:
                     self._activate(queue)
 
-    def _refused(
-        self, frame: _Frame, group: Group, code: str, fields: dict[str, object], now: float
-    ) -> None:
+    def _refused(self, frame: _Frame, group: Group, error: HoldfastError, now: float) -> None:
         if group.answered or group.frame != frame.number:
             return
-        error = error_from_wire(code, fields)
-        if not (error.retryable or code == _WRITER_GAP):
+        if not (error.retryable or error.code == _WRITER_GAP):
             self._fail_group(group, error)
             return
         if not group.counter:
@@ -489,9 +493,8 @@ class Coalescer:
             group.queue.requeue_reads(group.operations)
         self._retry(group.queue, error, now, forget_owner=isinstance(error, NotOwnerError))
 
-    def _fail_frame(self, frame: _Frame, reason: str) -> None:
+    def _fail_frame(self, frame: _Frame, error: ProtocolError) -> None:
         """A server's reply makes no sense: that is the answer of all it might have been for."""
-        error = MalformedFrameError(reason=reason)
         for group in frame.groups:
             if group is not None and not group.answered and group.frame == frame.number:
                 self._fail_group(group, error)

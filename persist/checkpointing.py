@@ -31,6 +31,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -89,6 +90,7 @@ class Checkpointer:
         self,
         *,
         log: CommitLog,
+        gate: FenceGate,
         ownership: Ownership,
         pipeline: Pipeline,
         run_in_thread: RunInThread,
@@ -99,6 +101,7 @@ class Checkpointer:
     ) -> None:
         """`confirm` tells the coordinator that these stores' files are durable."""
         self._log = log
+        self._gate = gate
         self._ownership = ownership
         self._pipeline = pipeline
         self._run_in_thread = run_in_thread
@@ -179,6 +182,8 @@ class Checkpointer:
             if file is None or store.oldest_segment is None:
                 return file is not None
             segment_after = store.pending[0].segment if store.pending else None
+            # A zombie's checkpoint would change the file under the next owner's copy of it.
+            self._gate.check()
             store.busy = True
             try:
                 now_ms = self._clock_ms()

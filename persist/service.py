@@ -22,15 +22,14 @@ from typing import Any, Final
 
 from holdfast.persist.checkpointing import Checkpointer
 from holdfast.persist.log_reaper import LogReaper
+from holdfast.persist.opening import StoreOpener
 from holdfast.persist.ownership import Arrival, Ownership, Wanted
 from holdfast.persist.pipeline import Pipeline, RunInThread
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import DeadLogs, plan
+from holdfast.persist.takeover import DeadLogs
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
-from holdfast.protocol.control import Heartbeat, StoreState
+from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
-    BusyError,
     FencedError,
     HoldfastError,
     InvalidNameError,
@@ -38,7 +37,6 @@ from holdfast.protocol.errors import (
     NoCoordinatorError,
     ProtocolError,
     StorageError,
-    StoreDamagedError,
     UnavailableError,
     error_from_wire,
 )
@@ -55,7 +53,6 @@ from holdfast.shared_fs.commit_log import CommitLog
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence
 from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -159,8 +156,20 @@ class PersistServer:
             want_stores=self._wanted.set,
             default_durability=self._durability,
         )
+        self._opener = StoreOpener(
+            server=self.server,
+            incarnation=self.incarnation,
+            disk=self._disk,
+            layout=self._layout,
+            dead_logs=self._dead_logs,
+            gate=self._gate,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            raise_epoch=self._raise_epoch,
+        )
         self._checkpointer = Checkpointer(
             log=self._log,
+            gate=self._gate,
             ownership=self._ownership,
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
@@ -334,6 +343,8 @@ class PersistServer:
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
         while True:
+            # A fenced server that nobody asks anything would never look, and keep its files.
+            self._gate.check()
             now, count = loop.time(), self._pipeline.operation_count
             rate = (count - last_count) / (now - last_at) if now > last_at else 0.0
             last_count, last_at = count, now
@@ -394,15 +405,12 @@ class PersistServer:
     ) -> None:
         try:
             async with slots:
-                store = self._open_file(wanted.store, epoch, state)
-                if store.file is not None and store.oldest_segment is not None:
-                    # It comes from an owner that died: durable here before the first answer, so
-                    # that no log of a dead owner is needed for it any more.
-                    await self._run_in_thread(store.file.checkpoint)
-                    store.oldest_segment = None
-        except BusyError:
+                store = await self._opener.open(wanted.store, epoch, state)
+        except UnavailableError:
             self._spawn(self._open_later(wanted))
             return
+        except FencedError:
+            raise
         except HoldfastError as error:
             logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
             self._refuse_waiting(wanted.store, error)
@@ -413,71 +421,22 @@ class PersistServer:
         self._pipeline.submit_again(self._ownership.opened(store))
 
     async def _open_later(self, wanted: Wanted) -> None:
-        """The file's lock is still held by the owner before us, who is about to let go of it."""
+        """Another process still has the file, or the coordinator's answer is to be had later."""
         await asyncio.sleep(_LOCK_RETRY_SECONDS)
         self._ownership.ask_again([wanted])
         self._wanted.set()
 
-    def _open_file(self, store: StoreId, epoch: int, state: int) -> Store:
-        """Return the store, brought up to date with the logs of its dead owners.
-
-        `oldest_segment` is 0 when the file holds something that may not be durable yet.
-        """
-        path = self._layout.store(store)
-        records = self._dead_logs.records(store)
-        file: StoreFile | None
-        try:
-            file = StoreFile.open(path, store)
-        except FileNotFoundError:
-            file = None
-            if state == StoreState.DURABLE and not any(
-                record.previous_revision == 0 for record in records
-            ):
-                raise StoreDamagedError(
-                    store=str(store), reason=f"its file {path.name} is missing"
-                ) from None
-        try:
-            revision = file.meta.revision if file is not None else 0
-            file_epoch = file.meta.epoch if file is not None else 0
-            found = plan(store, records, file_epoch=file_epoch, file_revision=revision)
-            if file is None and found.batches:
-                file = self._create_file(store, epoch)
-            replayed = bool(found.batches or found.outcomes)
-            if file is not None and replayed:
-                file.apply(found.batches, found.outcomes)
-                logger.info(
-                    "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
-                    store,
-                    epoch,
-                    file.meta.revision,
-                    file.meta.revision - revision,
-                )
-            if file is not None and (
-                file.meta.epoch != epoch or file.meta.incarnation != self.incarnation
-            ):
-                file.take(epoch, self.server, self.incarnation)
-        except BaseException:
-            if file is not None:
-                file.abandon()
-            raise
-        opened = Store(
-            store,
-            epoch,
-            file,
-            lambda: self._create_file(store, epoch),
-            writable=state != StoreState.UNKNOWN,
-            confirmed=state == StoreState.DURABLE,
-        )
-        if file is not None and (replayed or file.was_left_open):
-            opened.oldest_segment = 0
-        return opened
-
-    def _create_file(self, store: StoreId, epoch: int) -> StoreFile:
-        path = self._layout.store(store)
-        self._disk.make_directory(path.parent)
-        file = StoreFile.create(path, store, time=self._clock_ms())
-        file.take(epoch, self.server, self.incarnation)
-        return file
+    async def _raise_epoch(self, store: StoreId, known_epoch: int) -> int:
+        answer = await self._ask("open", stores=[[*store, False, known_epoch]])
+        grant = answer["grants"][0]
+        if grant[0] is None:
+            raise error_from_wire(grant[1], grant[2])
+        if grant[0] <= known_epoch:
+            raise ProtocolError(
+                reason=f"the coordinator granted epoch {grant[0]} after {known_epoch}"
+            )
+        epoch: int = grant[0]
+        return epoch
 
     def _refuse_waiting(self, store: StoreId, error: HoldfastError) -> None:
         for arrival in self._ownership.refused(store):

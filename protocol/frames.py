@@ -272,7 +272,7 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
             return Change(ChangeKind.TRIM, revision, time, end_seq=wire[1])
         if number == CHANGE_CLEAR:
             return Change(ChangeKind.TRIM, revision, time)
-    except (IndexError, TypeError) as error:
+    except (LookupError, TypeError) as error:
         raise MalformedFrameError(reason=f"a change of the wrong shape: {error}") from error
     raise MalformedFrameError(reason=f"unknown change {number!r}")
 

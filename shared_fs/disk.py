@@ -93,6 +93,26 @@ class Disk:
             finally:
                 os.close(descriptor)
 
+    def copy_durably(self, source: Path, target: Path) -> None:
+        """Copy a file's bytes to `target`, which is overwritten, and sync it.
+
+        Raises FileNotFoundError, StorageFailedError.
+        """
+        with _storage_errors(source):
+            reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                writer = os.open(
+                    target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+                )
+                try:
+                    while chunk := os.read(reader, 1 << 20):
+                        _write_all(writer, chunk)
+                    os.fsync(writer)
+                finally:
+                    os.close(writer)
+            finally:
+                os.close(reader)
+
     def open_append(self, path: Path) -> AppendFile:
         """Create `path`, which must not exist, for appending. Raises StorageFailedError."""
         with _storage_errors(path, missing_is_failure=True):

@@ -6,6 +6,10 @@
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log
     stores/<tenant>/<aa>/<bb>/<name>.<stream|kv>.<generation>.db
+    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report
+
+A store's highest generation is the one that counts. A generation ends when its file is still locked
+by an owner that is fenced but not gone: the next owner goes on with a copy (`persist/opening.py`).
 
 Stores fan out by hash over 65,536 folders, so a million of them are some fifteen to a folder, and
 no operation on the hot path lists one.
@@ -44,6 +48,10 @@ class Layout:
     def servers(self) -> Path:
         return self.root / "servers"
 
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine"
+
     def server(self, server: str) -> Path:
         return self.servers / server
 
@@ -62,6 +70,16 @@ class Layout:
         ).hexdigest()
         name = f"{store.name}.{StoreKind(store.kind).word}.{generation}.db"
         return self.root / "stores" / store.tenant / digest[:2] / digest[2:] / name
+
+    def generations(self, disk: Disk, store: StoreId) -> list[int]:
+        """Return the generations of a store's file that exist, lowest first."""
+        start = f"{store.name}.{StoreKind(store.kind).word}."
+        found = []
+        for name in disk.names(self.store(store).parent):
+            number = name.removeprefix(start).removesuffix(".db")
+            if name == f"{start}{number}.db" and number.isdigit():
+                found.append(int(number))
+        return sorted(found)
 
 
 def open_layout(root: Path, disk: Disk) -> Layout:

@@ -15,6 +15,8 @@ from typing import Final
 APPLICATION_ID: Final = 0x48467374
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 1024
+#: Kept free at the end of each page for cksumvfs; readers without it skip them.
+CHECKSUM_BYTES: Final = 8
 
 _COMMON: Final = """
 CREATE TABLE meta(

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from holdfast.protocol import frames
@@ -37,37 +32,6 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 
 PAGE_ROWS = 50
-
-
-@contextlib.contextmanager
-def nats_server(port: int | None = None) -> Iterator[str]:
-    """A nats-server on a free port of loopback; yields its URL."""
-    port = port or free_port()
-    program = Path(sys.executable).parent / "nats-server"
-    process = subprocess.Popen(
-        [str(program), "-a", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline_at = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline_at, "nats-server did not start"
-                time.sleep(0.02)
-        yield f"nats://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
@@ -247,8 +211,8 @@ class FakeServer:
             self.drop_replies -= 1
             return
         # In several replies, as a real server may.
-        for part in itertools.batched(elements, 3) if hasattr(itertools, "batched") else [elements]:
-            self.cluster.later(message.reply, frames.encode(list(part)))
+        for start in range(0, len(elements), 3):
+            self.cluster.later(message.reply, frames.encode(elements[start : start + 3]))
 
     def _execute(self, writer: bytes, group: frames.Group) -> bytes:
         key = (group.kind, group.name)

@@ -64,9 +64,7 @@ def test_every_error_can_be_pickled_and_copied(cls: type[HoldfastError]) -> None
 def test_every_text_is_built_from_the_fields_it_names(cls: type[HoldfastError]) -> None:
     names = re.findall(r"{(\w+)", cls.template)
     fields: dict[str, object] = dict.fromkeys(names, 7)
-    text = str(cls(**fields))
-    assert not text.startswith(f"{cls.code}: ")
-    assert all("7" in text for _ in names)
+    assert str(cls(**fields)) == cls.template.format(**fields)
 
 
 def test_a_newer_peers_field_and_code_are_kept() -> None:

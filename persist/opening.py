@@ -1,0 +1,294 @@
+"""Opening a store: from the coordinator's grant to a Store that may answer.
+
+The order, each step of which a crash may interrupt and the next owner repeats:
+
+1. Open the newest generation's file. Locked by another process: that is an owner that was fenced or
+   has released the store, and is about to go; wait. If it does not go within LOCK_WAIT_SECONDS (a
+   stopped process, a stuck network lock), copy file and WAL to the next generation and leave the
+   old one to it: whatever it still writes there is never read again.
+2. Damaged: move it to quarantine and rebuild it, if the logs of dead owners reach back to the
+   store's beginning; otherwise refuse, and say what is missing. Never an empty store in its place.
+3. Apply what the logs of dead owners have beyond the file (`takeover.py`).
+4. Record the new owner and epoch. A grant whose epoch is not above the file's comes from a
+   coordinator that has lost its state: it is told, and grants a higher one.
+5. If anything may not be durable, checkpoint with full sync, before the first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast.persist.pipeline import RunInThread
+from holdfast.persist.store import Store
+from holdfast.persist.takeover import DeadLogs, Plan, plan
+from holdfast.protocol.control import StoreState
+from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.quarantine import quarantine, quarantined
+from holdfast.shared_fs.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: How long an owner that is no longer one may keep its lock. It hears of its fence within one
+#: heartbeat, if it runs at all.
+LOCK_WAIT_SECONDS: Final = 1.0
+#: Tries to copy a file that its owner, not stopped after all, checkpoints at the same time.
+_COPY_ATTEMPTS: Final = 5
+_WAL_HEADER_BYTES: Final = 32
+#: A check of a file this small costs less than opening it.
+_SMALL_FILE_BYTES: Final = 128 * 1024
+
+
+class StoreOpener:
+    """Opens stores for one incarnation."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        incarnation: str,
+        disk: Disk,
+        layout: Layout,
+        dead_logs: DeadLogs,
+        gate: FenceGate,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        raise_epoch: Callable[[StoreId, int], Awaitable[int]],
+        vfs: str | None = None,
+    ) -> None:
+        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one."""
+        self._server = server
+        self._incarnation = incarnation
+        self._disk = disk
+        self._layout = layout
+        self._dead_logs = dead_logs
+        self._gate = gate
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._raise_epoch = raise_epoch
+        self._vfs = vfs
+        #: When a store's file was first found locked.
+        self._locked_since: dict[StoreId, float] = {}
+
+    async def open(self, store: StoreId, epoch: int, state: int) -> Store:
+        """Return the store, up to date and durable.
+
+        Raises BusyError while another process holds the file, StoreDamagedError, NewerFormatError,
+        StorageFailedError.
+        """
+        file = await self._open_newest(store, state)
+        try:
+            found = self._missing_changes(store, file)
+            if file is not None and file.meta.epoch >= epoch and not self._is_mine(file, epoch):
+                epoch = await self._raise_epoch(store, file.meta.epoch)
+            if file is None and found.batches:
+                file = self._create(store, epoch)
+            if file is not None:
+                await self._bring_up_to_date(file, found, epoch)
+        except BaseException:
+            if file is not None:
+                with contextlib.suppress(HoldfastError):
+                    file.abandon()
+            raise
+        return Store(
+            store,
+            epoch,
+            file,
+            lambda: self._create(store, epoch),
+            writable=state != StoreState.UNKNOWN or file is not None,
+            confirmed=state == StoreState.DURABLE,
+        )
+
+    async def _open_newest(self, store: StoreId, state: int) -> StoreFile | None:
+        generations = self._layout.generations(self._disk, store)
+        if not generations:
+            self._require_beginning(store, state)
+            return None
+        generation = generations[-1]
+        path = self._layout.store(store, generation)
+        try:
+            file = StoreFile.open(path, store, vfs=self._vfs)
+            if file.was_left_open or self._disk.size_bytes(path) <= _SMALL_FILE_BYTES:
+                self._check(file)
+        except BusyError:
+            if not self._has_waited(store):
+                raise
+            file = await self._open_copy(store, generation)
+        except StoreDamagedError as error:
+            self._quarantine(store, path, error)
+            return None
+        except FileNotFoundError as error:
+            # Between the listing and the opening another process moved it.
+            raise BusyError(what=f"the file of {store}") from error
+        self._locked_since.pop(store, None)
+        self._remove_old(store, generations[:-1])
+        return file
+
+    def _check(self, file: StoreFile) -> None:
+        try:
+            file.quick_check()
+        except HoldfastError:
+            file.abandon()
+            raise
+
+    def _missing_changes(self, store: StoreId, file: StoreFile | None) -> Plan:
+        return plan(
+            store,
+            self._dead_logs.records(store),
+            file_epoch=file.meta.epoch if file is not None else 0,
+            file_revision=file.meta.revision if file is not None else 0,
+        )
+
+    async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> None:
+        before = file.meta.revision
+        replayed = bool(found.batches or found.outcomes)
+        if replayed:
+            file.apply(found.batches, found.outcomes)
+        if not self._is_mine(file, epoch):
+            file.take(epoch, self._server, self._incarnation)
+        if replayed or file.was_left_open:
+            # It comes from an owner that died. Once it is durable here, no log of a dead owner is
+            # needed for it any more.
+            await self._run_in_thread(file.checkpoint)
+            logger.info(
+                "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
+                file.store,
+                epoch,
+                file.meta.revision,
+                file.meta.revision - before,
+            )
+
+    def _is_mine(self, file: StoreFile, epoch: int) -> bool:
+        return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation
+
+    def _create(self, store: StoreId, epoch: int) -> StoreFile:
+        # A zombie must not put a file where the next owner is about to create its own.
+        self._gate.check()
+        path = self._layout.store(store)
+        self._disk.make_directory(path.parent)
+        file = StoreFile.create(path, store, time=self._clock_ms(), vfs=self._vfs)
+        file.take(epoch, self._server, self._incarnation)
+        return file
+
+    # --- a file that is locked ---------------------------------------------------------------
+    def _has_waited(self, store: StoreId) -> bool:
+        now = asyncio.get_running_loop().time()
+        return now - self._locked_since.setdefault(store, now) >= LOCK_WAIT_SECONDS
+
+    async def _open_copy(self, store: StoreId, generation: int) -> StoreFile:
+        """Go on with a copy as the next generation; the lock's holder keeps the old one.
+
+        The holder is fenced: what it acknowledged is in the file, its WAL or its log, all of which
+        are read here after the fence.
+        """
+        source = self._layout.store(store, generation)
+        target = self._layout.store(store, generation + 1)
+        draft = target.with_name(f"{target.name}.{self._incarnation}")
+        await self._run_in_thread(lambda: self._copy(store, source, draft))
+        file = StoreFile.open(draft, store, vfs=self._vfs)
+        try:
+            file.quick_check()
+        finally:
+            # Closing checkpoints, so the draft is one durable file without a WAL.
+            file.close()
+        self._gate.check()
+        self._disk.rename(draft, target)
+        logger.warning(
+            "store.copied store=%s generation=%d reason=%s",
+            store,
+            generation + 1,
+            "the file was still locked by a fenced owner",
+        )
+        return StoreFile.open(target, store, vfs=self._vfs)
+
+    def _copy(self, store: StoreId, source: Path, draft: Path) -> None:
+        """Copy file and WAL so that they fit together: the WAL's header (with its salts) must be
+        the same before and after, and it must not have shrunk."""
+        wal, draft_wal = _wal(source), _wal(draft)
+        for _ in range(_COPY_ATTEMPTS):
+            before = self._wal_state(wal)
+            self._disk.copy_durably(source, draft)
+            if before is None:
+                self._disk.remove(draft_wal)
+            else:
+                self._disk.copy_durably(wal, draft_wal)
+            after = self._wal_state(wal)
+            if before is None and after is None:
+                return
+            if (
+                before is not None
+                and after is not None
+                and before[0] == after[0]
+                and before[1] <= after[1]
+            ):
+                return
+        raise BusyError(what=f"the file of {store}, which its old owner still writes,")
+
+    def _wal_state(self, wal: Path) -> tuple[bytes, int] | None:
+        """Return the WAL's header and size, None if there is none or an empty one."""
+        try:
+            content = self._disk.read(wal)
+        except FileNotFoundError:
+            return None
+        return (content[:_WAL_HEADER_BYTES], len(content)) if content else None
+
+    def _remove_old(self, store: StoreId, generations: list[int]) -> None:
+        """Remove generations that ended, once nobody holds them any more."""
+        for generation in generations:
+            path = self._layout.store(store, generation)
+            try:
+                StoreFile.open(path, store, vfs=self._vfs).abandon()
+            except BusyError:
+                continue
+            except (HoldfastError, FileNotFoundError) as error:
+                logger.info("store.old_generation path=%s reason=%s", path.name, error)
+            self._disk.remove(path)
+            self._disk.remove(_wal(path))
+
+    # --- a file that is damaged or missing ---------------------------------------------------
+    def _quarantine(self, store: StoreId, path: Path, error: StoreDamagedError) -> None:
+        """Move a damaged file away; return if it can be rebuilt, else raise what is missing."""
+        self._gate.check()
+        folder = quarantine(
+            self._disk,
+            self._layout,
+            store,
+            path,
+            reason=str(error),
+            time=self._clock_ms(),
+            server=self._server,
+        )
+        logger.error(
+            "store.quarantined store=%s folder=%s reason=%s", store, folder.name, error
+        )
+        self._require_beginning(store, StoreState.DURABLE, cause=error)
+
+    def _require_beginning(
+        self, store: StoreId, state: int, cause: StoreDamagedError | None = None
+    ) -> None:
+        """Raise StoreDamagedError if the store has existed and the logs do not hold all of it."""
+        records = self._dead_logs.records(store)
+        folders = quarantined(self._disk, self._layout, store)
+        if any(record.previous_revision == 0 for record in records):
+            return
+        if state != StoreState.DURABLE and not folders and not records:
+            return
+        reason = str(cause.fields["reason"]) if cause is not None else "its file is missing"
+        if records:
+            first = min(record.previous_revision for record in records)
+            reason += f"; revisions 1 to {first} are missing"
+        if folders:
+            reason += f"; see quarantine/{store.tenant}/{folders[-1].name}"
+        raise StoreDamagedError(store=str(store), reason=reason) from cause
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")

@@ -1,0 +1,107 @@
+"""What is refused before anything is sent, and how the rest is packed."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.client import operations
+from holdfast.client.link import Link
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    TooLargeError,
+    WrongLastSeqError,
+)
+from holdfast.protocol.frames import APPEND, BATCH, SET_ENTRY, unpack
+from holdfast.protocol.limits import (
+    MAX_DELETE_COUNT,
+    MAX_FRAME_OPERATIONS,
+    MAX_HEADERS_BYTES,
+    MAX_KEY_BYTES,
+    MAX_MSG_ID_BYTES,
+    MAX_VALUE_BYTES,
+)
+from holdfast.protocol.messages import Durability
+
+append: Callable[..., Any] = operations.append_operation
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: append("text"), InvalidArgumentError),
+        (lambda: append(None), InvalidArgumentError),
+        (lambda: append(b"x" * (MAX_VALUE_BYTES + 1)), TooLargeError),
+        (lambda: append(b"", {"a": 1}), InvalidArgumentError),
+        (lambda: append(b"", {1: "a"}), InvalidArgumentError),
+        (lambda: append(b"", ["a"]), InvalidArgumentError),
+        (lambda: append(b"", {"a": "\ud800"}), InvalidArgumentError),
+        (lambda: append(b"", {"a": "x" * MAX_HEADERS_BYTES}), TooLargeError),
+        (lambda: append(b"", None, ""), InvalidArgumentError),
+        (lambda: append(b"", None, 7), InvalidArgumentError),
+        (lambda: append(b"", None, "x" * (MAX_MSG_ID_BYTES + 1)), TooLargeError),
+        (lambda: append(b"", None, None, -1), InvalidArgumentError),
+        (lambda: append(b"", None, None, True), InvalidArgumentError),
+        (lambda: operations.set_message_operation(0, b""), InvalidArgumentError),
+        (lambda: operations.set_message_operation(True, b""), InvalidArgumentError),
+        (lambda: operations.set_message_operation(1 << 63, b""), InvalidArgumentError),
+        (lambda: operations.set_entry_operation("x" * (MAX_KEY_BYTES + 1), b""), InvalidNameError),
+        (lambda: operations.set_entry_operation("k", b"", None, -1), InvalidArgumentError),
+        (lambda: operations.delete_messages_operation([]), InvalidArgumentError),
+        (lambda: operations.delete_messages_operation([1, 0]), InvalidArgumentError),
+        (lambda: operations.delete_messages_operation(range(1, MAX_DELETE_COUNT + 2)), TooLargeError),
+        (lambda: operations.delete_entries_operation([]), InvalidArgumentError),
+        (lambda: operations.pack_batch([], 1000), InvalidArgumentError),
+        (lambda: operations.pack_batch([[APPEND, b"x" * 900]] * 2, 1000), TooLargeError),
+        (lambda: operations.pack_batch([[1]] * (MAX_FRAME_OPERATIONS + 1), 10**9), TooLargeError),
+        (lambda: operations.checked_durability("soon"), InvalidArgumentError),
+        (lambda: operations.time_ms(datetime.datetime(2026, 1, 1)), InvalidArgumentError),
+    ],
+)
+def test_a_wrong_argument_is_refused(call: Callable[[], Any], error: type[HoldfastError]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("value", [b"abc", bytearray(b"abc"), memoryview(b"abc")])
+def test_any_bytes_are_taken(value: operations.Value) -> None:
+    assert operations.append_operation(value) == [APPEND, b"abc"]
+
+
+def test_what_is_not_given_is_not_sent() -> None:
+    assert append(b"v") == [APPEND, b"v"]
+    assert append(b"v", {}) == [APPEND, b"v"]
+    assert append(b"v", {"a": "b"}) == [APPEND, b"v", {"a": "b"}]
+    assert append(b"v", None, "id") == [APPEND, b"v", None, "id"]
+    assert append(b"v", None, None, 0) == [APPEND, b"v", None, None, 0]
+
+
+def test_a_batch_is_one_operation() -> None:
+    members = [operations.set_entry_operation("k", b"v"), operations.set_entry_operation("l", b"")]
+    assert unpack(operations.pack_batch(members, 1000)) == [BATCH, members]
+    assert members[0][0] == SET_ENTRY
+
+
+def test_durability_is_given_as_such_or_by_its_word() -> None:
+    assert operations.checked_durability(None) == 0
+    assert operations.checked_durability("applied") == 1
+    assert operations.checked_durability(Durability.SYNCED) == 2
+
+
+def test_times_are_milliseconds_since_the_epoch() -> None:
+    zoned = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert operations.time_ms(zoned) == 1_767_225_600_000
+    assert operations.time_ms(5) == 5
+
+
+def test_an_entry_is_not_taken_for_an_error_though_both_start_with_text() -> None:
+    entry = ["too_large", 1, 2, b"value"]
+    assert Link.unwrap((entry, 0, Durability.SYNCED))[0] is entry
+    with pytest.raises(WrongLastSeqError) as caught:
+        Link.unwrap((["wrong_last_seq", {"expected": 1, "actual": 2}], 0, Durability.SYNCED))
+    assert caught.value.actual == 2

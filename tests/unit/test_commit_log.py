@@ -1,0 +1,346 @@
+"""The commit log: what was appended is read back, a torn end is cut, damage is never hidden."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import StorageFailedError
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs import commit_log
+from holdfast.shared_fs.commit_log import (
+    CommitLog,
+    LogRecord,
+    encode_frame,
+    read_log,
+    segment_name,
+)
+from holdfast.shared_fs.disk import AppendFile, Disk
+
+DISK = Disk()
+STORE = StoreId("acme", StoreKind.STREAM, "a.b")
+RECORDS = st.builds(
+    LogRecord,
+    st.builds(StoreId, st.just("t"), st.sampled_from([1, 2]), st.text("abc.", max_size=5)),
+    st.integers(0, (1 << 63) - 1),
+    st.integers(0, (1 << 63) - 1),
+    st.integers(0, (1 << 63) - 1),
+    st.lists(st.binary(max_size=20), max_size=3),
+    st.lists(
+        st.tuples(st.binary(max_size=8), st.integers(0, 99), st.integers(0, 99),
+                  st.integers(0, 99), st.binary(max_size=8)).map(list),
+        max_size=3,
+    ),
+)  # fmt: skip
+
+
+def record(revision: int, value: bytes = b"v") -> LogRecord:
+    change = [frames.CHANGE_SET_MESSAGE, revision, value]
+    payload = frames.encode_changes(1, revision - 1, 1000, [change])
+    return LogRecord(STORE, 1, revision - 1, revision, [payload], [])
+
+
+def revisions(directory: Path) -> list[int]:
+    return [found.revision for found in read_log(DISK, directory).records]
+
+
+class FakeFile:
+    """An append file that writes what it is told to before it fails, as a full disk would."""
+
+    def __init__(self, file: AppendFile, disk: FaultyDisk) -> None:
+        self._file, self._disk = file, disk
+        self.synced = self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if self._disk.refuse_writes:
+            raise StorageFailedError(reason="full")
+        self._file.write(data)
+
+    def sync(self) -> None:
+        if self._disk.refuse_syncs:
+            raise StorageFailedError(reason="EIO")
+        assert not self.closed
+        self._file.sync()
+        self.synced = True
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+        self._file.close()
+
+
+class FaultyDisk(Disk):
+    """A disk that refuses on demand and knows which append files are still open."""
+
+    def __init__(self) -> None:
+        self.files: list[FakeFile] = []
+        self.refuse_writes = self.refuse_syncs = self.refuse_directory_syncs = False
+
+    def open_append(self, path: Path) -> AppendFile:
+        file = FakeFile(super().open_append(path), self)
+        self.files.append(file)
+        return file
+
+    def sync_directory(self, path: Path) -> None:
+        if self.refuse_directory_syncs:
+            raise StorageFailedError(reason="EIO")
+        super().sync_directory(path)
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 200)
+
+
+@given(st.lists(st.lists(RECORDS, max_size=3), max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_everything_appended_is_read_back_in_order(
+    tmp_path_factory: pytest.TempPathFactory, ticks: list[list[LogRecord]]
+) -> None:
+    directory = tmp_path_factory.mktemp("log")
+    log = CommitLog(DISK, directory)
+    for tick, records in enumerate(ticks, start=1):
+        log.append(tick, records)
+    log.prepare_sync()()
+    contents = read_log(DISK, directory)
+    assert contents.records == [each for records in ticks for each in records]
+    assert contents.damage == []
+    assert contents.size_bytes == log.size_bytes
+    log.close()
+
+
+def test_an_empty_and_a_missing_log_hold_nothing(tmp_path: Path) -> None:
+    CommitLog(DISK, tmp_path / "log").close()
+    for directory in (tmp_path / "log", tmp_path / "missing"):
+        contents = read_log(DISK, directory)
+        assert (contents.records, contents.damage, contents.size_bytes) == ([], [], 0)
+
+
+def test_a_log_is_never_continued_by_another_life(tmp_path: Path) -> None:
+    CommitLog(DISK, tmp_path).close()
+    with pytest.raises(StorageFailedError):
+        CommitLog(DISK, tmp_path)
+
+
+def test_a_torn_end_is_cut_at_the_last_whole_frame_wherever_it_tears(tmp_path: Path) -> None:
+    whole = encode_frame(1, [record(1)]) + encode_frame(2, [record(2)])
+    last = encode_frame(3, [record(3, b"third")])
+    path = tmp_path / segment_name(1)
+    for kept in range(1, len(last)):
+        path.write_bytes(whole + last[:kept])
+        contents = read_log(DISK, tmp_path)
+        assert [found.revision for found in contents.records] == [1, 2]
+        (damage,) = contents.damage
+        assert (damage.torn_end, damage.offset) == (True, len(whole))
+    path.write_bytes(whole + last)
+    assert revisions(tmp_path) == [1, 2, 3]
+
+
+def test_a_tail_of_zeros_is_a_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / segment_name(1)
+    path.write_bytes(encode_frame(1, [record(1)]) + bytes(4096))
+    contents = read_log(DISK, tmp_path)
+    assert [found.revision for found in contents.records] == [1]
+    assert [damage.torn_end for damage in contents.damage] == [True]
+
+
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+@settings(deadline=None, max_examples=150)
+def test_a_flipped_bit_in_the_middle_is_damage_and_later_frames_are_still_read(
+    tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
+) -> None:
+    pieces = [encode_frame(tick, [record(tick)]) for tick in (1, 2, 3)]
+    middle = bytearray(pieces[1])
+    middle[position % len(middle)] ^= 1 << bit
+    directory = tmp_path_factory.mktemp("log")
+    (directory / segment_name(1)).write_bytes(pieces[0] + middle + pieces[2])
+    contents = read_log(DISK, directory)
+    assert [found.revision for found in contents.records] == [1, 3]
+    assert [damage.torn_end for damage in contents.damage] == [False]
+    assert contents.damage[0].offset == len(pieces[0])
+
+
+@given(st.lists(st.binary(max_size=50) | st.just(encode_frame(7, [record(7)])), max_size=5))
+@settings(deadline=None, max_examples=100)
+def test_no_bytes_make_reading_fail(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    directory = tmp_path_factory.mktemp("log")
+    (directory / segment_name(1)).write_bytes(b"".join(pieces))
+    contents = read_log(DISK, directory)
+    assert {found.revision for found in contents.records} <= {7}
+
+
+@pytest.mark.parametrize("body", [5, [5], [[1, 2]], {"a": 1}, None])
+def test_a_sound_frame_of_a_foreign_shape_is_damage(tmp_path: Path, body: Any) -> None:
+    packed = frames.pack(body)
+    checksum = zlib.crc32(packed, zlib.crc32(commit_log._CHECKED.pack(len(packed), 1)))
+    frame = commit_log._HEADER.pack(b"HFlg", len(packed), 1, checksum) + packed
+    (tmp_path / segment_name(1)).write_bytes(frame + encode_frame(2, [record(2)]))
+    contents = read_log(DISK, tmp_path)
+    assert [found.revision for found in contents.records] == [2]
+    assert [damage.torn_end for damage in contents.damage] == [False]
+
+
+def test_a_frame_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> None:
+    pieces = [encode_frame(tick, [record(tick)]) for tick in (1, 3)]
+    (tmp_path / segment_name(1)).write_bytes(b"".join(pieces))
+    contents = read_log(DISK, tmp_path)
+    assert [found.revision for found in contents.records] == [1, 3]
+    assert [damage.reason for damage in contents.damage] == ["tick 3 follows tick 1"]
+    assert not contents.damage[0].torn_end
+
+
+def test_a_torn_segment_with_another_after_it_is_damage(tmp_path: Path) -> None:
+    frame = encode_frame(1, [record(1)])
+    (tmp_path / segment_name(1)).write_bytes(frame + encode_frame(2, [record(2)])[:-3])
+    (tmp_path / segment_name(2)).write_bytes(encode_frame(3, [record(3)]))
+    contents = read_log(DISK, tmp_path)
+    assert [found.revision for found in contents.records] == [1, 3]
+    assert all(not damage.torn_end for damage in contents.damage)
+    assert contents.damage
+
+
+def test_a_magic_inside_a_value_is_no_frame(tmp_path: Path) -> None:
+    value = encode_frame(9, [record(9)]) + b"HFlg"
+    frame = encode_frame(1, [record(1, value)])
+    (tmp_path / segment_name(1)).write_bytes(frame)
+    assert revisions(tmp_path) == [1]
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_segments_rotate_and_are_read_in_their_order(tmp_path: Path) -> None:
+    log = CommitLog(DISK, tmp_path)
+    segments = [log.append(tick, [record(tick, bytes(90))]) for tick in range(1, 13)]
+    assert segments == sorted(segments)
+    assert log.segment == segments[-1] > 3
+    assert log.oldest_segment == 1
+    log.prepare_sync()()
+    assert revisions(tmp_path) == list(range(1, 13))
+    assert read_log(DISK, tmp_path).damage == []
+    log.close()
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_retired_segment_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
+    log = CommitLog(DISK, tmp_path)
+    for tick in range(1, 10):
+        log.append(tick, [record(tick, bytes(90))])
+    log.prepare_sync()()
+    before_bytes = log.size_bytes
+    log.retire(1)
+    assert log.oldest_segment == 2
+    assert log.size_bytes < before_bytes
+    contents = read_log(DISK, tmp_path)
+    assert contents.damage == []
+    assert contents.size_bytes == log.size_bytes
+    assert [found.revision for found in contents.records] == list(
+        range(contents.records[0].revision, 10)
+    )
+    log.close()
+
+
+def test_the_limit_of_a_segment_is_the_documented_one(tmp_path: Path) -> None:
+    log = CommitLog(DISK, tmp_path)
+    big = record(1, bytes(1_000_000))
+    segments = [log.append(tick, [big]) for tick in range(1, 11)]
+    full = LOG_SEGMENT_BYTES // 1_000_000 + 1
+    assert segments == [1] * full + [2] * (10 - full)
+    log.close()
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("sync_each", [True, False])
+def test_rotation_closes_every_full_segment_and_syncs_every_frame(
+    tmp_path: Path, sync_each: bool
+) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    for tick in range(1, 20):
+        log.append(tick, [record(tick, bytes(90))])
+        if sync_each:
+            log.prepare_sync()()
+    log.append(20, [record(20)])
+    log.prepare_sync()()
+    assert len(disk.files) > 5
+    assert all(file.synced for file in disk.files)
+    assert [file.closed for file in disk.files] == [True] * (len(disk.files) - 1) + [False]
+    log.close()
+    assert all(file.closed for file in disk.files)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_segment_that_fills_while_it_is_being_synced_is_closed_too(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    log.append(1, [record(1, bytes(200))])
+    sync = log.prepare_sync()
+    log.append(2, [record(2)])
+    thread = threading.Thread(target=sync)
+    thread.start()
+    thread.join()
+    log.prepare_sync()()
+    assert [file.closed for file in disk.files] == [True, False]
+    log.close()
+
+
+def test_a_refused_append_leaves_nothing_and_the_next_one_follows(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    log.append(1, [record(1)])
+    size_bytes = log.size_bytes
+    disk.refuse_writes = True
+    with pytest.raises(StorageFailedError):
+        log.append(2, [record(2)])
+    assert log.size_bytes == size_bytes
+    disk.refuse_writes = False
+    log.append(2, [record(2, b"again")])
+    log.prepare_sync()()
+    assert revisions(tmp_path) == [1, 2]
+    assert read_log(DISK, tmp_path).damage == []
+    log.close()
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_segment_that_could_not_be_started_is_tried_again(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    log.append(1, [record(1, bytes(200))])
+    disk.refuse_directory_syncs = True
+    for _ in range(2):
+        with pytest.raises(StorageFailedError, match="EIO"):
+            log.append(2, [record(2)])
+    disk.refuse_directory_syncs = False
+    assert log.append(2, [record(2)]) == 2
+    log.prepare_sync()()
+    assert revisions(tmp_path) == [1, 2]
+    log.close()
+    assert all(file.closed for file in disk.files)
+
+
+def test_a_failed_sync_says_so(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    log.append(1, [record(1)])
+    disk.refuse_syncs = True
+    sync: Callable[[], None] = log.prepare_sync()
+    with pytest.raises(StorageFailedError):
+        sync()
+    log.close()
+
+
+def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = CommitLog(disk, tmp_path)
+    disk.refuse_syncs = True
+    log.prepare_sync()()
+    log.close()

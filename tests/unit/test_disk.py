@@ -1,0 +1,155 @@
+"""The disk: what it promises about whole files, torn writes, locks and errors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
+from holdfast.shared_fs.disk import Disk
+
+DISK = Disk()
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let files grow no further than this: a write beyond is cut short, then refused (EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    DISK.write_durably(path, b"one")
+    DISK.write_durably(path, b"second")
+    assert DISK.read(path) == b"second"
+    assert DISK.names(tmp_path) == ["file"]
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    DISK.write_durably(path, b"old")
+    with file_size_limit(10), pytest.raises(StorageFailedError):
+        DISK.write_durably(path, bytes(100))
+    assert DISK.read(path) == b"old"
+    assert DISK.names(tmp_path) == ["file"]
+
+
+def test_a_refused_append_leaves_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = DISK.open_append(path)
+    file.write(b"first")
+    with file_size_limit(8), pytest.raises(StorageFailedError):
+        file.write(b"second")
+    assert path.read_bytes() == b"first"
+    file.write(b"third")
+    file.sync()
+    file.close()
+    assert path.read_bytes() == b"firstthird"
+
+
+def test_a_torn_append_that_cannot_be_cut_stops_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = DISK.open_append(tmp_path / "log")
+    file.write(b"first")
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with file_size_limit(8), pytest.raises(StorageFailedError):
+        file.write(b"second")
+    monkeypatch.undo()
+    with pytest.raises(StorageFailedError):
+        file.write(b"third")
+    assert (tmp_path / "log").read_bytes() == b"firstsec"
+    file.close()
+
+
+def test_an_append_file_is_never_one_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"old")
+    with pytest.raises(StorageFailedError):
+        DISK.open_append(tmp_path / "log")
+    assert (tmp_path / "log").read_bytes() == b"old"
+
+
+def test_a_folder_that_has_vanished_is_a_storage_failure_for_who_writes(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailedError):
+        DISK.open_append(tmp_path / "gone" / "log")
+    with pytest.raises(StorageFailedError):
+        DISK.write_durably(tmp_path / "gone" / "file", b"")
+
+
+def test_overwriting_needs_the_file_to_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        DISK.overwrite_durably(tmp_path / "file", b"x")
+    assert DISK.names(tmp_path) == []
+
+
+def test_what_is_missing_reads_as_missing_and_removes_as_done(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        DISK.read(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        DISK.size_bytes(tmp_path / "file")
+    assert DISK.names(tmp_path / "folder") == []
+    DISK.remove(tmp_path / "file")
+    DISK.remove_directory(tmp_path / "folder")
+
+
+def test_the_operating_systems_refusal_keeps_its_cause_and_names_the_path(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailedError, match=str(tmp_path)) as caught:
+        DISK.read(tmp_path)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_directories_are_made_with_their_parents_and_may_exist(tmp_path: Path) -> None:
+    DISK.make_directory(tmp_path / "a" / "b")
+    DISK.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageFailedError):
+        DISK.make_directory(tmp_path / "file" / "c")
+
+
+def test_only_an_empty_directory_is_removed(tmp_path: Path) -> None:
+    DISK.make_directory(tmp_path / "a")
+    (tmp_path / "a" / "file").write_bytes(b"")
+    with pytest.raises(StorageFailedError):
+        DISK.remove_directory(tmp_path / "a")
+
+
+def test_a_lock_is_held_against_other_processes_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    program = (
+        "import sys; from pathlib import Path; from holdfast.shared_fs.disk import Disk\n"
+        "from holdfast.protocol.errors import AlreadyRunningError\n"
+        "try: Disk().lock(Path(sys.argv[1]), 'it')\n"
+        "except AlreadyRunningError as error: print(error.what, error.path)\n"
+    )
+
+    def other_process() -> str:
+        command = [sys.executable, "-c", program, str(path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    lock = DISK.lock(path, "it")
+    assert other_process() == f"it {path}\n"
+    lock.release()
+    assert other_process() == ""
+
+
+def test_a_lock_in_a_missing_folder_is_not_taken_for_a_running_process(tmp_path: Path) -> None:
+    with pytest.raises((FileNotFoundError, StorageFailedError)) as caught:
+        DISK.lock(tmp_path / "gone" / "lock", "it")
+    assert not isinstance(caught.value, AlreadyRunningError)

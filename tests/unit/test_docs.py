@@ -1,0 +1,480 @@
+"""docs/protocol.md and docs/operations.md say what the code says.
+
+Tables are read from the documents and compared with the code, both ways where a table claims to be
+complete; the bytes of the protocol's example are made anew by the server's own code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from holdfast.cli.command import holdfast
+from holdfast.cli.nats_binary import find_nats_server
+from holdfast.coordinator.__main__ import main as run_coordinator
+from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS
+from holdfast.persist import reads
+from holdfast.persist.__main__ import main as run_persist
+from holdfast.persist.ownership import Arrival
+from holdfast.persist.store import Store
+from holdfast.persist.tick import Tick
+from holdfast.protocol import frames, limits
+from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.control import (
+    Heartbeat,
+    Owner,
+    ServerInfo,
+    ServerState,
+    StoreInfo,
+    StoreState,
+)
+from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind, quote
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.store_file import StoreFile
+
+ROOT = Path(__file__).parents[2]
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+DOCUMENTS = {"protocol.md": PROTOCOL, "operations.md": OPERATIONS}
+
+NOTES = StoreId("acme", StoreKind.STREAM, "notes")
+SETTINGS = StoreId("acme", StoreKind.KV, "settings")
+WRITER = bytes.fromhex("0102030405060708090a0b0c")
+TIME = 1767225600000
+
+
+def tables(document: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Yield the header and the rows of each table; a cell has no backticks around it."""
+    for block in re.findall(r"(?:^\|.*\|\n)+", document, re.MULTILINE):
+        header, _, *rows = [
+            [cell.strip() for cell in line.strip().strip("|").split("|")]
+            for line in block.splitlines()
+        ]
+        yield header, [[bare(row[0]), *row[1:]] for row in rows]
+
+
+def table(document: str, *header: str) -> list[list[str]]:
+    """Return the rows of the one table whose header begins with `header`."""
+    [rows] = [rows for found, rows in tables(document) if tuple(found[: len(header)]) == header]
+    return rows
+
+
+def bare(cell: str) -> str:
+    return cell[1:-1] if re.fullmatch(r"`[^`]*`", cell) else cell
+
+
+def section(document: str, title: str) -> str:
+    [body] = re.findall(
+        rf"^##+ {re.escape(title)}\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL
+    )
+    return str(body)
+
+
+def fenced(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+
+
+# --- errors --------------------------------------------------------------------------------------
+def fields_of(cls: type[HoldfastError]) -> list[str]:
+    names = [name for _, name, _, _ in string.Formatter().parse(cls.template) if name]
+    return sorted(set(names))
+
+
+def test_every_error_code_is_listed_with_its_fields_and_whether_a_retry_can_help() -> None:
+    listed = {
+        row[0]: (row[1] == "yes", sorted(re.findall(r"`(\w+)`", row[2])))
+        for row in table(PROTOCOL, "code", "retry", "fields")
+    }
+    assert listed == {
+        code: (cls.retryable, fields_of(cls)) for code, cls in ERRORS_BY_CODE.items()
+    }
+
+
+def command_line_errors() -> set[str]:
+    found: set[str] = set()
+    waiting: list[type[HoldfastError]] = [HoldfastError]
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(cls.__subclasses__())
+        if cls.__module__.startswith("holdfast.cli."):
+            found.add(cls.code)
+    return found
+
+
+def codes_in(rows: list[list[str]]) -> set[str]:
+    return {code for row in rows for code in re.findall(r"\w+", row[0])}
+
+
+def test_operators_are_told_what_to_do_about_every_error_they_can_meet() -> None:
+    told = codes_in(table(OPERATIONS, "code", "what it means to an operator"))
+    of_the_bus = {NoRespondersError.code, BusTimeoutError.code}
+    assert told <= set(ERRORS_BY_CODE) | of_the_bus
+    for code, cls in ERRORS_BY_CODE.items():
+        is_branch = any(sub.code in ERRORS_BY_CODE for sub in cls.__subclasses__())
+        if code.startswith("un") or (not is_branch and not _is_caller_s_fault(code)):
+            assert code in told, code
+    assert of_the_bus <= told
+
+
+def _is_caller_s_fault(code: str) -> bool:
+    return "RequestError" in {cls.__name__ for cls in ERRORS_BY_CODE[code].__mro__}
+
+
+def test_every_error_of_the_command_line_is_listed() -> None:
+    assert codes_in(table(OPERATIONS, "code", "what it means", "what to do")) == (
+        command_line_errors()
+    )
+
+
+# --- operations, changes, numbers ------------------------------------------------------------------
+def numbered_constants(numbers: Callable[[str], bool]) -> dict[int, str]:
+    return {
+        value: name
+        for name, value in vars(frames).items()
+        if name.isupper() and type(value) is int and numbers(name)
+    }
+
+
+def test_every_operation_is_listed_with_its_number_and_its_word() -> None:
+    listed = {
+        int(row[0]): (bare(row[1]), row[2]) for row in table(PROTOCOL, "number", "operation")
+    }
+    constants = numbered_constants(
+        lambda name: not name.startswith(("CHANGE_", "FIRST_", "PROTOCOL_"))
+    )
+    assert set(constants) == set(frames.OPERATION_NAMES)
+    assert listed == {
+        number: (constants[number], word) for number, word in frames.OPERATION_NAMES.items()
+    }
+
+
+def test_every_layout_begins_with_the_number_of_its_operation() -> None:
+    rows = [*table(PROTOCOL, "number", "operation"), *table(PROTOCOL, "number", "change")]
+    for row in rows:
+        layout = row[4] if len(row) > 4 else row[2]
+        assert layout.startswith((f"`[{row[0]}]", f"`[{row[0]},")), row
+
+
+def test_writes_are_below_the_first_read() -> None:
+    assert f"Writes are below {frames.FIRST_READ}, reads from {frames.FIRST_READ} on" in PROTOCOL
+
+
+def test_every_change_is_listed_with_its_number() -> None:
+    listed = {int(row[0]): bare(row[1]) for row in table(PROTOCOL, "number", "change")}
+    assert listed == numbered_constants(lambda name: name.startswith("CHANGE_"))
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("kind", {kind.value: kind.word for kind in StoreKind}),
+        ("durability", {level.value: level.word for level in Durability}),
+        ("store state", {state.value: state.name.lower() for state in StoreState}),
+    ],
+)
+def test_numbers_have_the_words_of_the_code(title: str, expected: dict[int, str]) -> None:
+    listed = {int(row[0]): bare(row[1]) for row in table(PROTOCOL, "number", title)}
+    assert listed == expected
+
+
+def test_the_states_of_a_server_are_listed() -> None:
+    assert [row[0] for row in table(PROTOCOL, "server state")] == [str(one) for one in ServerState]
+
+
+@pytest.mark.parametrize(
+    ("title", "fields"), [("server_info", ServerInfo._fields), ("store_info", StoreInfo._fields)]
+)
+def test_the_arrays_of_control_messages_are_listed_in_order(
+    title: str, fields: Sequence[str]
+) -> None:
+    rows = table(PROTOCOL, "position", title)
+    assert [(int(row[0]), bare(row[1])) for row in rows] == list(enumerate(fields))
+
+
+def test_the_fields_of_a_heartbeat_and_of_an_owner_are_listed() -> None:
+    assert tuple(row[0] for row in table(PROTOCOL, "field")) == Heartbeat._fields
+    assert f"An owner is `[{', '.join(Owner._fields)}]`" in PROTOCOL
+
+
+def test_every_verb_of_the_coordinator_is_listed() -> None:
+    found = [rows for header, rows in tables(PROTOCOL) if header[:1] == ["verb"]]
+    listed = [{row[0] for row in rows} for rows in found]
+    assert listed == [set(_CLIENT_VERBS), set(_CLUSTER_VERBS)]
+
+
+def test_subjects_are_those_that_the_code_builds() -> None:
+    subjects = Subjects()
+    assert {row[0] for row in table(PROTOCOL, "subject")} == {
+        subjects.coordinator("acme", "resolve"),
+        subjects.server("acme", "p1"),
+        subjects.changes(NOTES),
+        subjects.changes(SETTINGS),
+        subjects.cluster("open"),
+        subjects.heartbeat(),
+        subjects.control("p1"),
+    }
+
+
+def test_the_example_of_quoting_is_right() -> None:
+    assert f"`ada@x.org/a` is `{quote('ada@x.org/a')}`" in PROTOCOL
+
+
+# --- limits --------------------------------------------------------------------------------------
+def test_every_limit_that_is_listed_has_the_value_of_the_code() -> None:
+    listed = [
+        (row[0], float(row[1]))
+        for document in DOCUMENTS.values()
+        for header, rows in tables(document)
+        if header[:2] == ["limit", "value"]
+        for row in rows
+    ]
+    assert len(listed) == len(dict(listed)), "a limit is listed twice"
+    for name, value in listed:
+        assert getattr(limits, name) == value, name
+    assert set(dict(listed)) == {name for name in vars(limits) if name.isupper()} - {"KIB", "MIB"}
+
+
+# --- options and variables -----------------------------------------------------------------------
+def options_of(name: str) -> dict[str, str]:
+    """Each option of a command, with the variable that sets it."""
+    command = holdfast.commands[name]
+    shared = {one.name: one for one in holdfast.params if isinstance(one, click.Option)}
+    found = {}
+    for one in command.params:
+        assert isinstance(one, click.Option) and one.name is not None
+        variable = f"HOLDFAST_{name.upper()}_{one.name.upper()}"
+        if one.name in shared and not one.expose_value:
+            [variable] = [str(shared[one.name].envvar)]
+        found[one.opts[0]] = variable
+    return found
+
+
+def documented_options(name: str) -> list[list[str]]:
+    [block] = re.findall(
+        rf"^`holdfast {name}`:\n\n((?:^\|.*\|\n)+)", OPERATIONS, re.MULTILINE
+    )
+    [(_, rows)] = tables(block)
+    return rows
+
+
+@pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
+def test_every_option_of_a_server_is_listed_with_its_variable(name: str) -> None:
+    listed = {row[0]: bare(row[1]) for row in documented_options(name)}
+    assert listed == options_of(name)
+
+
+@pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
+def test_the_listed_defaults_are_those_of_the_options(name: str) -> None:
+    listed = {row[0]: bare(row[2]) for row in documented_options(name)}
+    for one in holdfast.commands[name].params:
+        assert isinstance(one, click.Option)
+        if one.required:
+            assert listed[one.opts[0]] == "required"
+        elif one.is_flag:
+            assert listed[one.opts[0]] == "off"
+        elif one.expose_value and isinstance(one.default, (int, float)):
+            assert float(listed[one.opts[0]]) == one.default
+        elif one.expose_value:
+            assert listed[one.opts[0]] == str(one.default)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"), [("coordinator", run_coordinator), ("persist", run_persist)]
+)
+def test_the_server_modules_take_the_same_options(
+    name: str, run: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(["--help"])
+    offered = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert offered - {"--help"} == {row[0] for row in documented_options(name)}
+
+
+def test_every_variable_that_is_mentioned_exists() -> None:
+    known = {str(one.envvar) for one in holdfast.params if isinstance(one, click.Option)}
+    for name in ("coordinator", "persist", "up"):
+        known |= set(options_of(name).values())
+    assert set(re.findall(r"HOLDFAST_\w+", OPERATIONS + PROTOCOL)) == known & set(
+        re.findall(r"\w+", OPERATIONS)
+    )
+
+
+# --- logs ----------------------------------------------------------------------------------------
+def logged_events() -> dict[str, set[str]]:
+    """Each event that the code logs, with the levels it is logged at."""
+    found: dict[str, set[str]] = {}
+    for package in ("cli", "client", "coordinator", "persist", "protocol", "shared_fs"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == "logger"
+                ):
+                    continue
+                texts = [
+                    one.value
+                    for one in node.args
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                ]
+                assert texts, f"{path}:{node.lineno} logs no event"
+                levels = {node.func.attr}
+                if node.func.attr == "log":
+                    levels = {
+                        one.attr.lower()
+                        for one in ast.walk(node.args[0])
+                        if isinstance(one, ast.Attribute)
+                    }
+                found.setdefault(texts[0].split(" ")[0], set()).update(levels)
+    return found
+
+
+def test_every_event_that_is_logged_is_listed_with_its_levels() -> None:
+    listed = [
+        (row[0], set(row[1].split(", ")))
+        for header, rows in tables(OPERATIONS)
+        if header[:2] == ["event", "level"]
+        for row in rows
+    ]
+    assert len(listed) == len(dict(listed)), "an event is listed twice"
+    assert dict(listed) == logged_events()
+
+
+# --- files ---------------------------------------------------------------------------------------
+def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
+    layout = Layout(Path())
+    store = layout.store(NOTES)
+    assert {row[0] for row in table(OPERATIONS, "path under `--data`")} == {
+        str(layout.format_file),
+        str(layout.coordinator / "lock"),
+        str(layout.coordinator / "state.db"),
+        str(layout.server("<server>") / "lock"),
+        str(layout.server("<server>") / "reaper"),
+        str(layout.fence("<server>", "<incarnation>")),
+        str(layout.log("<server>", "<incarnation>") / "<number>.log"),
+        "stores/<tenant>/<aa>/<bb>/<name>.<kind>.<generation>.db",
+    }
+    assert f"cp DATA/{store} " in OPERATIONS
+
+
+# --- the example, made anew by the server's own code -----------------------------------------------
+@pytest.fixture
+def example(tmp_path: Path) -> dict[str, bytes]:
+    """Every payload of the example in docs/protocol.md."""
+
+    def create_file() -> StoreFile:
+        file = StoreFile.create(tmp_path / "notes.db", NOTES, time=TIME)
+        file.take(1, "p1", "i1")
+        return file
+
+    def arrival(payload: bytes) -> Arrival:
+        writer, [group] = frames.decode_request(payload)
+        return Arrival("reply", 0, writer, NOTES, group)
+
+    append_hello = [frames.APPEND, b"hello"]
+    append_world = [frames.APPEND, b"world", {"user": "ada"}]
+    set_too_far = [frames.SET_MESSAGE, 9, b"!"]
+    operations = [append_hello, append_world, set_too_far]
+    request = frames.encode_request(WRITER, [[1, "notes", 1, 1, 0, operations]])
+    store = Store(NOTES, 1, None, create_file)
+    tick = Tick(1, TIME, Durability.SYNCED)
+    tick.write(store, arrival(request))
+    tick.records()
+    tick.committed(1)
+    again = Tick(2, TIME + 1, Durability.SYNCED)
+    again.write(store, arrival(request))
+    assert again.synced == tick.synced
+    [(_, broadcast)] = tick.broadcasts
+
+    store.materialise(1)
+    catch_up = frames.encode_request(
+        WRITER, [[1, "notes", 0, 0, 0, [[frames.CHANGES, 1, 1]]]]
+    )
+    found = reads.execute(store, "p1", arrival(catch_up).group.operations)
+    assert store.file is not None
+    store.file.close()
+    outcome = frames.encode_outcome(store.epoch, store.time, 0, found)
+    return {
+        "resolve-request": frames.encode_control(stores=[[1, "notes"]]),
+        "resolve-reply": frames.encode_control(term=1, owners=[Owner("p1", "i1", 1)]),
+        "request": request,
+        "reply": frames.encode(tick.synced["reply"]),
+        "changes": broadcast,
+        "changes-request": catch_up,
+        "changes-reply": frames.encode([[0, 0, outcome]]),
+    }
+
+
+def documented_bytes() -> dict[str, bytes]:
+    found = re.findall(r"^```hex ([\w-]+)\n(.*?)^```$", PROTOCOL, re.MULTILINE | re.DOTALL)
+    return {name: bytes.fromhex(text) for name, text in found}
+
+
+def test_the_bytes_of_the_example_are_those_of_the_code(example: dict[str, bytes]) -> None:
+    documented = documented_bytes()
+    assert set(documented) == set(example)
+    for name, payload in example.items():
+        assert documented[name].hex() == payload.hex(), name
+
+
+def test_the_prose_of_the_example_is_what_its_bytes_say() -> None:
+    documented = documented_bytes()
+    [[index, kind, outcome]] = frames.decode(documented["reply"])
+    assert (index, kind) == (0, 0)
+    assert f"`bin` of {len(outcome)} bytes" in PROTOCOL
+    decoded = frames.decode_outcome(outcome)
+    assert (decoded.epoch, decoded.time, decoded.durability) == (1, TIME, 2)
+    assert decoded.results == [[1, 1], [2, 2], ["invalid_seq", {"seq": 9, "last_seq": 2}]]
+    assert f"{TIME}" in PROTOCOL and WRITER.hex() in PROTOCOL
+
+
+def test_the_decoder_in_the_document_reads_a_broadcast(example: dict[str, bytes]) -> None:
+    [source] = fenced(PROTOCOL, "python")
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    assert namespace["decode_changes"](example["changes"]) == [
+        (1, TIME, [1, 1, b"hello"]),
+        (2, TIME, [1, 2, b"world", {"user": "ada"}]),
+    ]
+
+
+# --- the rest ------------------------------------------------------------------------------------
+def test_nats_server_accepts_the_configuration_in_the_document(tmp_path: Path) -> None:
+    [configuration] = fenced(OPERATIONS, "nats")
+    path = tmp_path / "nats.conf"
+    path.write_text(configuration)
+    command = [str(find_nats_server()), "-t", "-c", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[name]):
+        path, _, anchor = target.partition("#")
+        file = ROOT / "docs" / (path or name)
+        assert file.is_file(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_lines_are_short_outside_tables(name: str) -> None:
+    for number, line in enumerate(DOCUMENTS[name].splitlines(), start=1):
+        assert line.startswith("|") or len(line) <= 115, f"{name}:{number}"

@@ -1,0 +1,90 @@
+"""The fence: open until someone says otherwise, and never open again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.errors import FencedError, StorageFailedError
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate, create_fence, fence, is_open
+
+DISK = Disk()
+
+
+class BrokenDisk(Disk):
+    """A disk on which nothing can be written any more."""
+
+    def overwrite_durably(self, path: Path, content: bytes) -> None:
+        raise StorageFailedError(reason="broken")
+
+
+def gate(path: Path, disk: Disk = DISK) -> FenceGate:
+    return FenceGate(disk, path, "s1", "i1")
+
+
+def test_a_new_incarnation_may_acknowledge(tmp_path: Path) -> None:
+    create_fence(DISK, tmp_path / "fence")
+    assert is_open(DISK, tmp_path / "fence")
+    gate(tmp_path / "fence").check()
+
+
+def test_a_fenced_incarnation_never_may_again(tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    create_fence(DISK, path)
+    mine = gate(path)
+    mine.check()
+    fence(DISK, path)
+    fence(DISK, path)
+    with pytest.raises(FencedError) as caught:
+        mine.check()
+    assert (caught.value.server, caught.value.incarnation) == ("s1", "i1")
+    # Also if somebody puts the file back.
+    create_fence(DISK, path)
+    with pytest.raises(FencedError):
+        mine.check()
+    assert mine.fenced
+
+
+def test_fencing_overwrites_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    create_fence(DISK, path)
+    before = path.stat()
+    fence(DISK, path)
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"open", b"open  ", b"open  \n\n", b"OPEN  \n", b"\x00" * 7, b"fenced\n"]
+)
+def test_anything_but_the_exact_text_counts_as_fenced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "fence"
+    path.write_bytes(content)
+    assert not is_open(DISK, path)
+
+
+def test_a_missing_or_unreadable_fence_counts_as_fenced(tmp_path: Path) -> None:
+    assert not is_open(DISK, tmp_path / "missing")
+    (tmp_path / "folder").mkdir()
+    assert not is_open(DISK, tmp_path / "folder")
+    fence(DISK, tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_who_fences_itself_is_silent_even_if_the_disk_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    create_fence(DISK, path)
+    mine = gate(path, BrokenDisk())
+    with pytest.raises(StorageFailedError):
+        mine.fence_myself()
+    with pytest.raises(FencedError):
+        mine.check()
+
+
+def test_a_fence_that_could_not_be_written_is_no_fence(tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    create_fence(DISK, path)
+    with pytest.raises(StorageFailedError):
+        fence(BrokenDisk(), path)
+    assert is_open(DISK, path)

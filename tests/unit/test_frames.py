@@ -1,0 +1,229 @@
+"""Frames: every encoder round-trips, and no bytes whatever make a decoder fail in another way than
+by the protocol's own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    HoldfastError,
+    MalformedFrameError,
+    ProtocolError,
+    StoreDamagedError,
+    UnsupportedVersionError,
+    WrongLastSeqError,
+)
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.messages import ChangeKind
+
+NUMBERS = st.integers(0, (1 << 63) - 1)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=8)
+    | st.binary(max_size=8) | st.floats(allow_nan=False)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=8)),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+OPERATIONS = st.lists(VALUES, max_size=4).map(lambda rest: [77, *rest])
+GROUPS = st.tuples(
+    st.integers(), st.text(max_size=8), NUMBERS, NUMBERS, st.integers(),
+    st.lists(OPERATIONS, min_size=1, max_size=4),
+).filter(lambda group: abs(group[0]) < 1 << 63 and abs(group[4]) < 1 << 63)  # fmt: skip
+CHANGES = st.lists(st.lists(VALUES, min_size=1, max_size=4), max_size=4)
+SOME_GROUP = (1, "a.b", 3, 2, 0, [[1, b"value"]])
+DECODERS: list[Callable[[bytes], Any]] = [
+    frames.decode,
+    frames.decode_request,
+    frames.decode_outcome,
+    frames.decode_changes,
+    frames.unpack,
+]
+
+
+@given(st.binary(min_size=1, max_size=32), st.lists(GROUPS, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=150)
+def test_a_request_comes_back_as_it_was(writer: bytes, groups: list[tuple[Any, ...]]) -> None:
+    groups = [(*group[:2], max(group[2:4]), min(group[2:4]), *group[4:]) for group in groups]
+    decoded_writer, decoded = frames.decode_request(frames.encode_request(writer, groups))
+    assert decoded_writer == writer
+    assert [tuple(group) for group in decoded] == groups
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 3), st.lists(VALUES, max_size=5))
+@settings(deadline=None, max_examples=100)
+def test_an_outcome_comes_back_as_it_was(
+    epoch: int, time: int, durability: int, results: list[Any]
+) -> None:
+    outcome = frames.encode_outcome(epoch, time, durability, results)
+    assert frames.decode_outcome(outcome) == (epoch, time, durability, results)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, CHANGES)
+@settings(deadline=None, max_examples=100)
+def test_changes_come_back_as_they_were(
+    epoch: int, previous_revision: int, time: int, changes: list[Any]
+) -> None:
+    payload = frames.encode_changes(epoch, previous_revision, time, changes)
+    assert frames.decode_changes(payload) == (epoch, previous_revision, time, changes)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "error"), VALUES))
+@settings(deadline=None, max_examples=100)
+def test_a_control_message_comes_back_as_it_was(fields: dict[str, Any]) -> None:
+    assert frames.decode_control(frames.encode_control(**fields)) == fields
+
+
+def test_a_refusal_is_raised_on_the_other_side() -> None:
+    error = StoreDamagedError(store="s", reason="r")
+    with pytest.raises(StoreDamagedError) as caught:
+        frames.decode_control(frames.encode_control_error(error))
+    assert caught.value.fields == error.fields
+
+
+@pytest.mark.parametrize("fields", [[], [1], 5, "x", {1: 2}, {"self": 1}, None])
+def test_a_refusal_of_any_shape_is_still_one_of_our_errors(fields: object) -> None:
+    with pytest.raises(HoldfastError):
+        frames.decode_control(frames.encode({"error": "wrong_last_seq", "fields": fields}))
+
+
+def test_the_element_of_a_reply_that_refuses_carries_code_and_fields() -> None:
+    error = WrongLastSeqError(expected=1, actual=2)
+    assert frames.error_result(4, error) == [4, 1, "wrong_last_seq", {"expected": 1, "actual": 2}]
+
+
+@pytest.mark.parametrize("decode", DECODERS, ids=lambda decode: decode.__name__)
+@given(data=st.binary(max_size=60) | VALUES.map(frames.encode) | VALUES.map(frames.pack))
+@example(data=b"\x01" + b"\x91" * 5000)
+@example(data=b"\x01" + msgpack.packb({b"k": 1}))
+@example(data=b"\x01\x81\x91\x01\x02")
+@example(data=b"\x01\xdd\xff\xff\xff\xff")
+@example(data=b"\x01\xd9\x02\xff\xfe")
+@settings(deadline=None, max_examples=150)
+def test_no_bytes_make_a_decoder_fail_in_its_own_way(
+    decode: Callable[[bytes], Any], data: bytes
+) -> None:
+    try:
+        decode(data)
+    except ProtocolError:
+        return
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_a_request_with_flipped_bytes_is_a_request_or_refused(data: st.DataObject) -> None:
+    payload = bytearray(frames.encode_request(b"writer", [SOME_GROUP, SOME_GROUP]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        _, groups = frames.decode_request(bytes(payload))
+    except ProtocolError:
+        return
+    for group in groups:
+        assert 0 <= group.floor <= group.counter < 1 << 63
+        assert all(type(operation[0]) is int for operation in group.operations)
+
+
+@given(st.binary(max_size=40) | VALUES.map(frames.encode))
+@settings(deadline=None, max_examples=150)
+def test_no_bytes_make_a_control_message_fail_in_its_own_way(data: bytes) -> None:
+    try:
+        frames.decode_control(data)
+    except HoldfastError:
+        return
+
+
+@given(st.lists(VALUES, max_size=5) | VALUES)
+@settings(deadline=None, max_examples=150)
+def test_no_change_of_a_wrong_shape_passes_for_one(wire: Any) -> None:
+    try:
+        change = frames.change_from_wire(wire, 5, 6)
+    except ProtocolError:
+        return
+    assert change.kind in ChangeKind
+
+
+def test_an_empty_payload_and_another_version_are_told_apart() -> None:
+    with pytest.raises(MalformedFrameError):
+        frames.decode(b"")
+    for version in (0, 2, 255):
+        with pytest.raises(UnsupportedVersionError) as caught:
+            frames.decode(bytes([version]) + frames.pack([]))
+        assert (caught.value.found, caught.value.known) == (version, frames.PROTOCOL_VERSION)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        (True, "a", 1, 1, 0, [[1]]),
+        (1, b"a", 1, 1, 0, [[1]]),
+        (1, "a", "1", 1, 0, [[1]]),
+        (1, "a", 1, -1, 0, [[1]]),
+        (1, "a", 1, 2, 0, [[1]]),
+        (1, "a", 1 << 63, 1, 0, [[1]]),
+        (1, "a", -1, -1, 0, [[1]]),
+        (1, "a", 1, 1, None, [[1]]),
+        (1, "a", 1, 1, 0, []),
+        (1, "a", 1, 1, 0, [[]]),
+        (1, "a", 1, 1, 0, [["1"]]),
+        (1, "a", 1, 1, 0, [[True]]),
+        (1, "a", 1, 1, 0, [1]),
+        (1, "a", 1, 1, 0, {"x": 1}),
+        (1, "a", 1, 1, 0),
+        None,
+        {},
+    ],
+)
+def test_a_group_of_a_wrong_shape_is_refused(group: object) -> None:
+    with pytest.raises(MalformedFrameError):
+        frames.decode_request(frames.encode([b"w", [group]]))
+
+
+@pytest.mark.parametrize("writer", [b"", bytes(33), "text", 5, None])
+def test_a_writer_is_1_to_32_bytes(writer: object) -> None:
+    with pytest.raises(MalformedFrameError):
+        frames.decode_request(frames.encode([writer, [SOME_GROUP]]))
+
+
+def test_a_frame_holds_a_bounded_number_of_operations_also_inside_batches() -> None:
+    append = [frames.APPEND, b""]
+    batch = [frames.BATCH, [append] * (MAX_FRAME_OPERATIONS // 2)]
+    frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [append] * MAX_FRAME_OPERATIONS)]]))
+    for operations in ([append] * (MAX_FRAME_OPERATIONS + 1), [batch, batch]):
+        with pytest.raises(MalformedFrameError):
+            frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, operations)]]))
+
+
+def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
+    request = frames.encode([b"w", [[*SOME_GROUP, "later"]], "later"])
+    assert frames.decode_request(request)[1] == [SOME_GROUP]
+    assert frames.decode_outcome(frames.pack([1, 2, 3, [], "later"])) == (1, 2, 3, [])
+    assert frames.decode_changes(frames.encode([1, 2, 3, [], "later"])) == (1, 2, 3, [])
+
+
+def test_each_change_becomes_what_applications_see() -> None:
+    def seen(*wire: Any) -> Any:
+        return frames.change_from_wire(list(wire), 9, 1000)
+
+    message = seen(frames.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
+    assert message == (4, b"v", {"h": "x"}, 1000, 9)
+    assert seen(frames.CHANGE_SET_MESSAGE, 4, b"v", None, "id").message.headers == {}
+    assert seen(frames.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000)
+    assert seen(frames.CHANGE_DELETE_MESSAGES, [1, 2]).seqs == (1, 2)
+    assert seen(frames.CHANGE_DELETE_ENTRIES, ["a"]).keys == ("a",)
+    assert seen(frames.CHANGE_TRIM, 7).end_seq == 7
+    assert seen(frames.CHANGE_CLEAR).kind is ChangeKind.TRIM
+
+
+def test_operation_numbers_say_if_they_read_or_write() -> None:
+    reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
+    assert {frames.OPERATION_NAMES[number] for number in reads} == {
+        "get", "get_all", "head", "changes",
+    }  # fmt: skip

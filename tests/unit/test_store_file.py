@@ -1,0 +1,572 @@
+"""Store files: never opened as something they are not, never changed by half."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    BusyError,
+    NewerFormatError,
+    StorageError,
+    StorageFailedError,
+    StoreDamagedError,
+)
+from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs import schema
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, _prefix_end
+
+STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
+KV = StoreId("acme", StoreKind.KV, "a.b")
+
+
+def appends(start: int, count: int, size_bytes: int = 5) -> AppliedBatch:
+    changes = [[frames.CHANGE_SET_MESSAGE, start + i, bytes(size_bytes)] for i in range(count)]
+    return AppliedBatch(start - 1, 1000 + start, changes)
+
+
+def rows_of(file: StoreFile) -> list[tuple[Any, ...]]:
+    if file.store.kind == StoreKind.KV:
+        return list(file.entries("", None, 10_000, with_values=True))
+    return list(file.messages(1, None, 10_000))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.b.stream.1.db"
+
+
+# --- opening -------------------------------------------------------------------------------------
+def test_opening_never_creates(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        StoreFile.open(path, STREAM)
+    assert not path.exists()
+
+
+def test_creating_never_opens(path: Path) -> None:
+    StoreFile.create(path, STREAM, time=1).close()
+    before = path.read_bytes()
+    with pytest.raises(StoreDamagedError, match="exists already"):
+        StoreFile.create(path, STREAM, time=1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_closed_file_is_one_file_and_comes_back_as_it_was(path: Path, kind: StoreKind) -> None:
+    store = StoreId("acme", kind, "a.b")
+    file = StoreFile.create(path, store, time=1)
+    file.take(3, "s1", "i1")
+    change: list[Any] = (
+        [frames.CHANGE_SET_MESSAGE, 1, b"v", {"h": "x"}, "id"]
+        if kind is StoreKind.STREAM
+        else [frames.CHANGE_SET_ENTRY, "k", b"v", {"h": "x"}]
+    )
+    file.apply([AppliedBatch(0, 1000, [change])], [WriterOutcome(b"w", 1, 1, 1000, b"o")])
+    meta, rows = file.meta, rows_of(file)
+    file.close()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    again = StoreFile.open(path, store)
+    assert (again.meta, rows_of(again)) == (meta, rows)
+    assert (meta.epoch, meta.server, meta.revision, meta.time) == (3, "s1", 1, 1000)
+    assert again.outcomes(b"w") == [(1, b"o")]
+    assert not again.was_left_open
+    again.quick_check()
+    again.close()
+
+
+def test_an_abandoned_file_keeps_what_was_applied(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 3)])
+    file.abandon()
+    again = StoreFile.open(path, STREAM)
+    assert again.was_left_open
+    assert again.meta.last_seq == 3
+    again.close()
+
+
+@pytest.mark.parametrize("with_wal", [False, True])
+def test_an_empty_file_is_damage_and_what_lies_beside_it_is_kept(
+    path: Path, with_wal: bool
+) -> None:
+    path.write_bytes(b"")
+    wal = path.with_name(path.name + "-wal")
+    if with_wal:
+        wal.write_bytes(b"evidence")
+    with pytest.raises(StoreDamagedError, match="empty"):
+        StoreFile.open(path, STREAM)
+    assert path.read_bytes() == b""
+    assert not with_wal or wal.read_bytes() == b"evidence"
+
+
+@pytest.mark.parametrize("content", [b"x", b"garbage" * 1000, bytes(8192), b"SQLite format 3\x00"])
+def test_garbage_is_damage_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StoreDamagedError):
+        StoreFile.open(path, STREAM)
+    assert path.read_bytes() == content
+
+
+def test_somebody_elses_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t(a)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreDamagedError, match="not a holdfast store"):
+        StoreFile.open(path, STREAM)
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_later_format_is_refused_and_left_as_it_is(path: Path) -> None:
+    StoreFile.create(path, STREAM, time=1).close()
+    connection = apsw.Connection(str(path))
+    connection.pragma("user_version", schema.FORMAT_VERSION + 1)
+    connection.pragma("journal_mode", "delete")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(NewerFormatError) as caught:
+        StoreFile.open(path, STREAM)
+    assert (caught.value.found, caught.value.known) == (2, 1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "other", [KV, StoreId("other", StoreKind.STREAM, "a.b"), StoreId("acme", 1, "b")]
+)
+def test_another_stores_file_is_refused(path: Path, other: StoreId) -> None:
+    StoreFile.create(path, other, time=1).close()
+    with pytest.raises(StoreDamagedError, match="the file is of"):
+        StoreFile.open(path, STREAM)
+    StoreFile.open(path, other).close()
+
+
+@pytest.mark.parametrize("sql", ["DELETE FROM meta", "DROP TABLE meta"])
+def test_a_file_without_its_meta_row_is_damage(path: Path, sql: str) -> None:
+    StoreFile.create(path, STREAM, time=1).close()
+    connection = apsw.Connection(str(path))
+    connection.execute(sql)
+    connection.close()
+    with pytest.raises(StoreDamagedError):
+        StoreFile.open(path, STREAM)
+
+
+def test_a_truncated_file_is_damage(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 200, size_bytes=100)])
+    file.close()
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(StoreDamagedError):
+        StoreFile.open(path, STREAM)
+
+
+@pytest.mark.parametrize("holder", ["file", "process"])
+def test_a_file_that_another_process_has_open_is_busy(path: Path, holder: str) -> None:
+    if holder == "file":
+        file = StoreFile.create(path, STREAM, time=1)
+        process = run_program(OPEN_AND_REPORT, path)
+        assert process.communicate(timeout=60)[0] == b"busy\n"
+        file.close()
+        return
+    StoreFile.create(path, STREAM, time=1).close()
+    process = run_program(HOLD_OPEN, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    # Also while it is stopped, as a paused machine would be.
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(BusyError):
+        StoreFile.open(path, STREAM)
+    process.kill()
+    process.communicate(timeout=60)
+    StoreFile.open(path, STREAM).close()
+
+
+# --- crashes -------------------------------------------------------------------------------------
+PROGRAM_HEAD = """
+import os, sys
+from pathlib import Path
+from holdfast.protocol.errors import BusyError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
+def say(text):
+    os.write(1, text.encode() + b"\\n")
+"""
+OPEN_AND_REPORT = """
+try:
+    StoreFile.open(path, store)
+except BusyError:
+    say("busy")
+"""
+HOLD_OPEN = """
+file = StoreFile.open(path, store)
+say("held")
+sys.stdin.read()
+"""
+APPLY_UNTIL_KILLED = """
+file = StoreFile.create(path, store, time=1)
+file.take(1, "s1", "i1")
+file.checkpoint()
+start = 1
+while True:
+    changes = [[1, start + i, b"v" * 700] for i in range(7)]
+    file.apply([AppliedBatch(start - 1, 1000, changes)])
+    start += 7
+    say(str(start - 1))
+    if start % 70 == 1:
+        file.checkpoint()
+    if len(sys.argv) > 2 and start > int(sys.argv[2]):
+        os._exit(9)
+"""
+
+
+def run_program(body: str, *arguments: object) -> subprocess.Popen[bytes]:
+    program = textwrap.dedent(PROGRAM_HEAD) + textwrap.dedent(body)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("lines", [1, 23, 60])
+def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(
+    path: Path, lines: int
+) -> None:
+    process = run_program(APPLY_UNTIL_KILLED, path)
+    assert process.stdout is not None
+    for _ in range(lines):
+        applied = int(process.stdout.readline())
+    process.kill()
+    rest = process.communicate(timeout=60)[0].splitlines()
+    applied = int(rest[-1]) if rest else applied
+    file = StoreFile.open(path, STREAM)
+    assert file.meta.revision == file.meta.last_seq == file.meta.count
+    assert file.meta.revision >= applied
+    assert file.meta.revision % 7 == 0
+    assert [row[0] for row in rows_of(file)] == list(range(1, file.meta.last_seq + 1))
+    file.quick_check()
+    file.close()
+
+
+def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path) -> None:
+    process = run_program(APPLY_UNTIL_KILLED, path, 100)
+    applied = int(process.communicate(timeout=60)[0].splitlines()[-1])
+    assert process.returncode == 9
+    file = StoreFile.open(path, STREAM)
+    assert file.meta.revision == applied
+    file.close()
+
+
+# --- faults --------------------------------------------------------------------------------------
+class FaultyVfs(apsw.VFS):
+    """SQLite's own file system, whose n-th call of some kinds fails, as a full or broken disk."""
+
+    def __init__(self) -> None:
+        self.name_of_it = f"faulty-{id(self)}"
+        super().__init__(self.name_of_it, base="")
+        self.remaining: int | None = None
+        self.calls: set[str] = set()
+        self.error: int = apsw.SQLITE_IOERR
+        self.failed = False
+
+    def fail(self, after: int, error: int, *calls: str) -> None:
+        self.remaining, self.error, self.calls = after, error, set(calls)
+        self.failed = False
+
+    def heal(self) -> None:
+        self.remaining = None
+
+    def pass_or_raise(self, call: str) -> None:
+        if self.remaining is None or call not in self.calls:
+            return
+        if self.remaining > 0:
+            self.remaining -= 1
+            return
+        self.failed = True
+        raise apsw.exception_for(self.error)
+
+    def xOpen(self, name: Any, flags: list[int]) -> Any:
+        self.pass_or_raise("open")
+        return FaultyFile(self, name, flags)
+
+
+class FaultyFile(apsw.VFSFile):
+    def __init__(self, vfs: FaultyVfs, name: Any, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self.vfs = vfs
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self.vfs.pass_or_raise("write")
+        super().xWrite(data, offset)
+
+    def xSync(self, flags: int) -> None:
+        self.vfs.pass_or_raise("sync")
+        super().xSync(flags)
+
+    def xTruncate(self, size: int) -> None:
+        self.vfs.pass_or_raise("truncate")
+        super().xTruncate(size)
+
+
+@pytest.fixture
+def vfs() -> Iterator[FaultyVfs]:
+    vfs = FaultyVfs()
+    yield vfs
+    vfs.heal()
+    vfs.unregister()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
+@pytest.mark.parametrize("after", range(12))
+def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
+    path: Path, vfs: FaultyVfs, after: int, error: int, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    file.apply([appends(1, 3)])
+    meta, rows = file.meta, rows_of(file)
+    batch = appends(4, 5, size_bytes=2000)
+    vfs.fail(after, error, "write")
+    with pytest.raises(StorageFailedError):
+        file.apply([batch], [WriterOutcome(b"w", 1, 1, 1, b"o")])
+    assert vfs.failed
+    vfs.heal()
+    assert (file.meta, rows_of(file), file.outcomes(b"w")) == (meta, rows, [])
+    file.apply([batch], [WriterOutcome(b"w", 1, 1, 1, b"o")])
+    assert file.meta.last_seq == 8
+    file.close()
+    again = StoreFile.open(path, STREAM)
+    assert [row[0] for row in rows_of(again)] == list(range(1, 9))
+    again.quick_check()
+    again.close()
+
+
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_checkpoint_that_fails_loses_nothing_and_can_be_repeated(
+    path: Path, vfs: FaultyVfs, call: str, after: int, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    file.apply([appends(1, 50, size_bytes=500)])
+    vfs.fail(after, apsw.SQLITE_IOERR, call)
+    try:
+        file.checkpoint()
+    except StorageFailedError:
+        assert vfs.failed
+    else:
+        assert not vfs.failed
+    vfs.heal()
+    file.apply([appends(51, 1)])
+    file.checkpoint()
+    file.abandon()
+    again = StoreFile.open(path, STREAM)
+    assert again.meta.last_seq == 51
+    again.quick_check()
+    again.close()
+
+
+@pytest.mark.parametrize("after", range(0, 12, 2))
+def test_a_file_that_could_not_be_created_is_gone_and_can_be_created_later(
+    path: Path, vfs: FaultyVfs, after: int, unraisable: list[Any]
+) -> None:
+    vfs.fail(after, apsw.SQLITE_FULL, "write")
+    try:
+        StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it).close()
+    except StorageFailedError:
+        assert list(path.parent.iterdir()) == []
+        vfs.heal()
+        StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it).close()
+    vfs.heal()
+    StoreFile.open(path, STREAM).close()
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """apsw reports what a VFS method raises twice: as SQLite's error, and as unraisable."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *details: seen.append(details))
+    return seen
+
+
+# --- applying ------------------------------------------------------------------------------------
+def test_batches_must_follow_the_files_revision(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    with pytest.raises(AssertionError):
+        file.apply([appends(2, 1)])
+    with pytest.raises(AssertionError):
+        file.apply([appends(1, 1), appends(1, 1)])
+    assert (file.meta.revision, rows_of(file)) == (0, [])
+    file.close()
+
+
+def test_an_epoch_never_goes_back(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.take(5, "s1", "i1")
+    with pytest.raises(AssertionError):
+        file.take(4, "s2", "i2")
+    assert file.meta.epoch == 5
+    file.close()
+
+
+def test_a_replaced_message_keeps_its_number_and_changes_the_bytes(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    replaced = [frames.CHANGE_SET_MESSAGE, 2, b"longer than before", {"a": "b"}]
+    file.apply([appends(1, 3), AppliedBatch(3, 2000, [replaced])])
+    assert (file.meta.count, file.meta.last_seq, file.meta.revision) == (3, 3, 4)
+    assert file.meta.bytes == file.sum_messages(1, 3)[1] == 5 + 5 + 18 + len(b"\x81\xa1a\xa1b")
+    row = file.message(2)
+    assert row is not None
+    assert row[1:4] == (4, 2000, b"longer than before")
+    file.close()
+
+
+def test_a_writers_outcomes_are_kept_from_its_floor_on(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([], [WriterOutcome(b"a", n, 1, 1, b"%d" % n) for n in (1, 2, 3)])
+    file.apply([], [WriterOutcome(b"b", 1, 1, 1, b"other")])
+    file.apply([], [WriterOutcome(b"a", n, floor, 1, b"%d" % n) for n, floor in ((4, 2), (5, 5))])
+    assert file.outcomes(b"a") == [(5, b"5")]
+    assert file.outcomes(b"b") == [(1, b"other")]
+    assert file.outcomes(b"c") == []
+    file.close()
+
+
+def test_forgetting_keeps_what_is_young_enough(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    for number in (1, 2):
+        change = [frames.CHANGE_SET_MESSAGE, number, b"", None, f"id{number}"]
+        file.apply(
+            [AppliedBatch(number - 1, number * 1000, [change])],
+            [WriterOutcome(b"%d" % number, 1, 1, number * 1000, b"o")],
+        )
+    file.forget(msg_ids_before=2000, outcomes_before=2000)
+    assert (file.msg_id("id1"), file.msg_id("id2")) == (None, (2, 2, 2000))
+    assert (file.outcomes(b"1"), file.outcomes(b"2")) == ([], [(1, b"o")])
+    file.close()
+
+
+def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path: Path) -> None:
+    file = StoreFile.create(path, KV, time=1)
+    changes = [[frames.CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 5)
+    file.apply([AppliedBatch(0, 1000, changes)])
+    file.forget(msg_ids_before=0, outcomes_before=0)
+    assert file.meta.changes_from == 5
+    found, complete = file.changes_after(
+        5, 0, deletes_after=5, max_rows=MAX_CHANGE_LOG_ROWS + 9, max_bytes=1 << 30
+    )
+    assert complete
+    assert found[0][0] == 6
+    meta = file.meta
+    file.close()
+    again = StoreFile.open(path, KV)
+    assert again.meta == meta
+    again.close()
+
+
+# --- reading -------------------------------------------------------------------------------------
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=25), st.integers(0, 1 << 30))
+@settings(deadline=None, max_examples=60)
+def test_reading_from_a_time_misses_nothing_appended_since(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[int], seed: int
+) -> None:
+    rng = random.Random(seed)
+    file = StoreFile.create(tmp_path_factory.mktemp("store") / "db", STREAM, time=1)
+    appended, now = {}, 1000
+    for seq, gap in enumerate(gaps, start=1):
+        now += gap
+        file.apply([AppliedBatch(file.meta.revision, now, [[1, seq, b"v"]])])
+        appended[seq] = now
+    for _ in range(rng.randint(0, 5)):
+        seq = rng.randint(1, len(gaps))
+        change: list[Any] = rng.choice([[1, seq, b"w"], [3, [seq]]])
+        file.apply([AppliedBatch(file.meta.revision, now, [change])])
+    untouched = [row for row in rows_of(file) if row[3] == b"v"]
+    for start_time in {999, now + 1, *appended.values()}:
+        start = file.seq_at_time(start_time)
+        assert all(seq >= start for seq, time in appended.items() if time >= start_time)
+        assert all(row[2] >= start_time for row in untouched if row[0] >= start)
+    file.abandon()
+
+
+@given(st.text(max_size=4), st.text(max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_a_prefix_range_holds_exactly_the_texts_with_the_prefix(prefix: str, text: str) -> None:
+    end = _prefix_end(prefix)
+    encoded = text.encode()
+    below = encoded < end.encode() if isinstance(end, str) else True
+    assert text.startswith(prefix) == (prefix.encode() <= encoded and below)
+
+
+ODD_KEYS = [
+    *("", "\x00", "\x00\x00", "a", "a\x00", "a\x00b", "ab", "a\U0010ffff", "a\U0010ffff\U0010ffff"),
+    *("b", "\ud7ff", "\ud7ffx", "\ue000", "\uffff", "\U0010ffff", "\U0010ffffz", "🪸", "é", "e\u0301"),
+    *("a!@#$%^&*|()", '["x","y"]', "k" * 1000, "%", "_", "A", "Ab"),
+]
+
+
+@pytest.mark.parametrize("page", [1, 2, 100])
+@pytest.mark.parametrize("prefix", ["", "a", "a\U0010ffff", "\U0010ffff", "\ud7ff", "k" * 999, "zz"])
+def test_keys_of_a_prefix_come_in_pages_in_the_order_of_their_bytes(
+    path: Path, prefix: str, page: int
+) -> None:
+    file = StoreFile.create(path, KV, time=1)
+    changes: list[Any] = [[frames.CHANGE_SET_ENTRY, key, key.encode()] for key in ODD_KEYS]
+    file.apply([AppliedBatch(0, 1000, changes)])
+    expected = sorted((key for key in ODD_KEYS if key.startswith(prefix)), key=str.encode)
+    found: list[str] = []
+    after = None
+    while rows := list(file.entries(prefix, after, page, with_values=False)):
+        assert all(row[3] is None for row in rows)
+        found += [row[0] for row in rows]
+        after = found[-1]
+    assert found == expected
+    for key in ODD_KEYS:
+        row = file.entry(key)
+        assert row is not None
+        assert row[3] == key.encode()
+    file.close()
+
+
+def test_first_last_and_the_last_few_of_a_stream(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    assert (file.first_seq(), file.seq_from_end(3)) == (1, 1)
+    file.apply([appends(1, 6)])
+    file.apply([AppliedBatch(6, 2000, [[frames.CHANGE_TRIM, 2], [3, [4]]])])
+    assert file.first_seq() == 3
+    assert [file.seq_from_end(count) for count in (1, 2, 3, 4)] == [6, 5, 3, 1]
+    file.apply([AppliedBatch(8, 2000, [[frames.CHANGE_TRIM, 6]])])
+    assert (file.first_seq(), file.meta.last_seq, file.meta.count, file.meta.bytes) == (7, 6, 0, 0)
+    file.close()
+
+
+@pytest.mark.parametrize("read", [lambda f: f.message(1), lambda f: f.quick_check()])
+def test_damage_inside_a_file_is_reported_when_it_is_read(
+    path: Path, read: Callable[[StoreFile], object]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 300, size_bytes=300)])
+    file.close()
+    raw = bytearray(path.read_bytes())
+    raw[20 * schema.PAGE_BYTES :] = b"\xff" * (len(raw) - 20 * schema.PAGE_BYTES)
+    path.write_bytes(raw)
+    with pytest.raises(StorageError):
+        file = StoreFile.open(path, STREAM)
+        try:
+            for seq in range(1, 301):
+                file.message(seq)
+            read(file)
+        finally:
+            file.abandon()

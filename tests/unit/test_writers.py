@@ -1,0 +1,177 @@
+"""Exactly once: whatever the network does to a writer's groups, each is applied once or never."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.persist.writers import Verdict, Writer
+
+
+def answer(counter: int) -> bytes:
+    return f"answer {counter}".encode()
+
+
+def writer_after(*groups: tuple[int, int]) -> Writer:
+    """Return a writer whose `(counter, floor)` groups were all applied."""
+    writer = Writer()
+    for counter, floor in groups:
+        assert writer.judge(counter, floor) == (Verdict.NEW, None)
+        writer.record(counter, floor, answer(counter))
+    return writer
+
+
+def test_groups_are_new_in_their_order() -> None:
+    writer = writer_after((1, 1), (2, 1), (3, 2))
+    assert writer.last == 3
+
+
+def test_a_retry_is_answered_with_the_first_answer() -> None:
+    writer = writer_after((1, 1), (2, 1))
+    for counter in (1, 2, 1):
+        assert writer.judge(counter, 1) == (Verdict.KNOWN, answer(counter))
+
+
+def test_a_group_before_its_predecessors_is_a_gap() -> None:
+    assert Writer().judge(2, 1) == (Verdict.GAP, None)
+    assert writer_after((1, 1)).judge(3, 2) == (Verdict.GAP, None)
+
+
+def test_a_group_whose_predecessors_were_given_up_is_new() -> None:
+    assert Writer().judge(5, 5) == (Verdict.NEW, None)
+    assert writer_after((1, 1)).judge(5, 5) == (Verdict.NEW, None)
+
+
+def test_a_group_that_was_given_up_is_stale_when_it_arrives_late() -> None:
+    writer = writer_after((1, 1), (5, 5))
+    for counter in (1, 2, 4):
+        assert writer.judge(counter, 1) == (Verdict.STALE, None)
+        assert writer.judge(counter, counter) == (Verdict.STALE, None)
+
+
+def test_outcomes_below_the_floor_are_forgotten_but_never_the_last() -> None:
+    writer = writer_after((1, 1), (2, 1), (3, 3))
+    assert set(writer.outcomes) == {3}
+    assert writer.judge(3, 3) == (Verdict.KNOWN, answer(3))
+
+
+def test_a_group_that_was_taken_back_is_new_again() -> None:
+    writer = writer_after((1, 1), (2, 1), (3, 1))
+    writer.forget(3)
+    writer.forget(2)
+    assert writer.judge(2, 1) == (Verdict.NEW, None)
+    assert writer.judge(3, 1) == (Verdict.GAP, None)
+    assert writer.judge(1, 1) == (Verdict.KNOWN, answer(1))
+
+
+def test_a_jump_that_was_taken_back_can_be_made_again() -> None:
+    writer = writer_after((1, 1), (7, 7))
+    writer.forget(7)
+    assert writer.judge(7, 7) == (Verdict.NEW, None)
+    for given_up in (2, 6):
+        assert writer.judge(given_up, 2)[0] is Verdict.STALE
+
+
+@pytest.mark.parametrize("rows", [[], [(4, b"x")], [(3, b"x"), (4, b"y")]])
+def test_a_writer_comes_back_from_its_rows(rows: list[tuple[int, bytes]]) -> None:
+    writer = Writer.from_rows(rows)
+    assert writer.last == max((counter for counter, _ in rows), default=0)
+    for counter, outcome in rows:
+        assert writer.judge(counter, 1) == (Verdict.KNOWN, outcome)
+
+
+@dataclass
+class Client:
+    """A writer as clients are: a few groups in flight, sent again unchanged, some given up."""
+
+    next_counter: int = 1
+    waiting: list[int] = field(default_factory=list)
+    answered: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> int:
+        return self.waiting[0] if self.waiting else self.next_counter
+
+
+@dataclass
+class Owner:
+    """The store's side: applied groups in order, and rows as a store file keeps them."""
+
+    writer: Writer = field(default_factory=Writer)
+    rows: dict[int, bytes] = field(default_factory=dict)
+    applied: list[int] = field(default_factory=list)
+
+    def receive(self, counter: int, floor: int) -> bytes | None:
+        verdict, known = self.writer.judge(counter, floor)
+        if verdict is not Verdict.NEW:
+            return known
+        self.applied.append(counter)
+        outcome = f"answer {counter} as number {len(self.applied)}".encode()
+        self.writer.record(counter, floor, outcome)
+        self.rows[counter] = outcome
+        self.rows = {number: kept for number, kept in self.rows.items() if number >= floor}
+        return outcome
+
+    def restart(self) -> None:
+        self.writer = Writer.from_rows(sorted(self.rows.items()))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_no_group_is_applied_twice_or_after_it_was_given_up(data: st.DataObject) -> None:
+    client, owner = Client(), Owner()
+    network: list[tuple[int, int]] = []
+    replies: list[tuple[int, bytes]] = []
+    for _ in range(data.draw(st.integers(5, 40), label="steps")):
+        actions = ["new", "restart"]
+        if client.waiting:
+            actions += ["send again", "give up"]
+        if network:
+            actions += ["deliver", "deliver", "deliver", "duplicate", "lose"]
+        if replies:
+            actions += ["reply", "reply", "lose reply"]
+        match data.draw(st.sampled_from(actions)):
+            case "new":
+                client.waiting.append(client.next_counter)
+                client.next_counter += 1
+                network.append((client.waiting[-1], client.floor))
+            case "send again":
+                network.append((data.draw(st.sampled_from(client.waiting)), client.floor))
+            case "give up":
+                # In order, as the timeouts of groups that were sent in order are.
+                client.waiting.pop(0)
+            case "deliver" | "duplicate" as action:
+                index = data.draw(st.integers(0, len(network) - 1))
+                counter, floor = network[index]
+                if action == "deliver":
+                    del network[index]
+                applied = list(owner.applied)
+                outcome = owner.receive(counter, floor)
+                if outcome is not None:
+                    replies.append((counter, outcome))
+                if owner.applied != applied:
+                    # What is below the floor of anything applied before is never applied now.
+                    assert all(counter > earlier for earlier in applied)
+            case "lose":
+                network.pop(data.draw(st.integers(0, len(network) - 1)))
+            case "restart":
+                owner.restart()
+            case "reply":
+                counter, outcome = replies.pop(data.draw(st.integers(0, len(replies) - 1)))
+                if counter in client.answered:
+                    assert client.answered[counter] == outcome
+                if counter in client.waiting:
+                    client.waiting.remove(counter)
+                    client.answered[counter] = outcome
+            case "lose reply":
+                replies.pop(data.draw(st.integers(0, len(replies) - 1)))
+        assert owner.applied == sorted(set(owner.applied))
+    # However it went, sending what still waits, in order, answers all of it.
+    for counter in list(client.waiting):
+        assert owner.receive(counter, client.floor) is not None
+        client.waiting.remove(counter)
+    assert owner.applied == sorted(set(owner.applied))
+    assert set(client.answered) <= set(owner.applied)
