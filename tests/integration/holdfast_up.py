@@ -34,9 +34,16 @@ def run_holdfast(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedPro
     )
 
 
-def start_holdfast(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start the command."""
-    return subprocess.Popen([*COMMAND, *arguments], **options)
+@contextmanager
+def started_holdfast(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the command around the body; killed if it still runs then."""
+    # Unbuffered, so that what was not read yet is seen by a selector.
+    with subprocess.Popen([*COMMAND, *arguments], bufsize=0, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -120,13 +127,11 @@ class RunningUp:
 def running_up(data: Path, *options: str) -> Iterator[RunningUp]:
     """Run `holdfast up` around the body, on a free port."""
     stderr_file = data.with_name(f"{data.name}.stderr")
-    with stderr_file.open("ab") as stderr:
-        process = start_holdfast(
-            *("--json", "up", "--data", str(data), "--port", "0", *options),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-    with process:
+    arguments = ("--json", "up", "--data", str(data), "--port", "0", *options)
+    with (
+        stderr_file.open("ab") as stderr,
+        started_holdfast(*arguments, stdout=subprocess.PIPE, stderr=stderr) as process,
+    ):
         try:
             line = read_line(process)
             assert line, stderr_file.read_text()
@@ -134,7 +139,4 @@ def running_up(data: Path, *options: str) -> Iterator[RunningUp]:
         finally:
             if process.poll() is None:
                 process.terminate()
-                try:
-                    process.wait(DEADLINE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                process.wait(DEADLINE_SECONDS)

@@ -16,7 +16,7 @@ from holdfast_up import (
     read_line,
     run_holdfast,
     running_up,
-    start_holdfast,
+    started_holdfast,
 )
 
 BINARY = bytes(range(256))
@@ -178,12 +178,11 @@ def test_tail_prints_history_then_what_happens_and_ends_with_130_on_ctrl_c(
     cluster: RunningUp,
 ) -> None:
     cluster.output("stream", "append", "tailed", "old")
-    process = start_holdfast(
+    with started_holdfast(
         *("--nats", cluster.nats, "--json", "stream", "tail", "tailed", "--start", "1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    with process:
+    ) as process:
         assert json.loads(read_line(process))["value"] == "old"
         cluster.output("stream", "append", "tailed", "new")
         change = json.loads(read_line(process))
@@ -198,11 +197,10 @@ def test_tail_prints_history_then_what_happens_and_ends_with_130_on_ctrl_c(
 
 def test_watch_prints_the_state_then_ready_then_what_happens(cluster: RunningUp) -> None:
     cluster.output("kv", "set", "watched", "a", "1")
-    process = start_holdfast(
+    with started_holdfast(
         *("--nats", cluster.nats, "--json", "kv", "watch", "watched", "--limit", "4"),
         stdout=subprocess.PIPE,
-    )
-    with process:
+    ) as process:
         assert json.loads(read_line(process))["key"] == "a"
         assert json.loads(read_line(process))["change"] == "ready"
         cluster.output("kv", "set", "watched", "b", "2")
@@ -214,12 +212,11 @@ def test_watch_prints_the_state_then_ready_then_what_happens(cluster: RunningUp)
 
 def test_a_reader_that_leaves_early_ends_a_command_quietly(cluster: RunningUp) -> None:
     cluster.output("stream", "append", "piped", "--lines", stdin=b"x" * 100 + b"\n" * 20_000)
-    process = start_holdfast(
+    with started_holdfast(
         *("--nats", cluster.nats, "stream", "read", "piped"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    with process:
+    ) as process:
         read_line(process)
         assert process.stdout is not None
         process.stdout.close()
@@ -229,18 +226,16 @@ def test_a_reader_that_leaves_early_ends_a_command_quietly(cluster: RunningUp) -
 
 
 def test_lines_are_stored_as_they_come_and_ctrl_c_ends_at_once(cluster: RunningUp) -> None:
-    process = start_holdfast(
+    with started_holdfast(
         *("--nats", cluster.nats, "stream", "append", "slow", "--lines"),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    with process:
-        follower = start_holdfast(
+    ) as process:
+        with started_holdfast(
             *("--nats", cluster.nats, "stream", "tail", "slow", "--start", "1", "--raw"),
             *("--limit", "1"),
             stdout=subprocess.PIPE,
-        )
-        with follower:
+        ) as follower:
             assert process.stdin is not None
             process.stdin.write(b"the first line\n")
             process.stdin.flush()

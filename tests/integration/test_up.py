@@ -19,7 +19,7 @@ from holdfast_up import (
     read_line,
     run_holdfast,
     running_up,
-    start_holdfast,
+    started_holdfast,
     wait_until,
 )
 
@@ -50,11 +50,10 @@ def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> Non
 
 
 def test_up_tells_people_where_to_connect_and_what_to_try(tmp_path: Path) -> None:
-    process = start_holdfast(
+    with started_holdfast(
         *("up", "--data", str(tmp_path / "data"), "--port", "0", "--servers", "1"),
         stdout=subprocess.PIPE,
-    )
-    with process:
+    ) as process:
         welcome = [read_line(process) for _ in range(7)]
         process.terminate()
         assert process.wait(DEADLINE_SECONDS) == 0
@@ -68,7 +67,7 @@ def test_the_printed_command_adds_a_server(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as cluster:
         program, *arguments = shlex.split(cluster.welcome["add_server"])
         assert program == "holdfast"
-        with start_holdfast(*arguments, stderr=subprocess.DEVNULL) as added:
+        with started_holdfast(*arguments, stderr=subprocess.DEVNULL) as added:
             wait_until(lambda: cluster.live_servers() == {"s1", "s2", "s3"}, "s3 is live")
             added.terminate()
             assert added.wait(DEADLINE_SECONDS) == 0
@@ -167,8 +166,9 @@ def test_an_up_that_was_killed_goes_on_with_all_data(tmp_path: Path) -> None:
 
 def test_interrupted_while_it_starts_up_leaves_no_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    process = start_holdfast("up", "--data", str(data), "--port", "0", stderr=subprocess.PIPE)
-    with process:
+    with started_holdfast(
+        "up", "--data", str(data), "--port", "0", stderr=subprocess.PIPE
+    ) as process:
         state = data / "run" / "cluster.json"
         wait_until(state.exists, "the first part was started")
         parts = json.loads(state.read_text())["parts"]

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import string
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
+
 from holdfast.cli.command import holdfast
 from holdfast.cli.nats_binary import find_nats_server
+from holdfast.client.coalescer import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
 from holdfast.coordinator.__main__ import main as run_coordinator
 from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS
+from holdfast.coordinator.service import STANDBY_POLL_SECONDS
 from holdfast.persist import reads
 from holdfast.persist.__main__ import main as run_persist
+from holdfast.persist.opening import LOCK_WAIT_SECONDS
 from holdfast.persist.ownership import Arrival
 from holdfast.persist.store import Store
 from holdfast.persist.tick import Tick
@@ -95,9 +99,7 @@ def test_every_error_code_is_listed_with_its_fields_and_whether_a_retry_can_help
         row[0]: (row[1] == "yes", sorted(re.findall(r"`(\w+)`", row[2])))
         for row in table(PROTOCOL, "code", "retry", "fields")
     }
-    assert listed == {
-        code: (cls.retryable, fields_of(cls)) for code, cls in ERRORS_BY_CODE.items()
-    }
+    assert listed == {code: (cls.retryable, fields_of(cls)) for code, cls in ERRORS_BY_CODE.items()}
 
 
 def command_line_errors() -> set[str]:
@@ -146,11 +148,9 @@ def numbered_constants(numbers: Callable[[str], bool]) -> dict[int, str]:
 
 
 def test_every_operation_is_listed_with_its_number_and_its_word() -> None:
-    listed = {
-        int(row[0]): (bare(row[1]), row[2]) for row in table(PROTOCOL, "number", "operation")
-    }
+    listed = {int(row[0]): (bare(row[1]), row[2]) for row in table(PROTOCOL, "number", "operation")}
     constants = numbered_constants(
-        lambda name: not name.startswith(("CHANGE_", "FIRST_", "PROTOCOL_"))
+        lambda name: not name.startswith(("CHANGE_", "FIRST_", "MAX_", "PROTOCOL_"))
     )
     assert set(constants) == set(frames.OPERATION_NAMES)
     assert listed == {
@@ -244,6 +244,16 @@ def test_every_limit_that_is_listed_has_the_value_of_the_code() -> None:
     assert set(dict(listed)) == {name for name in vars(limits) if name.isupper()} - {"KIB", "MIB"}
 
 
+def test_the_numbers_in_the_prose_are_those_of_the_code() -> None:
+    assert f"tries the active one's lock every {STANDBY_POLL_SECONDS:g} s" in OPERATIONS
+    assert f"wait {LOCK_WAIT_SECONDS:g} s for their locks" in OPERATIONS
+    first_ms, most = BACKOFF_SECONDS * 1000, BACKOFF_MAX_SECONDS
+    assert f"back off ({first_ms:g} ms, doubling up to {most:g} s, with jitter)" in PROTOCOL
+    assert f"no answer for {limits.PING_SECONDS:g} s" in PROTOCOL
+    assert f"no answer for {limits.FRAME_TIMEOUT_SECONDS:g} s" in PROTOCOL
+    assert f"stored within the last {limits.DEDUPE_WINDOW_SECONDS:g} s" in PROTOCOL
+
+
 # --- options and variables -----------------------------------------------------------------------
 def options_of(name: str) -> dict[str, str]:
     """Each option of a command, with the variable that sets it."""
@@ -260,9 +270,7 @@ def options_of(name: str) -> dict[str, str]:
 
 
 def documented_options(name: str) -> list[list[str]]:
-    [block] = re.findall(
-        rf"^`holdfast {name}`:\n\n((?:^\|.*\|\n)+)", OPERATIONS, re.MULTILINE
-    )
+    [block] = re.findall(rf"^`holdfast {name}`:\n\n((?:^\|.*\|\n)+)", OPERATIONS, re.MULTILINE)
     [(_, rows)] = tables(block)
     return rows
 
@@ -335,6 +343,8 @@ def logged_events() -> dict[str, set[str]]:
                         one.attr.lower()
                         for one in ast.walk(node.args[0])
                         if isinstance(one, ast.Attribute)
+                        and isinstance(one.value, ast.Name)
+                        and one.value.id == "logging"
                     }
                 found.setdefault(texts[0].split(" ")[0], set()).update(levels)
     return found
@@ -364,6 +374,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.fence("<server>", "<incarnation>")),
         str(layout.log("<server>", "<incarnation>") / "<number>.log"),
         "stores/<tenant>/<aa>/<bb>/<name>.<kind>.<generation>.db",
+        f"{layout.quarantine}/<tenant>/<file>.<time>/",
     }
     assert f"cp DATA/{store} " in OPERATIONS
 
@@ -398,9 +409,7 @@ def example(tmp_path: Path) -> dict[str, bytes]:
     [(_, broadcast)] = tick.broadcasts
 
     store.materialise(1)
-    catch_up = frames.encode_request(
-        WRITER, [[1, "notes", 0, 0, 0, [[frames.CHANGES, 1, 1]]]]
-    )
+    catch_up = frames.encode_request(WRITER, [[1, "notes", 0, 0, 0, [[frames.CHANGES, 1, 1]]]])
     found = reads.execute(store, "p1", arrival(catch_up).group.operations)
     assert store.file is not None
     store.file.close()
@@ -439,10 +448,13 @@ def test_the_prose_of_the_example_is_what_its_bytes_say() -> None:
     assert f"{TIME}" in PROTOCOL and WRITER.hex() in PROTOCOL
 
 
-def test_the_decoder_in_the_document_reads_a_broadcast(example: dict[str, bytes]) -> None:
+def test_the_decoder_in_the_document_reads_a_broadcast(
+    example: dict[str, bytes], tmp_path: Path
+) -> None:
     [source] = fenced(PROTOCOL, "python")
-    namespace: dict[str, Any] = {}
-    exec(source, namespace)
+    program = tmp_path / "decoder.py"
+    program.write_text(source)
+    namespace = runpy.run_path(str(program))
     assert namespace["decode_changes"](example["changes"]) == [
         (1, TIME, [1, 1, b"hello"]),
         (2, TIME, [1, 2, b"world", {"user": "ada"}]),

@@ -1,0 +1,255 @@
+"""The bus in memory: what NATS core does, for connections that share one event loop.
+
+For tests, and for the simulator, which is why each delivery asks a policy what becomes of it: lost,
+late, out of order or doubled. Kept, as on NATS:
+
+- A callback runs in the context (`contextvars`) in which its subscription was made.
+- Whoever publishes with a reply where nobody listens is told so on that reply, unless that is lost.
+- A connection that is away loses what is published to it and by it; its subscriptions outlive that.
+
+Not like NATS: nothing that is published while a connection is away is kept until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.protocol.bus import (
+    Bus,
+    BusCallback,
+    BusMessage,
+    BusSubscription,
+    BusTimeoutError,
+    NoRespondersError,
+)
+from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
+from holdfast.protocol.limits import MIB
+
+#: How long `flush` waits for a connection that is away, as nats-py does.
+_FLUSH_TIMEOUT_SECONDS: Final = 10.0
+#: The sender of what the bus itself says: that nobody listens.
+THE_BUS: Final = ""
+
+
+class Delivery(NamedTuple):
+    """One message on its way to one subscription. `sender` and `receiver` are connections' names."""
+
+    sender: str
+    receiver: str
+    subject: str
+    payload: bytes
+
+
+#: Returns the delays in seconds after which a delivery arrives: none loses it, two double it.
+Policy = Callable[[Delivery], Sequence[float]]
+#: Sees everything that is published, as it is: the sender's name and the message.
+Tap = Callable[[str, BusMessage], None]
+
+
+def deliver_at_once(delivery: Delivery) -> Sequence[float]:
+    """The policy of a bus without faults: in order, in the next turn of the loop."""
+    return (0.0,)
+
+
+class MemoryNetwork:
+    """What connections meet in, as NATS clients do in a server."""
+
+    def __init__(
+        self, policy: Policy = deliver_at_once, *, max_payload_bytes: int = MIB
+    ) -> None:
+        self.policy = policy
+        self.max_payload_bytes = max_payload_bytes
+        self.taps: list[Tap] = []
+        self._connection_count = 0
+        #: In order of making; a dictionary because that makes removal cheap.
+        self._subscriptions: dict[_MemorySubscription, None] = {}
+        self._connections: dict[MemoryBus, None] = {}
+
+    def connect(self, name: str) -> MemoryBus:
+        """Return a new connection; `name` is one token of a subject, and need not be unique."""
+        self._connection_count += 1
+        bus = MemoryBus(self, name, f"_INBOX.{name}-{self._connection_count}")
+        self._connections[bus] = None
+        return bus
+
+    def drop_all(self) -> None:
+        """Disconnect everyone, as a server that restarts does."""
+        for bus in list(self._connections):
+            bus.drop()
+
+    def return_all(self) -> None:
+        """Let everyone that was disconnected connect again."""
+        for bus in list(self._connections):
+            bus.come_back()
+
+    def _publish(self, sender: MemoryBus, message: BusMessage) -> None:
+        for tap in self.taps:
+            tap(sender.name, message)
+        found = False
+        for subscription in self._listening(message.subject):
+            found = True
+            self._deliver(sender.name, subscription, message)
+        if not found and message.reply:
+            nobody = BusMessage(message.reply, b"", "", no_responders=True)
+            for subscription in self._listening(message.reply):
+                if subscription.bus is sender:
+                    self._deliver(THE_BUS, subscription, nobody)
+
+    def _listening(self, subject: str) -> Iterator[_MemorySubscription]:
+        tokens = subject.split(".")
+        for subscription in list(self._subscriptions):
+            if subscription.bus.connected and subscription.matches(subject, tokens):
+                yield subscription
+
+    def _deliver(
+        self, sender: str, subscription: _MemorySubscription, message: BusMessage
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        context = subscription.context
+        arrive, session = subscription.arrive, subscription.bus.session
+        delivery = Delivery(sender, subscription.bus.name, message.subject, message.payload)
+        for delay_seconds in self.policy(delivery):
+            if delay_seconds > 0:
+                loop.call_later(delay_seconds, arrive, message, session, context=context)
+            else:
+                loop.call_soon(arrive, message, session, context=context)
+
+
+class _MemorySubscription(BusSubscription):
+    def __init__(self, bus: MemoryBus, subject: str, callback: BusCallback) -> None:
+        self.bus = bus
+        self.context = contextvars.copy_context()
+        self._subject = subject
+        self._tokens = subject.split(".")
+        self._wild = any(token in ("*", ">") for token in self._tokens)
+        self._callback: BusCallback | None = callback
+
+    def matches(self, subject: str, tokens: list[str]) -> bool:
+        if not self._wild:
+            return self._subject == subject
+        for index, wanted in enumerate(self._tokens):
+            if wanted == ">":
+                return index < len(tokens)
+            if index == len(tokens) or wanted not in ("*", tokens[index]):
+                return False
+        return len(tokens) == len(self._tokens)
+
+    def arrive(self, message: BusMessage, session: int) -> None:
+        if self._callback is not None and self.bus.connected and self.bus.session == session:
+            self._callback(message)
+
+    async def unsubscribe(self) -> None:
+        self._callback = None
+        self.bus.network._subscriptions.pop(self, None)
+
+
+class MemoryBus(Bus):
+    """One connection. Made by `MemoryNetwork.connect`."""
+
+    def __init__(self, network: MemoryNetwork, name: str, inbox: str) -> None:
+        self.network = network
+        self.name = name
+        #: Grows with each loss of the connection: what was on its way before does not arrive.
+        self.session = 0
+        self._inbox = inbox
+        self._inbox_count = 0
+        self._connected = True
+        self._closed = False
+        self._reconnect_callbacks: list[tuple[Callable[[], None], contextvars.Context]] = []
+        self._waiting_for_return: list[asyncio.Future[None]] = []
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.network.max_payload_bytes
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    def drop(self) -> None:
+        """Lose the connection, and everything on its way to it."""
+        self._connected = False
+        self.session += 1
+
+    def come_back(self) -> None:
+        """Connect again, if the connection was lost and not closed."""
+        if self._connected or self._closed:
+            return
+        self._connected = True
+        loop = asyncio.get_running_loop()
+        for callback, context in self._reconnect_callbacks:
+            loop.call_soon(callback, context=context)
+        for waiter in self._waiting_for_return:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting_for_return.clear()
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if len(payload) > self.max_payload_bytes:
+            raise TooLargeError(what="payload", size=len(payload), limit=self.max_payload_bytes)
+        if self._connected:
+            self.network._publish(self, BusMessage(subject, bytes(payload), reply))
+
+    async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
+        self._check_open()
+        subscription = _MemorySubscription(self, subject, callback)
+        self.network._subscriptions[subscription] = None
+        return subscription
+
+    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
+        self._check_open()
+        answer: asyncio.Future[BusMessage] = asyncio.get_running_loop().create_future()
+
+        def on_reply(message: BusMessage) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        inbox = self.new_inbox()
+        subscription = await self.subscribe(inbox, on_reply)
+        try:
+            await self.publish(subject, payload, inbox)
+            async with asyncio.timeout(timeout_seconds):
+                message = await answer
+        except TimeoutError as error:
+            raise BusTimeoutError(subject=subject, timeout_seconds=timeout_seconds) from error
+        finally:
+            await subscription.unsubscribe()
+        if message.no_responders:
+            raise NoRespondersError(subject=subject)
+        return message.payload
+
+    def new_inbox(self) -> str:
+        self._inbox_count += 1
+        return f"{self._inbox}.{self._inbox_count}"
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._reconnect_callbacks.append((callback, contextvars.copy_context()))
+
+    async def flush(self) -> None:
+        self._check_open()
+        if self._connected:
+            # A round trip to a server takes a turn of the loop at least.
+            await asyncio.sleep(0)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_for_return.append(waiter)
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await waiter
+        except TimeoutError as error:
+            raise ConnectionFailedError(url="memory", reason="the connection is lost") from error
+
+    async def close(self) -> None:
+        self._closed = True
+        self.drop()
+        self.network._connections.pop(self, None)
+        for subscription in list(self.network._subscriptions):
+            if subscription.bus is self:
+                await subscription.unsubscribe()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionFailedError(url="memory", reason="the connection is closed")
