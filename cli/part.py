@@ -61,7 +61,9 @@ class Part:
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self._stopping = asyncio.Event()
+        #: Set unless `keep_running` runs: a part that was never started needs no end.
         self._ended = asyncio.Event()
+        self._ended.set()
 
     @property
     def pid(self) -> int | None:
@@ -71,6 +73,7 @@ class Part:
 
     async def keep_running(self) -> None:
         """Start the part, and again each time it ends. Raises PartFailedError."""
+        self._ended.clear()
         try:
             while not self._stopping.is_set():
                 await self._run_once()

@@ -102,7 +102,8 @@ class Follower:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._feeds: dict[StoreKey, set[Feed]] = {}
+        #: Dictionaries rather than sets: they keep an order, so a run can be repeated exactly.
+        self._feeds: dict[StoreKey, dict[Feed, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -133,7 +134,7 @@ class Follower:
 
     def started(self, feed: Feed) -> None:
         """A feed begins: check on it from now on."""
-        self._feeds.setdefault(feed.key, set()).add(feed)
+        self._feeds.setdefault(feed.key, {})[feed] = None
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
@@ -167,7 +168,7 @@ class Follower:
     def _forget(self, feed: Feed) -> None:
         feeds = self._feeds.get(feed.key)
         if feeds is not None:
-            feeds.discard(feed)
+            feeds.pop(feed, None)
             if not feeds:
                 del self._feeds[feed.key]
         if not self._feeds and self._timer is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -46,7 +45,16 @@ Answer = tuple[Any, int, Durability]
 class Link:
     """One client's traffic with every server and the coordinator."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, tenant: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        tenant: str,
+        timeout_seconds: float,
+        entropy: random.Random | None = None,
+    ) -> None:
+        """`entropy` makes the writer's id, which nobody else may ever have, and the backoff's
+        jitter; without it the operating system does."""
         self.bus = bus
         self.subjects = subjects
         self.tenant = tenant
@@ -55,9 +63,9 @@ class Link:
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
         self._loop = asyncio.get_running_loop()
-        jitter = random.Random(secrets.randbits(64))
+        entropy = entropy or random.SystemRandom()
         self._coalescer = Coalescer(
-            secrets.token_bytes(12), bus.max_payload_bytes, lambda: jitter.uniform(0.5, 1.5)
+            entropy.randbytes(12), bus.max_payload_bytes, lambda: entropy.uniform(0.5, 1.5)
         )
         self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
         self._wake = asyncio.Event()
@@ -127,9 +135,7 @@ class Link:
         what kept it from being sent until then."""
         if self.full:
             await self.wait_for_room(timeout_seconds)
-        return self.unwrap(
-            await self.submit(key, packed, is_write, durability, timeout_seconds)
-        )
+        return self.unwrap(await self.submit(key, packed, is_write, durability, timeout_seconds))
 
     def submit(
         self,
@@ -240,9 +246,14 @@ class Link:
 
     def _rouse(self) -> None:
         """Have the coalescer's effects carried out in the next turn of the loop."""
-        self._awake = True
         self._now = self._loop.time()
         self._wake.set()
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._awake = False
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -268,7 +279,6 @@ class Link:
         while self._closed_by is None:
             await self._wake.wait()
             self._wake.clear()
-            self._awake = False
             for effect in self._coalescer.turn(self._loop.time()):
                 if isinstance(effect, SendFrame):
                     subject = self.subjects.server(self.tenant, effect.server)

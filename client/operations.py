@@ -150,7 +150,9 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
 def check_seq(argument: str, seq: int) -> int:
     """Return `seq`, a message's number: an int from 1."""
     if type(seq) is not int or not 1 <= seq < 1 << 63:
-        raise InvalidArgumentError(argument=argument, reason=f"an int from 1 is wanted, not {seq!r}")
+        raise InvalidArgumentError(
+            argument=argument, reason=f"an int from 1 is wanted, not {seq!r}"
+        )
     return seq
 
 

@@ -1,6 +1,6 @@
 """What one client has on its way to one store: operations that wait, and groups not yet answered.
 
-Pure: no clock, no loop. A caller is a `Waiter`, which asyncio's Future is.
+Pure: no clock, no loop.
 
 Invariants, which make a retry exactly-once (the owner keeps outcomes by writer and counter):
 
@@ -16,40 +16,32 @@ Reads have no counter and no order. A read that has to be sent again simply wait
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Final
 
-import msgpack
-
+from holdfast.client.frame import FrameBuilder, Group, Operation, fail
 from holdfast.protocol.control import Owner
-from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.frames import PROTOCOL_VERSION, pack
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    NoCoordinatorError,
+    NoServerError,
+    OperationTimeoutError,
+)
+from holdfast.protocol.frames import pack
 from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS
 
-_array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
-
-_ONE: Final = _array_header(1)
 #: A group's array header, counter, floor, durability and the header of its operations, at most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 
+#: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
+_NEVER_SENT_ERRORS: Final = (NoCoordinatorError, NoServerError, ConnectionFailedError)
+
 StoreKey = tuple[int, str]
 """Kind and name: which store of the client's tenant."""
-
-
-class Waiter(Protocol):
-    """Who waits for an operation. What it is given is `(result, time, durability)` or, in place of
-    an exception, `(HoldfastError, 0, None)`: asyncio warns of exceptions that nobody is left to
-    retrieve, and a cancelled caller is nobody."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: Any, /) -> None: ...
-
-
-Operation = tuple[bytes, Waiter, float, int, float]
-"""`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple: one is made for each
-operation, and a NamedTuple costs six times as much to make."""
 
 
 class QueueState(StrEnum):
@@ -63,75 +55,6 @@ class QueueState(StrEnum):
     RESOLVING = "resolving"
     #: Backing off until `retry_at`.
     WAITING = "waiting"
-
-
-class Group:
-    """Operations of one store that travel together; `counter` 0 marks reads."""
-
-    __slots__ = ("answered", "counter", "durability", "frame", "operations", "queue", "size_bytes")
-
-    def __init__(
-        self, queue: StoreQueue, counter: int, operations: list[Operation], size_bytes: int
-    ) -> None:
-        self.queue = queue
-        self.counter = counter
-        self.operations = operations
-        self.size_bytes = size_bytes
-        self.durability = operations[0][3] if counter else 0
-        #: The number of the frame that last carried it; 0: it has to be sent.
-        self.frame = 0
-        self.answered = False
-
-    @property
-    def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
-        return all(operation[1].done() for operation in self.operations)
-
-
-class FrameBuilder:
-    """A frame being filled, within a frame's limits."""
-
-    __slots__ = ("_parts", "_writer", "groups", "number", "room_bytes", "room_operations")
-
-    def __init__(
-        self, number: int, writer: bytes, limit_bytes: int, limit_operations: int
-    ) -> None:
-        self.number = number
-        self.groups: list[Group] = []
-        self.room_bytes = limit_bytes
-        self.room_operations = limit_operations
-        self._writer = writer
-        self._parts: list[bytes] = []
-
-    def fits(self, group: Group) -> bool:
-        """Tell if `group` may be added. An empty frame takes any: it was formed to fit in one."""
-        if not self.groups:
-            return True
-        return (
-            group.size_bytes <= self.room_bytes
-            and len(group.operations) <= self.room_operations
-        )
-
-    def add(self, group: Group, floor: int) -> None:
-        """Add `group`, which must fit."""
-        operations = group.operations
-        count = len(operations)
-        group.frame = self.number
-        self.room_bytes -= group.size_bytes
-        self.room_operations -= count
-        self.groups.append(group)
-        # The three numbers in one call; their array's header, one byte, is not wanted.
-        numbers = pack((group.counter, floor, group.durability))[1:]
-        if count == 1:
-            self._parts += (group.queue.head, numbers, _ONE, operations[0][0])
-        else:
-            self._parts += (group.queue.head, numbers, _array_header(count))
-            self._parts += [operation[0] for operation in operations]
-
-    def payload(self) -> bytes:
-        """The frame: exactly what `frames.encode_request` gives for the same groups."""
-        head = bytes([PROTOCOL_VERSION, 0x92]) + pack(self._writer)
-        return b"".join((head, _array_header(len(self.groups)), *self._parts))
 
 
 class Lane:
@@ -220,6 +143,45 @@ class StoreQueue:
                 group.answered = True
                 dropped += len(group.operations)
         return dropped
+
+    def expire(self, now: float) -> tuple[float, int]:
+        """Answer what is past its deadline.
+
+        Returns the earliest deadline of the others, and how many operations are not held any more.
+        """
+        earliest = math.inf
+        dropped = 0
+        for waiting in (self.writes, self.reads):
+            earliest = min(earliest, self.expire_operations(waiting, now, sent=False))
+            kept = [operation for operation in waiting if not operation[1].done()]
+            dropped += len(waiting) - len(kept)
+            waiting.clear()
+            waiting.extend(kept)
+        for group in self.groups:
+            if not group.answered:
+                earliest = min(earliest, self.expire_operations(group.operations, now, sent=True))
+        return earliest, dropped + self.settle()
+
+    def expire_operations(
+        self, operations: Iterable[Operation], now: float, *, sent: bool
+    ) -> float:
+        """Answer those past their deadline; return the earliest deadline of the others."""
+        earliest = math.inf
+        last_error = self.last_error
+        for operation in operations:
+            _, waiter, deadline_at, _, timeout_seconds = operation
+            if waiter.done():
+                continue
+            if deadline_at > now:
+                earliest = min(earliest, deadline_at)
+            elif not sent and isinstance(last_error, _NEVER_SENT_ERRORS):
+                fail(operation, last_error)
+            else:
+                reason = str(last_error) if last_error else "no reply"
+                fail(
+                    operation, OperationTimeoutError(timeout_seconds=timeout_seconds, reason=reason)
+                )
+        return earliest
 
     def fill(self, frame: FrameBuilder) -> tuple[bool, int]:
         """Move what has to be sent into `frame`.

@@ -146,8 +146,9 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 class StateFile:
     """The open file of the active coordinator. Made by `open_state_file`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vfs: str | None = None) -> None:
         self._path = path
+        self._vfs = vfs
         self._connection: apsw.Connection | None = None
         self.term = 0
 
@@ -160,7 +161,7 @@ class StateFile:
         """
         with self._storage_errors():
             if self._connection is None:
-                self._connection = _connect(self._path)
+                self._connection = _connect(self._path, self._vfs)
                 # After a failed sync the cached log may never reach the disk, whatever later
                 # syncs say: move its content into the file, which writes and syncs it anew.
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -309,7 +310,7 @@ def open_state_file(path: Path, disk: Disk) -> StateFile:
         _create(path, disk)
     elif disk.size_bytes(path) == 0:
         raise StoreDamagedError(store=str(path), reason="it is empty")
-    state_file = StateFile(path)
+    state_file = StateFile(path, disk.vfs)
     state_file.start_term()
     return state_file
 
@@ -320,7 +321,7 @@ def _create(path: Path, disk: Disk) -> None:
     for leftover in (new, new.with_name(new.name + "-journal")):
         disk.remove(leftover)
     try:
-        connection = apsw.Connection(str(new))
+        connection = apsw.Connection(str(new), vfs=disk.vfs)
         try:
             connection.pragma("synchronous", "FULL")
             connection.pragma("application_id", APPLICATION_ID)
@@ -335,8 +336,8 @@ def _create(path: Path, disk: Disk) -> None:
     disk.rename(new, path)
 
 
-def _connect(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+def _connect(path: Path, vfs: str | None) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
     try:
         # Before the first access: then no shared memory is used, which network file systems lack.
         connection.pragma("locking_mode", "EXCLUSIVE")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -25,6 +26,7 @@ from holdfast.shared_fs.layout import open_layout
 
 logger = logging.getLogger("holdfast.persist")
 
+_OTHER_DESCRIPTORS: Final = 64
 _NEXT_LIFE_SECONDS: Final = 0.2
 
 
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(
     options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
 ) -> None:
+    max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
     while True:
@@ -66,7 +69,7 @@ async def _serve(
             options.name,
             prefix=options.prefix,
             durability=Durability[options.durability.upper()],
-            max_open_stores=options.max_open_stores,
+            max_open_stores=max_open_stores,
             idle_close_seconds=options.idle_close_seconds,
         )
         on_signals(server.stop)
@@ -81,6 +84,20 @@ async def _serve(
             await asyncio.sleep(_NEXT_LIFE_SECONDS)
         else:
             return
+
+
+def _fitting(max_open_stores: int) -> int:
+    """Return how many stores the process may keep open, its descriptor limit raised as far as it
+    goes: two descriptors each, and some for the log, the fence and the connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return max_open_stores
+    fitting = max(1, min(max_open_stores, (hard - _OTHER_DESCRIPTORS) // 2))
+    if fitting < max_open_stores:
+        logger.warning("server.few_descriptors limit=%d max_open_stores=%d", hard, fitting)
+    return fitting
 
 
 def _name(text: str) -> str:

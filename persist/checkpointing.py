@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
-from holdfast.protocol.errors import HoldfastError, StorageError
+from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import (
     DEDUPE_WINDOW_SECONDS,
     IDLE_CLOSE_SECONDS,
@@ -32,6 +32,7 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.commit_log import CommitLog
 from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.store_file import StoreMeta
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -147,12 +148,14 @@ class Checkpointer:
 
     async def _checkpoint(self, stores: list[Store]) -> None:
         slots = asyncio.Semaphore(_PARALLEL)
-        unconfirmed: list[Store] = []
+        #: With what each file held when it was made durable.
+        unconfirmed: list[tuple[Store, StoreMeta]] = []
 
         async def one(store: Store) -> None:
             async with slots:
                 if await self._checkpoint_one(store) and not store.confirmed:
-                    unconfirmed.append(store)
+                    assert store.file is not None
+                    unconfirmed.append((store, store.file.meta))
 
         async with asyncio.TaskGroup() as tasks:
             for store in stores:
@@ -162,14 +165,15 @@ class Checkpointer:
         for start in range(0, len(unconfirmed), _CONFIRM_BATCH):
             batch = unconfirmed[start : start + _CONFIRM_BATCH]
             try:
-                await self._confirm([store.id for store in batch])
+                await self._confirm([store.id for store, _ in batch])
             except HoldfastError as error:
                 # The next pass tries again; the log keeps these stores until then.
                 logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
                 return
-            for store in batch:
+            for store, durable in batch:
                 store.confirmed = True
-                if store.file_revision == store.revision and not store.pending:
+                # What was applied while the coordinator was asked is not durable yet.
+                if store.file is not None and store.file.meta is durable:
                     store.checkpointed()
 
     async def _checkpoint_one(self, store: Store) -> bool:
@@ -195,6 +199,8 @@ class Checkpointer:
             finally:
                 store.busy = False
                 self._pipeline.unhold(store.id)
+        except FencedError:
+            raise
         except StorageError as error:
             # The log still has it all; the next pass tries again.
             logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)

@@ -62,7 +62,6 @@ class StoreOpener:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
-        vfs: str | None = None,
     ) -> None:
         """`raise_epoch` tells the coordinator a file's epoch and returns a higher one."""
         self._server = server
@@ -74,7 +73,6 @@ class StoreOpener:
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._raise_epoch = raise_epoch
-        self._vfs = vfs
         #: When a store's file was first found locked.
         self._locked_since: dict[StoreId, float] = {}
 
@@ -115,7 +113,7 @@ class StoreOpener:
         generation = generations[-1]
         path = self._layout.store(store, generation)
         try:
-            file = StoreFile.open(path, store, vfs=self._vfs)
+            file = StoreFile.open(path, store, disk=self._disk)
             if file.was_left_open or self._disk.size_bytes(path) <= _SMALL_FILE_BYTES:
                 self._check(file)
         except BusyError:
@@ -174,7 +172,7 @@ class StoreOpener:
         self._gate.check()
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
-        file = StoreFile.create(path, store, time=self._clock_ms(), vfs=self._vfs)
+        file = StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
         file.take(epoch, self._server, self._incarnation)
         return file
 
@@ -193,7 +191,7 @@ class StoreOpener:
         target = self._layout.store(store, generation + 1)
         draft = target.with_name(f"{target.name}.{self._incarnation}")
         await self._run_in_thread(lambda: self._copy(store, source, draft))
-        file = StoreFile.open(draft, store, vfs=self._vfs)
+        file = StoreFile.open(draft, store, disk=self._disk)
         try:
             file.quick_check()
         finally:
@@ -207,7 +205,7 @@ class StoreOpener:
             generation + 1,
             "the file was still locked by a fenced owner",
         )
-        return StoreFile.open(target, store, vfs=self._vfs)
+        return StoreFile.open(target, store, disk=self._disk)
 
     def _copy(self, store: StoreId, source: Path, draft: Path) -> None:
         """Copy file and WAL so that they fit together: the WAL's header (with its salts) must be
@@ -245,7 +243,7 @@ class StoreOpener:
         for generation in generations:
             path = self._layout.store(store, generation)
             try:
-                StoreFile.open(path, store, vfs=self._vfs).abandon()
+                StoreFile.open(path, store, disk=self._disk).abandon()
             except BusyError:
                 continue
             except (HoldfastError, FileNotFoundError) as error:

@@ -30,7 +30,13 @@ from holdfast.persist.store import Store
 from holdfast.persist.tick import Answers, Tick
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.errors import BusyError, HoldfastError, StorageError
+from holdfast.protocol.errors import (
+    BusyError,
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StorageFailedError,
+)
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     LOG_CAP_BYTES,
@@ -50,6 +56,8 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Operations one turn of the loop executes before it lets heartbeats and replies have theirs.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
+#: Between two tries to read a fence file that cannot be read.
+_GATE_RETRY_SECONDS = 0.05
 
 
 class RunInThread(Protocol):
@@ -281,11 +289,27 @@ class Pipeline:
                     self._read(release)
                 # After every sync and every read that `ready` rests on, and before anything
                 # leaves: this is what keeps a zombie silent.
-                self._gate.check()
+                await self._pass_gate()
                 for release in ready:
                     await self._send(release)
                 self._materialise_long(ready)
                 self._releasing = False
+
+    async def _pass_gate(self) -> None:
+        """Return once the fence has been read and was open. Raises FencedError."""
+        warned = False
+        while True:
+            try:
+                self._gate.check()
+                return
+            except FencedError:
+                raise
+            except StorageError as error:
+                # No descriptors, or an I/O error: nothing may leave, but it is all still good.
+                if not warned:
+                    logger.error("fence.unreadable reason=%s", error)
+                    warned = True
+                await asyncio.sleep(_GATE_RETRY_SECONDS)
 
     def _read(self, release: _Release) -> None:
         for store, arrival in release.reads:
@@ -294,14 +318,25 @@ class Pipeline:
                 continue
             elements = release.answers.setdefault(arrival.reply, [])
             try:
-                store.materialise(self._synced_tick)
-                results = reads.execute(store, self._server, arrival.group.operations)
+                results = self._read_synced(store, arrival.group.operations)
+            except FencedError:
+                raise
             except StorageError as error:
                 logger.warning("store.read_failed store=%s reason=%s", store.id, error)
                 elements.append(frames.error_result(arrival.position, error))
                 continue
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
             elements.append([arrival.position, 0, outcome])
+
+    def _read_synced(self, store: Store, operations: list[list[Any]]) -> list[Any]:
+        try:
+            store.materialise(self._synced_tick)
+        except StorageFailedError as error:
+            # The disk takes no writes; what is acknowledged can be read all the same.
+            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
+            with store.previewed(self._synced_tick):
+                return reads.execute(store, self._server, operations)
+        return reads.execute(store, self._server, operations)
 
     async def _send(self, release: _Release) -> None:
         publish = self._bus.publish

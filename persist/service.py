@@ -343,8 +343,7 @@ class PersistServer:
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
         while True:
-            # A fenced server that nobody asks anything would never look, and keep its files.
-            self._gate.check()
+            self._look_at_fence()
             now, count = loop.time(), self._pipeline.operation_count
             rate = (count - last_count) / (now - last_at) if now > last_at else 0.0
             last_count, last_at = count, now
@@ -360,6 +359,15 @@ class PersistServer:
                 self._subjects.heartbeat(), frames.encode_control(**beat._asdict())
             )
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    def _look_at_fence(self) -> None:
+        """A fenced server that nobody asks anything would never look, and keep its files."""
+        try:
+            self._gate.check()
+        except FencedError:
+            raise
+        except StorageError as error:
+            logger.error("fence.unreadable reason=%s", error)
 
     async def _confirm(self, stores: list[StoreId]) -> None:
         await self._ask("created", stores=[list(store) for store in stores])

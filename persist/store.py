@@ -15,8 +15,9 @@ Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,6 +292,18 @@ class Store:
         else:
             self._reset_overlay()
         self.pending_bytes = sum(self.bytes_of(kept.batch.changes) for kept in self.pending)
+
+    @contextlib.contextmanager
+    def previewed(self, synced_tick: int) -> Iterator[None]:
+        """Let the body read `file` with every synced change in it, though the disk takes none.
+
+        Raises StorageFailedError when there is no file yet and none can be made.
+        """
+        if self.file is None:
+            self.file = self._create_file()
+        ready = [pending.batch for pending in self.pending if pending.tick <= synced_tick]
+        with self.file.preview([batch for batch in ready if batch.changes]):
+            yield
 
     def checkpointed(self) -> None:
         """The file is durable with everything that was materialised."""

@@ -66,7 +66,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        """Send, at most once; a lost connection loses silently."""
+        """Send, at most once; a lost connection loses silently. Raises TooLargeError."""
 
     @abstractmethod
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
@@ -74,7 +74,8 @@ class Bus(ABC):
 
     @abstractmethod
     async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
-        """Send and return the first reply. Raises NoRespondersError, BusTimeoutError."""
+        """Send and return the first reply. Raises NoRespondersError, BusTimeoutError,
+        TooLargeError, and ConnectionFailedError once closed."""
 
     @abstractmethod
     def new_inbox(self) -> str:

@@ -26,7 +26,7 @@ from holdfast.protocol.bus import (
     BusTimeoutError,
     NoRespondersError,
 )
-from holdfast.protocol.errors import ConnectionFailedError
+from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
 from holdfast.protocol.limits import MIN_PAYLOAD_BYTES
 
 logger = logging.getLogger("holdfast.bus")
@@ -69,6 +69,8 @@ class NatsBus(Bus):
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
             # At most once: while the connection is away there is nowhere to put it.
             logger.debug("bus.publish_lost subject=%s reason=%s", subject, error)
+        except nats.errors.MaxPayloadError as error:
+            raise _too_large(payload, self.max_payload_bytes) from error
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         async def deliver(message: Msg) -> None:
@@ -97,6 +99,8 @@ class NatsBus(Bus):
             raise BusTimeoutError(subject=subject, timeout_seconds=timeout_seconds) from error
         except nats.errors.ConnectionClosedError as error:
             raise ConnectionFailedError(url="NATS", reason="the connection is closed") from error
+        except nats.errors.MaxPayloadError as error:
+            raise _too_large(payload, self.max_payload_bytes) from error
         return bytes(reply.data)
 
     def new_inbox(self) -> str:
@@ -118,6 +122,10 @@ class NatsBus(Bus):
     async def _reconnected(self) -> None:
         for callback in self._reconnect_callbacks:
             callback()
+
+
+def _too_large(payload: bytes, limit: int) -> TooLargeError:
+    return TooLargeError(what="payload", size=len(payload), limit=limit)
 
 
 async def connect_nats(

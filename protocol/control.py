@@ -11,26 +11,34 @@ Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
     servers   {} -> {term, servers: [ServerInfo, ...]}
     stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
               in order of (name, kind); `after` and `next` are [name, kind] or nil
+    drain     {server} -> {term, incarnation}           gets no new stores, releases what it has
+    undrain   {server} -> {term, incarnation}           takes stores again
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
     register  {server, incarnation} -> {term}           before anything else in an incarnation's life
-    open      {server, incarnation, stores: [[tenant, kind, name, create], ...]}
-              -> {grants: [grant | error, ...]}         grant is [epoch, state], see StoreState
-    created   {server, incarnation, stores: [[tenant, kind, name], ...]} -> {}
+    open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
+              -> {term, grants: [grant | error, ...]}   grant is [epoch, state], see StoreState;
+              a grant's epoch is above `known_epoch`, what the server found on disk (or nil)
+    created   {server, incarnation, stores: [[tenant, kind, name], ...]} -> {term}
               their files are durable; from now on a missing file is damage
-    release   {server, incarnation, stores: [[tenant, kind, name], ...] | nil} -> {}
-              closed and checkpointed; nil releases all and ends the incarnation
+    release   {server, incarnation, stores: [[tenant, kind, name, epoch], ...] | nil} -> {term}
+              closed and checkpointed; with an epoch only if that is still the store's;
+              nil releases all and ends the incarnation
+    vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
+              released, and it lives on. A number that was used already changes nothing
 
-Heartbeats, published on `hf._.hb` without a reply:
+Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
 
-    {server, incarnation, state: "running" | "draining", open_stores, log_bytes,
-     operations_per_second}
+    {server, incarnation, state, open_stores, log_bytes, operations_per_second}
 
-The coordinator to a server, on `hf._.ctl.<server>`:
+The coordinator to a server, on `hf._.ctl.<server>`. A command of a lower `term` than the highest
+that the server has heard is refused with DeposedError:
 
-    probe     {command: "probe"} -> {server, incarnation, state}
-    register  {command: "register"} -> {}               "I do not know you": register again
+    probe     {command: "probe", term} -> {server, incarnation, state, term}
+    register  {command: "register", term} -> the same   "I do not know you": register again
+    drain     {command: "drain", term, incarnation} -> the same
+    undrain   {command: "undrain", term, incarnation} -> the same
 """
 
 from __future__ import annotations
@@ -49,6 +57,16 @@ class StoreState(IntEnum):
     CREATED = 1
     #: Its file has been durable: if it is missing now, data is lost.
     DURABLE = 2
+
+
+class ServerMode(StrEnum):
+    """What a server says of itself."""
+
+    RUNNING = "running"
+    #: Opens nothing, releases what it has, and stays.
+    DRAINING = "draining"
+    #: The same, on its way to the end of this incarnation.
+    STOPPING = "stopping"
 
 
 class ServerState(StrEnum):
@@ -108,7 +126,7 @@ class Heartbeat(NamedTuple):
 
     server: str
     incarnation: str
-    state: str = "running"
+    state: str = ServerMode.RUNNING
     open_stores: int = 0
     log_bytes: int = 0
     operations_per_second: float = 0.0
@@ -119,7 +137,7 @@ class Heartbeat(NamedTuple):
         return cls(
             server=str(fields["server"]),
             incarnation=str(fields["incarnation"]),
-            state=str(fields.get("state", "running")),
+            state=str(fields.get("state", ServerMode.RUNNING)),
             open_stores=int(fields.get("open_stores", 0)),
             log_bytes=int(fields.get("log_bytes", 0)),
             operations_per_second=float(fields.get("operations_per_second", 0.0)),

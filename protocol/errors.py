@@ -9,10 +9,12 @@
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
     │   ├── NotFoundError           a server or store that an operator named does not exist
+    │   ├── LastServerError         a drain would leave no server that takes stores
     │   └── StaleWriteError         a write arrived after its writer had given it up
     ├── UnavailableError            try again; the client does so by itself until its timeout
     │   ├── NoServerError           no persist server is alive
     │   ├── NoCoordinatorError      no coordinator answers
+    │   ├── DeposedError            the coordinator that spoke has a successor
     │   ├── NotOwnerError           the server does not own the store (any more)
     │   ├── BusyError               a queue is full
     │   ├── WriterGapError          a group of a writer came before its predecessors
@@ -108,6 +110,11 @@ class NotFoundError(RequestError):
     template = "no {what} {name!r}"
 
 
+class LastServerError(RequestError):
+    code = "last_server"
+    template = "no other server than {server!r} takes stores: start one first"
+
+
 class StaleWriteError(RequestError):
     code = "stale_write"
     template = "write group {counter} arrived after its writer had given it up"
@@ -128,6 +135,11 @@ class NoServerError(UnavailableError):
 class NoCoordinatorError(UnavailableError):
     code = "no_coordinator"
     template = "no coordinator answers on prefix {prefix!r}. Try: holdfast up, or holdfast coordinator"
+
+
+class DeposedError(UnavailableError):
+    code = "deposed"
+    template = "the coordinator of term {term} has been succeeded by that of term {newer_term}"
 
 
 class NotOwnerError(UnavailableError):

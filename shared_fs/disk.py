@@ -43,6 +43,9 @@ class LockFile(Protocol):
 class Disk:
     """The real file system."""
 
+    #: The SQLite VFS that sees the same files; None is SQLite's own choice.
+    vfs: str | None = None
+
     def read(self, path: Path) -> bytes:
         """Return the content, freshly opened: on NFS, close-to-open consistency makes that current.
 

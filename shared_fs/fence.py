@@ -8,7 +8,7 @@ after every sync of its commit log and before anything leaves, so:
 
 since an ack needs a sync, then a read that still found `open`; and the fence, once written, is found
 by every later read (close-to-open consistency on NFS; the page cache on one host). No clock is
-involved. Anything but the exact text, also a missing or unreadable file, counts as fenced.
+involved. Anything but the exact text, also a missing file, counts as fenced.
 
 The file exists with its full size from the start and is overwritten in place: see
 `Disk.overwrite_durably`.
@@ -19,7 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from holdfast.protocol.errors import FencedError, StorageFailedError
+from holdfast.protocol.errors import FencedError
 from holdfast.shared_fs.disk import Disk
 
 _OPEN: Final = b"open  \n"
@@ -45,10 +45,13 @@ def fence(disk: Disk, path: Path) -> None:
 
 
 def is_open(disk: Disk, path: Path) -> bool:
-    """Tell if the incarnation of `path` may still acknowledge."""
+    """Tell if the incarnation of `path` may still acknowledge; a missing file says no.
+
+    Raises StorageFailedError when the file cannot be read now: then nobody may conclude anything.
+    """
     try:
         return disk.read(path) == _OPEN
-    except (FileNotFoundError, StorageFailedError):
+    except FileNotFoundError:
         return False
 
 
@@ -67,7 +70,11 @@ class FenceGate:
         return self._fenced
 
     def check(self) -> None:
-        """Return if anything may leave now. Raises FencedError."""
+        """Return if anything may leave now.
+
+        Raises FencedError for good, StorageFailedError when the fence cannot be read: nothing may
+        leave then, but a later check may succeed.
+        """
         if self._fenced or not is_open(self._disk, self._path):
             self._fenced = True
             raise FencedError(server=self._server, incarnation=self._incarnation)

@@ -42,11 +42,13 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.disk import Disk
 
 _LARGEST_SEQ: Final = (1 << 63) - 1
 #: Keys end here when nothing else ends them; see schema.SELECT_ENTRIES.
 _NO_KEY_END: Final = b"\xff"
 _CACHE_KIB: Final = 256
+_DISK: Final = Disk()
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -100,46 +102,50 @@ class StoreFile:
     # --- opening and closing ---------------------------------------------------------------------
     @classmethod
     def create(
-        cls, path: Path, store: StoreId, *, time: int, vfs: str | None = None
+        cls,
+        path: Path,
+        store: StoreId,
+        *,
+        time: int,
+        disk: Disk = _DISK,
+        vfs: str | None = None,
     ) -> StoreFile:
         """Create the file of a new store at revision 0 and epoch 0. The folder must exist.
 
         Raises StoreDamagedError if there is a file already, StorageFailedError.
         """
-        if path.exists():
+        if disk.exists(path):
             raise StoreDamagedError(store=str(store), reason=f"{path.name} exists already")
         with _sqlite_errors(store):
             flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-            file = cls(_connect(path, flags, vfs), path, store)
+            file = cls(_connect(path, flags, vfs or disk.vfs), path, store)
             try:
                 file._create_tables(time)
             except BaseException:
                 # It is this call's own, and half a file would stand in the way of the next try.
                 file.abandon()
                 for part in (path, _wal_of(path)):
-                    part.unlink(missing_ok=True)
+                    disk.remove(part)
                 raise
         return file
 
     @classmethod
-    def open(cls, path: Path, store: StoreId, *, vfs: str | None = None) -> StoreFile:
+    def open(
+        cls, path: Path, store: StoreId, *, disk: Disk = _DISK, vfs: str | None = None
+    ) -> StoreFile:
         """Open an existing file and take its lock.
 
         Raises FileNotFoundError, BusyError while another process has it open, StoreDamagedError,
         NewerFormatError, StorageFailedError.
         """
         wal = _wal_of(path)
-        try:
-            was_left_open = wal.exists() and wal.stat().st_size > 0
-            if path.stat().st_size == 0:
-                # Also with a WAL beside it, which SQLite would delete as a stranger's.
-                raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageFailedError(reason=f"{path}: {error.strerror}") from error
+        was_left_open = disk.exists(wal) and disk.size_bytes(wal) > 0
+        if disk.size_bytes(path) == 0:
+            # Also with a WAL beside it, which SQLite would delete as a stranger's.
+            raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
         with _sqlite_errors(store):
-            file = cls(_connect(path, apsw.SQLITE_OPEN_READWRITE, vfs), path, store)
+            connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, vfs or disk.vfs)
+            file = cls(connection, path, store)
             file.was_left_open = was_left_open
             try:
                 file._load()
@@ -181,23 +187,30 @@ class StoreFile:
         Raises StorageFailedError, after which the file is as before.
         """
         with self._transaction():
-            if StoreKind(self.store.kind) is StoreKind.STREAM:
-                meta = self._apply_to_stream(batches)
-            else:
-                meta = self._apply_to_kv(batches)
-            self._keep_outcomes(outcomes)
-            self._execute(
-                schema.UPDATE_META,
-                (
-                    meta.revision,
-                    meta.time,
-                    meta.last_seq,
-                    meta.count,
-                    meta.bytes,
-                    meta.changes_from,
-                ),
-            )
+            meta = self._apply(batches, outcomes)
         self.meta = meta
+
+    @contextlib.contextmanager
+    def preview(self, batches: Sequence[AppliedBatch]) -> Iterator[None]:
+        """Let the body read as if `batches` were applied; nothing is written.
+
+        For a file system that takes no writes: the changed pages stay in memory, all of them, and
+        are rolled back. Raises StorageFailedError.
+        """
+        before = self.meta
+        with _sqlite_errors(self.store):
+            self._connection.pragma("cache_spill", 0)
+            self._execute("BEGIN")
+        try:
+            with _sqlite_errors(self.store):
+                self.meta = self._apply(batches, ())
+            yield
+        finally:
+            self.meta = before
+            with _sqlite_errors(self.store):
+                if self._connection.in_transaction:
+                    self._execute("ROLLBACK")
+                self._connection.pragma("cache_spill", 1)
 
     def checkpoint(self) -> None:
         """Make all of the file durable and empty the WAL. Raises StorageFailedError.
@@ -420,6 +433,27 @@ class StoreFile:
                 if self._connection.in_transaction:
                     self._execute("ROLLBACK")
                 raise
+
+    def _apply(
+        self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
+    ) -> StoreMeta:
+        if StoreKind(self.store.kind) is StoreKind.STREAM:
+            meta = self._apply_to_stream(batches)
+        else:
+            meta = self._apply_to_kv(batches)
+        self._keep_outcomes(outcomes)
+        self._execute(
+            schema.UPDATE_META,
+            (
+                meta.revision,
+                meta.time,
+                meta.last_seq,
+                meta.count,
+                meta.bytes,
+                meta.changes_from,
+            ),
+        )
+        return meta
 
     def _apply_to_stream(self, batches: Sequence[AppliedBatch]) -> StoreMeta:
         meta = self.meta

@@ -37,7 +37,7 @@ PAGE_ROWS = 50
 async def until(condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
     """Return once `condition` holds."""
     async with asyncio.timeout(timeout_seconds):
-        while not condition():  # noqa: ASYNC110 (what others do sets no event)
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -362,9 +362,7 @@ def _read(store: FakeStore, server: str, operation: list[Any]) -> Any:
         return [[], 0, 0, store.revision, True]
     found = [list(each) for each in store.log if each[0] > revision]
     page_changes = found[:PAGE_ROWS]
-    next_seq = max(
-        [seq, *(c[1] for _, _, c in page_changes if c[0] == frames.CHANGE_SET_MESSAGE)]
-    )
+    next_seq = max([seq, *(c[1] for _, _, c in page_changes if c[0] == frames.CHANGE_SET_MESSAGE)])
     if len(found) <= PAGE_ROWS:
         return [page_changes, store.revision, store.last_seq, store.revision, False]
     return [page_changes, page_changes[-1][0], next_seq, store.revision, False]

@@ -313,7 +313,7 @@ def test_known_owners_serve_on_while_the_coordinator_is_away(nats: NatsServer) -
 
 def test_without_nats_connect_fails_with_the_url() -> None:
     async def main() -> None:
-        with pytest.raises(ConnectionFailedError, match="127.0.0.1:1"):
+        with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
             await connect("nats://127.0.0.1:1")
 
     asyncio.run(main())
@@ -357,7 +357,9 @@ def test_get_all_pages_through_everything_and_stops_at_its_bounds(nats: NatsServ
         assert [m.seq for m in await _all(stream.get_all(last=70))] == list(range(131, 201))
         assert [m.seq for m in await _all(stream.get_all(limit=70))] == list(range(1, 71))
         assert await _all(stream.get_all(limit=0)) == []
-        assert [e.key for e in await _all(kv.get_all(prefix="1"))] == [f"1{i:02}" for i in range(20)]
+        assert [e.key for e in await _all(kv.get_all(prefix="1"))] == [
+            f"1{i:02}" for i in range(20)
+        ]
         assert len(await _all(kv.keys())) == 120
 
     run(nats, test)

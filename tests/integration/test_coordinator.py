@@ -46,7 +46,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> Non
     """Wait until the condition holds."""
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while not await condition():  # noqa: ASYNC110 - the condition is another process's
+            while not await condition():
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
         raise AssertionError(f"waited in vain until {what}") from error

@@ -317,6 +317,15 @@ class HostDisk(Disk):
             self.write_file(path, inode, 0, content)
             self.sync_file(path, inode)
 
+    def copy_durably(self, source: Path, target: Path) -> None:
+        with _storage_errors(source):
+            self.enter("read", source)
+            content = bytes(self._files.file(source).content)
+            inode = self.create_file(target)
+            self.truncate_file(target, inode, 0)
+            self.write_file(target, inode, 0, content)
+            self.sync_file(target, inode)
+
     def open_append(self, path: Path) -> _AppendFile:
         with _storage_errors(path, missing_is_failure=True):
             return _AppendFile(self, path, self.create_file(path, exclusive=True))
@@ -382,6 +391,8 @@ class HostDisk(Disk):
         with _storage_errors(source):
             self._rename(source, target)
             self.sync_directory(target.parent)
+            if source.parent != target.parent:
+                self.sync_directory(source.parent)
 
     def sync_directory(self, path: Path) -> None:
         with _storage_errors(path):
@@ -389,12 +400,16 @@ class HostDisk(Disk):
             self._files.directory(path).sync()
 
     def _rename(self, source: Path, target: Path) -> None:
-        assert source.parent == target.parent, "nothing moves between directories"
         inode = self._files.file(source)
+        here, there = self._files.directory(source.parent), self._files.directory(target.parent)
         self.enter("rename", target)
-        self._files.directory(target.parent).change(
-            self.host, {target.name: inode, source.name: None}
-        )
+        if here is there:
+            here.change(self.host, {target.name: inode, source.name: None})
+        else:
+            # Journaling file systems do both or nothing; here the new name is there first.
+            there.change(self.host, {target.name: inode})
+            there.sync()
+            here.change(self.host, {source.name: None})
 
 
 class _AppendFile:

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from holdfast.client.coalescer import (
     BACKOFF_MAX_SECONDS,
+    SILENCE_LOOK_SECONDS,
     SPREAD_OPERATIONS,
     Coalescer,
     Resolve,
     SendFrame,
     Suspect,
 )
-from holdfast.client.store_queue import FrameBuilder, StoreKey, StoreQueue
+from holdfast.client.frame import FrameBuilder
+from holdfast.client.store_queue import StoreKey, StoreQueue
 from holdfast.persist.writers import Verdict, Writer
 from holdfast.protocol import frames
 from holdfast.protocol.control import Owner
@@ -127,9 +129,7 @@ class Client:
     ) -> Caller:
         caller = Caller()
         packed = frames.pack(operation)
-        self.core.submit(
-            key, (packed, caller, self.now + timeout, durability, timeout), write
-        )
+        self.core.submit(key, (packed, caller, self.now + timeout, durability, timeout), write)
         return caller
 
 
@@ -275,6 +275,23 @@ def test_a_silent_server_has_its_stores_asked_for_again() -> None:
     (frame,) = client.turn()
     assert frame.server == "b"
     assert groups_of(frame)[0].counter == 1
+
+
+def test_the_owner_of_a_silent_server_s_stores_is_asked_for_more_often_than_resends() -> None:
+    client = Client()
+    client.append()
+    client.get()
+    client.append(key=OTHER)
+    client.turn()
+    client.tick(FRAME_TIMEOUT_SECONDS)
+    asked = len(client.resolves)
+    client.resolve = False
+    assert client.tick(SILENCE_LOOK_SECONDS) == []
+    assert len(client.resolves) == asked + 1
+    client.core.resolved(STORE, Owner("b", "b-1", 2))
+    moved = client.turn()
+    assert [frame.server for frame in moved] == ["a", "b"]
+    assert [(g.name, g.counter) for g in groups_of(moved[1])] == [("s", 1), ("s", 0)]
 
 
 def test_a_lost_coordinator_does_not_hinder_a_resend_to_a_known_owner() -> None:

@@ -54,7 +54,10 @@ append: Callable[..., Any] = operations.append_operation
         (lambda: operations.set_entry_operation("k", b"", None, -1), InvalidArgumentError),
         (lambda: operations.delete_messages_operation([]), InvalidArgumentError),
         (lambda: operations.delete_messages_operation([1, 0]), InvalidArgumentError),
-        (lambda: operations.delete_messages_operation(range(1, MAX_DELETE_COUNT + 2)), TooLargeError),
+        (
+            lambda: operations.delete_messages_operation(range(1, MAX_DELETE_COUNT + 2)),
+            TooLargeError,
+        ),
         (lambda: operations.delete_entries_operation([]), InvalidArgumentError),
         (lambda: operations.pack_batch([], 1000), InvalidArgumentError),
         (lambda: operations.pack_batch([[APPEND, b"x" * 900]] * 2, 1000), TooLargeError),

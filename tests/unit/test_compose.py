@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+
 from holdfast.cli.command import holdfast
 
 ROOT = Path(__file__).parents[2]

@@ -64,10 +64,22 @@ def test_anything_but_the_exact_text_counts_as_fenced(tmp_path: Path, content: b
     assert not is_open(DISK, path)
 
 
-def test_a_missing_or_unreadable_fence_counts_as_fenced(tmp_path: Path) -> None:
+def test_a_fence_that_cannot_be_read_lets_nothing_pass_and_concludes_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "fence"
+    path.mkdir()
+    mine = gate(path)
+    with pytest.raises(StorageFailedError):
+        mine.check()
+    assert not mine.fenced
+    path.rmdir()
+    create_fence(DISK, path)
+    mine.check()
+
+
+def test_a_missing_fence_counts_as_fenced(tmp_path: Path) -> None:
     assert not is_open(DISK, tmp_path / "missing")
-    (tmp_path / "folder").mkdir()
-    assert not is_open(DISK, tmp_path / "folder")
     fence(DISK, tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
 

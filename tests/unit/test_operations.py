@@ -53,7 +53,7 @@ class Bench:
 
     def __init__(self, directory: Path, kind: StoreKind) -> None:
         self.id = StoreId("acme", kind, "a.b")
-        self.path = directory / "store.db"
+        self.path = directory / f"store.{kind.word}.db"
         self.tick = 0
         self.time = 1000
         self.store = Store(self.id, 1, None, self.create)
@@ -713,7 +713,7 @@ class StoreHistory(RuleBasedStateMachine):
         assert [meta.revision, meta.last_seq, meta.count, meta.bytes] == model.head()
         head = self.bench.read(frames.HEAD)
         assert [head[0], *head[2:5]] == model.head()
-        keys: list[Any] = list(range(0, 16)) if self.store.kind is StoreKind.STREAM else ["zz"]
+        keys: list[Any] = list(range(16)) if self.store.kind is StoreKind.STREAM else ["zz"]
         get = 32 if self.store.kind is StoreKind.STREAM else frames.GET_ENTRY
         if self.store.kind is StoreKind.STREAM:
             assert head[1] == min(model.rows, default=model.last_seq + 1)

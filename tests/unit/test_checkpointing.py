@@ -1,0 +1,281 @@
+"""Checkpointing: a log segment goes only when nothing in it is missing from a durable file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from holdfast.persist.checkpointing import Checkpointer, choose
+from holdfast.persist.ownership import Ownership
+from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
+from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs import commit_log
+from holdfast.shared_fs.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.store_file import StoreFile
+
+OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
+
+
+class Waiting:
+    """What a checkpointer sees of the pipeline."""
+
+    def __init__(self) -> None:
+        self.synced_tick = 0
+        self.unheld: list[StoreId] = []
+
+    def unhold(self, store: StoreId) -> None:
+        self.unheld.append(store)
+
+
+class World:
+    """A real log, fence and files; the checkpoint "thread" and the coordinator as the test says."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = Disk()
+        self.root = root
+        create_fence(self.disk, root / "fence")
+        self.log = CommitLog(self.disk, root / "log")
+        self.ownership = Ownership()
+        self.pipeline = Waiting()
+        self.confirmed: list[StoreId] = []
+        self.on_confirm: Callable[[], None] = lambda: None
+        self.on_checkpoint: Callable[[], None] = lambda: None
+        self.tick = 0
+        self.checkpointer = Checkpointer(
+            log=self.log,
+            gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
+            ownership=self.ownership,
+            pipeline=cast(Pipeline, self.pipeline),
+            run_in_thread=self.run_in_thread,
+            clock_ms=lambda: 1000,
+            confirm=self.confirm,
+            idle_close_seconds=10.0,
+        )
+
+    def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
+        async def run() -> Any:
+            self.on_checkpoint()
+            return function()
+
+        return run()
+
+    async def confirm(self, stores: list[StoreId]) -> None:
+        self.on_confirm()
+        self.confirmed.extend(stores)
+
+    def open_store(self, name: str, *, confirmed: bool = True) -> Store:
+        store_id = StoreId("acme", StoreKind.STREAM, name)
+        path = self.root / f"{name}.db"
+
+        def create() -> StoreFile:
+            return StoreFile.create(path, store_id, time=1)
+
+        file = StoreFile.open(path, store_id) if path.exists() else None
+        store = Store(store_id, 1, file, create, confirmed=confirmed)
+        self.ownership.opened(store)
+        return store
+
+    def write(self, store: Store, *, synced: bool = True) -> None:
+        """Append one message in a tick of its own, in a log segment of its own."""
+        self.tick += 1
+        store.begin()
+        seq = store.last_seq + 1
+        store.set_message(seq, 1, [frames.CHANGE_SET_MESSAGE, seq, b"v"])
+        payload = frames.encode_changes(1, seq - 1, 1000, store.changes)
+        record = LogRecord(store.id, 1, seq - 1, seq, [payload], [])
+        store.finish_tick(self.tick, self.log.append(self.tick, [record]))
+        if synced:
+            self.log.prepare_sync()()
+            self.pipeline.synced_tick = self.tick
+
+    def run_pass(self, now: float = 0.0) -> None:
+        asyncio.run(self.checkpointer.run_pass(now))
+
+    def close(self) -> None:
+        for store in self.ownership.stores():
+            if store.file is not None:
+                store.file.abandon()
+        self.log.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Every frame fills its segment.
+    monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 1)
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def test_a_quiet_log_is_left_alone(world: World) -> None:
+    store = world.open_store("a")
+    world.write(store)
+    world.run_pass()
+    assert store.file is None
+    assert world.log.oldest_segment == 1
+
+
+def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> None:
+    early, late = world.open_store("early"), world.open_store("late")
+    world.write(early)
+    for _ in range(OLD_ENOUGH):
+        world.write(late)
+    world.run_pass()
+    assert early.oldest_segment is None
+    assert late.oldest_segment is None
+    assert world.log.oldest_segment == world.log.segment
+    assert world.pipeline.unheld == [early.id, late.id]
+
+
+def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
+    store = world.open_store("a")
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+    world.write(store, synced=False)
+    world.run_pass()
+    assert store.file_revision == OLD_ENOUGH
+    assert [kept.tick for kept in store.pending] == [OLD_ENOUGH + 1]
+    assert world.log.oldest_segment <= store.pending[0].segment
+
+
+def test_a_checkpoint_that_fails_keeps_the_log(world: World) -> None:
+    store = world.open_store("a")
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+
+    def refuse() -> None:
+        raise StorageFailedError(reason="full")
+
+    world.on_checkpoint = refuse
+    world.run_pass()
+    assert store.oldest_segment == 1
+    assert world.log.oldest_segment == 1
+    assert not store.busy
+    world.on_checkpoint = lambda: None
+    world.run_pass()
+    assert world.log.oldest_segment == world.log.segment
+
+
+def test_an_idle_store_is_checkpointed_and_closed(world: World) -> None:
+    store = world.open_store("a")
+    world.write(store)
+    world.run_pass(now=100.0)
+    assert world.ownership.find(store.id) is None
+    again = world.open_store("a")
+    assert again.last_seq == 1
+    assert again.file is not None
+    assert not again.file.was_left_open
+
+
+def test_an_idle_store_with_an_unsynced_change_is_not_closed(world: World) -> None:
+    store = world.open_store("a")
+    world.write(store, synced=False)
+    world.run_pass(now=100.0)
+    assert world.ownership.find(store.id) is store
+
+
+def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) -> None:
+    store = world.open_store("a")
+    world.write(store)
+
+    def use() -> None:
+        store.used_at = 100.0
+
+    world.on_checkpoint = use
+    world.run_pass(now=100.0)
+    assert world.ownership.find(store.id) is store
+
+
+def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: World) -> None:
+    store = world.open_store("a", confirmed=False)
+    world.write(store)
+
+    def refuse() -> None:
+        raise NoCoordinatorError(prefix="hf")
+
+    world.on_confirm = refuse
+    world.run_pass(now=100.0)
+    assert world.ownership.find(store.id) is store
+    assert (store.confirmed, store.oldest_segment) == (False, 1)
+    assert world.log.oldest_segment == 1
+    world.on_confirm = lambda: None
+    world.run_pass(now=100.0)
+    assert world.confirmed == [store.id]
+    assert world.ownership.find(store.id) is None
+
+
+def test_what_is_applied_while_the_coordinator_is_asked_is_not_taken_for_durable(
+    world: World,
+) -> None:
+    store = world.open_store("a", confirmed=False)
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+
+    def write_and_read() -> None:
+        world.write(store)
+        store.materialise(world.tick)
+
+    world.on_confirm = write_and_read
+    world.run_pass()
+    assert store.confirmed
+    # The last change is in the file's WAL, unsynced, so its segment must stay.
+    assert store.oldest_segment is not None
+    assert world.log.oldest_segment <= store.oldest_segment
+
+
+def test_close_all_leaves_nothing_open_and_nothing_in_the_log(world: World) -> None:
+    stores = [world.open_store(name, confirmed=name != "b") for name in "abc"]
+    for store in stores:
+        world.write(store)
+    left = asyncio.run(world.checkpointer.close_all())
+    assert left == []
+    assert world.ownership.open_count == 0
+    assert world.log.oldest_segment == world.log.segment
+
+
+def test_close_all_names_what_it_could_not_make_durable(world: World) -> None:
+    good, bad = world.open_store("good"), world.open_store("bad")
+    world.write(good)
+    world.write(bad)
+    assert bad.file is None
+    # The folder in its place: no file can be made there.
+    (world.root / "bad.db").mkdir()
+    assert asyncio.run(world.checkpointer.close_all()) == [bad.id]
+    assert world.log.oldest_segment <= 2
+    (world.root / "bad.db").rmdir()
+
+
+def test_a_fenced_incarnation_checkpoints_nothing_and_says_so(world: World) -> None:
+    store = world.open_store("a")
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+    fence(world.disk, world.root / "fence")
+    with pytest.raises(ExceptionGroup) as caught:
+        world.run_pass()
+    assert caught.group_contains(FencedError)
+    assert world.log.oldest_segment == 1
+
+
+def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
+    stores = [world.open_store(name) for name in "abc"]
+    for segment, store in zip((3, 1, 2), stores, strict=True):
+        store.oldest_segment = segment
+    idle = [stores[0]]
+    choice = choose(stores, idle, segment=100, synced_tick=0, limit=2)
+    assert [store.id.name for store in choice.close] == ["a"]
+    assert [store.id.name for store in choice.checkpoint] == ["b"]
+    busy = choose(stores, [], segment=100, synced_tick=0)
+    stores[1].busy = True
+    assert [store.id.name for store in busy.checkpoint] == ["b", "c", "a"]
+    rest = choose(stores, stores, segment=100, synced_tick=0)
+    assert stores[1] not in rest.close + rest.checkpoint

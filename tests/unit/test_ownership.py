@@ -1,0 +1,129 @@
+"""Ownership: nothing that waits for a store is lost, reordered or asked for twice."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.persist.ownership import Arrival, Ownership, Wanted
+from holdfast.persist.store import Store
+from holdfast.protocol.frames import HEAD, Group
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import StoreFile
+
+
+def never() -> StoreFile:
+    raise AssertionError("this test needs no file")
+
+
+def store_id(name: str) -> StoreId:
+    return StoreId("acme", StoreKind.STREAM, name)
+
+
+def arrival(name: str, number: int, *, writes: bool = False) -> Arrival:
+    group = Group(1, name, 1 if writes else 0, 0, 0, [[HEAD]])
+    return Arrival("reply", number, b"w", store_id(name), group)
+
+
+def opened(name: str, used_at: float = 0.0) -> Store:
+    store = Store(store_id(name), 1, None, never)
+    store.used_at = used_at
+    return store
+
+
+def test_a_store_is_asked_for_once_whatever_waits_for_it() -> None:
+    ownership = Ownership()
+    for number in range(3):
+        ownership.wait(arrival("a", number))
+    assert ownership.take_wanted(10) == [Wanted(store_id("a"), create=False)]
+    ownership.wait(arrival("a", 3))
+    assert ownership.take_wanted(10) == []
+    assert ownership.waiting_count == 4
+    waited = ownership.opened(opened("a"))
+    assert [each.position for each in waited] == [0, 1, 2, 3]
+    assert ownership.waiting_count == 0
+
+
+def test_it_may_come_into_being_only_if_a_write_waits() -> None:
+    ownership = Ownership()
+    ownership.wait(arrival("read", 0))
+    ownership.wait(arrival("written", 0))
+    ownership.wait(arrival("written", 1, writes=True))
+    assert ownership.take_wanted(10) == [
+        Wanted(store_id("read"), create=False),
+        Wanted(store_id("written"), create=True),
+    ]
+
+
+def test_a_write_for_a_store_that_only_reads_had_opened_asks_again() -> None:
+    ownership = Ownership()
+    ownership.wait(arrival("a", 0))
+    ownership.take_wanted(1)
+    ownership.opened(opened("a"))
+    ownership.wait(arrival("a", 1, writes=True))
+    assert ownership.take_wanted(1) == [Wanted(store_id("a"), create=True)]
+
+
+def test_wanted_stores_are_taken_in_portions_in_their_order() -> None:
+    ownership = Ownership()
+    for name in "abcde":
+        ownership.wait(arrival(name, 0))
+    names = [[each.store.name for each in ownership.take_wanted(2)] for _ in range(4)]
+    assert names == [["a", "b"], ["c", "d"], ["e"], []]
+
+
+def test_what_the_coordinator_did_not_answer_is_asked_again() -> None:
+    ownership = Ownership()
+    ownership.wait(arrival("a", 0))
+    taken = ownership.take_wanted(1)
+    ownership.wait(arrival("a", 1, writes=True))
+    ownership.ask_again(taken)
+    assert ownership.take_wanted(1) == [Wanted(store_id("a"), create=True)]
+    ownership.refused(store_id("a"))
+    ownership.ask_again(taken)
+    assert ownership.take_wanted(1) == []
+
+
+def test_a_refused_store_gives_back_what_waited_and_can_be_wanted_anew() -> None:
+    ownership = Ownership()
+    ownership.wait(arrival("a", 0))
+    assert [each.position for each in ownership.refused(store_id("a"))] == [0]
+    assert ownership.refused(store_id("a")) == []
+    assert ownership.take_wanted(1) == []
+    ownership.wait(arrival("a", 1))
+    assert ownership.take_wanted(1) == [Wanted(store_id("a"), create=False)]
+
+
+def test_a_closed_store_is_absent() -> None:
+    ownership = Ownership()
+    store = opened("a")
+    ownership.opened(store)
+    assert (ownership.find(store.id), ownership.open_count) == (store, 1)
+    ownership.closed(store.id)
+    ownership.closed(store.id)
+    assert (ownership.find(store.id), ownership.open_count) == (None, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=20),
+    st.integers(0, 100),
+    st.integers(0, 20),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_idle_and_the_least_recently_used_are_closed_but_never_a_busy_one(
+    stores: list[tuple[int, bool]], idle_seconds: int, max_open: int
+) -> None:
+    ownership = Ownership()
+    for number, (used_at, busy) in enumerate(stores):
+        store = opened(f"s{number}", used_at)
+        store.busy = busy
+        ownership.opened(store)
+    chosen = ownership.idle(100, idle_seconds, max_open)
+    assert len({store.id for store in chosen}) == len(chosen)
+    assert not any(store.busy for store in chosen)
+    free = [store for store in ownership.stores() if not store.busy]
+    kept = [store for store in free if store not in chosen]
+    assert all(100 - store.used_at < idle_seconds for store in kept)
+    assert len(stores) - len(chosen) <= max_open or not kept
+    excess = [store for store in chosen if 100 - store.used_at < idle_seconds]
+    assert all(one.used_at <= other.used_at for one in excess for other in kept)

@@ -1,0 +1,255 @@
+"""Reads: pages that fit, typed refusals, and a follower that is told when to start over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.persist import reads
+from holdfast.persist.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
+from holdfast.protocol.limits import (
+    FRAME_RESERVE_BYTES,
+    MAX_CHANGE_LOG_ROWS,
+    MIN_PAYLOAD_BYTES,
+    PAGE_ROWS,
+)
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+
+LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
+
+
+def never() -> StoreFile:
+    raise AssertionError("a read creates no file")
+
+
+class Bench:
+    """A store whose file was filled directly."""
+
+    def __init__(self, path: Path, kind: StoreKind) -> None:
+        self.id = StoreId("acme", kind, "a")
+        self.file = StoreFile.create(path, self.id, time=1)
+        self.store = Store(self.id, 3, self.file, never)
+
+    def apply(self, *changes: list[Any], time: int = 1000) -> None:
+        self.file.apply([AppliedBatch(self.file.meta.revision, time, list(changes))])
+
+    def read(self, *wanted: list[Any]) -> list[Any]:
+        """Return the results that one frame gets, checked to fit in its reply."""
+        results = reads.execute(self.store, "s1", frames.unpack(frames.pack(wanted)))
+        assert 1 <= len(results) <= len(wanted)
+        assert len(frames.encode_outcome(1 << 62, 1 << 62, 0, results)) < LIMIT
+        return results
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "stream", StoreKind.STREAM)
+    yield bench
+    bench.file.abandon()
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "kv", StoreKind.KV)
+    yield bench
+    bench.file.abandon()
+
+
+def messages(count: int, size_bytes: int = 1, headers: dict[str, str] | None = None) -> Any:
+    return [[frames.CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)]
+
+
+def entries(count: int, key_bytes: int = 4, size_bytes: int = 0) -> list[list[Any]]:
+    return [
+        [frames.CHANGE_SET_ENTRY, f"{number:0{key_bytes}d}", bytes(size_bytes)]
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_store_that_nobody_wrote_reads_as_empty(kind: StoreKind) -> None:
+    store = Store(StoreId("acme", kind, "a"), 3, None, never)
+
+    def read(*wanted: Any) -> Any:
+        return reads.execute(store, "s1", [list(wanted)])[0]
+
+    assert read(frames.HEAD) == [0, 1, 0, 0, 0, 3, "s1"]
+    assert read(frames.CHANGES, 0, 0) == [[], 0, 0, 0, False]
+    assert read(frames.CHANGES, 5, 5) == [[], 0, 0, 0, True]
+    if kind is StoreKind.STREAM:
+        assert read(frames.GET_MESSAGE, 1) is None
+        assert read(frames.GET_MESSAGES) == [[], None]
+    else:
+        assert read(frames.GET_ENTRY, "k") is None
+        assert read(frames.GET_ENTRIES) == [[], None]
+
+
+def all_pages(bench: Bench, number: int, *first: Any) -> list[Any]:
+    rows: list[Any] = []
+    (page, after), *_ = bench.read([number, *first])
+    rows += page
+    while after is not None:
+        wanted = [number, after] if number == frames.GET_MESSAGES else [number, *first[:1], after]
+        (page, after), *_ = bench.read(wanted)
+        assert page
+        rows += page
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("count", "size_bytes", "headers"),
+    [(PAGE_ROWS + 1, 1, None), (3, 1_000_000, None), (100, 0, {"h": "x" * 16_000}), (20, 60_000, None)],
+)
+def test_a_range_comes_whole_in_pages_that_fit(
+    stream: Bench, count: int, size_bytes: int, headers: dict[str, str] | None
+) -> None:
+    stream.apply(*messages(count, size_bytes, headers))
+    rows = all_pages(stream, frames.GET_MESSAGES)
+    assert [row[0] for row in rows] == list(range(1, count + 1))
+    assert all(len(row[3]) == size_bytes and row[4] == headers for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("count", "key_bytes", "size_bytes"),
+    [(PAGE_ROWS + 1, 5, 0), (2000, 1000, 0), (300, 4096, 3), (3, 4096, 1_000_000)],
+)
+@pytest.mark.parametrize("with_values", [True, False])
+def test_entries_come_whole_in_pages_that_fit_however_long_their_keys(
+    kv: Bench, count: int, key_bytes: int, size_bytes: int, with_values: bool
+) -> None:
+    changes = entries(count, key_bytes, size_bytes)
+    kv.apply(*changes)
+    rows: list[Any] = []
+    after = None
+    while True:
+        wanted = [frames.GET_ENTRIES, "", after, None, with_values]
+        page, after = kv.read(wanted)[0]
+        rows += page
+        if after is None:
+            break
+    assert [row[0] for row in rows] == [change[1] for change in changes]
+    assert all((row[3] is not None) == with_values for row in rows)
+
+
+def test_many_reads_of_one_frame_are_answered_as_far_as_the_reply_goes(
+    kv: Bench, stream: Bench
+) -> None:
+    changes = entries(400, 4000)
+    kv.apply(*changes)
+    wanted = [[frames.GET_ENTRY, change[1]] for change in changes]
+    answered = 0
+    while answered < len(wanted):
+        results = kv.read(*wanted[answered:])
+        assert [row[0] for row in results] == [
+            each[1] for each in wanted[answered : answered + len(results)]
+        ]
+        answered += len(results)
+    stream.apply(*messages(5, 400_000))
+    assert len(stream.read(*[[frames.GET_MESSAGE, 1]] * 5)) == 1
+
+
+def test_refusals_that_quote_much_are_answered_as_far_as_the_reply_goes(kv: Bench) -> None:
+    kv.read(*[[frames.GET_ENTRY, ["🪸" * 80]]] * 4096)
+
+
+def test_changes_come_whole_in_pages_that_fit(kv: Bench) -> None:
+    changes = entries(1500, 1000)
+    kv.apply(*changes)
+    kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, [change[1]]] for change in changes[:600]])
+    revision, state_revision, found = 0, None, []
+    while True:
+        wanted = [frames.CHANGES, revision, 0, None, state_revision]
+        page, revision, _, head, reset = kv.read(wanted)[0]
+        assert not reset
+        found += page
+        state_revision = head
+        if revision == head:
+            break
+    assert [change[2][1] for change in found] == [change[1] for change in changes[600:]]
+    page, revision, *_ = kv.read([frames.CHANGES, 1500, 0])[0]
+    assert page[0][2] == [frames.CHANGE_DELETE_ENTRIES, [changes[0][1]]]
+
+
+def test_the_last_few_by_count_by_limit_and_by_time(stream: Bench) -> None:
+    for seq in range(1, 7):
+        stream.apply([frames.CHANGE_SET_MESSAGE, seq, b"v"], time=1000 + seq)
+
+    def seqs(*arguments: Any) -> list[int]:
+        return [row[0] for row in stream.read([frames.GET_MESSAGES, *arguments])[0][0]]
+
+    assert seqs(None, None, None, None, 2) == [5, 6]
+    assert seqs(None, None, None, None, 99) == [1, 2, 3, 4, 5, 6]
+    assert seqs(None, None, None, None, 0) == []
+    assert seqs(None, None, None, None, -1) == []
+    assert seqs(6, None, None, None, 2) == [6]
+    assert seqs(2, 4) == [2, 3, 4]
+    assert seqs(4, 2) == []
+    assert seqs(-5, 1) == [1]
+    assert seqs(None, None, 1004) == [4, 5, 6]
+    assert seqs(None, None, 2000) == []
+    assert seqs(None, None, -(1 << 63)) == [1, 2, 3, 4, 5, 6]
+    assert seqs(2, None, None, 2) == [2, 3]
+    assert seqs(None, None, None, 0) == []
+    assert seqs((1 << 63) - 1) == []
+
+
+def test_a_number_that_is_not_there_reads_as_none(stream: Bench) -> None:
+    stream.apply(*messages(2))
+    wanted = [[frames.GET_MESSAGE, seq] for seq in (0, -1, 3, (1 << 63) - 1, -(1 << 63))]
+    assert stream.read(*wanted) == [None] * 5
+
+
+WRONG: list[Any] = [True, 1.5, "text", b"bytes", [], {}, 1 << 63, (1 << 64) - 1]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_a_wrong_argument_is_a_typed_refusal_beside_good_answers(
+    stream: Bench, kv: Bench, wrong: Any
+) -> None:
+    for bench, operations in (
+        (stream, [[frames.GET_MESSAGE, 0], [frames.GET_MESSAGES, *[None] * 5], [frames.CHANGES, 0, 0, 0, 0]]),
+        (kv, [[frames.GET_ENTRY, 0], [frames.GET_ENTRIES, None, None, None], [frames.CHANGES, 0, 0, 0, 0]]),
+    ):  # fmt: skip
+        for operation in operations:
+            for position in range(1, len(operation)):
+                tried = list(operation)
+                tried[position] = wrong
+                if wrong == "text" and operation[0] in (frames.GET_ENTRY, frames.GET_ENTRIES) and (
+                    position < 3
+                ):
+                    continue
+                refusal, head = bench.read(tried, [frames.HEAD])
+                assert type(refusal[0]) is str, tried
+                assert issubclass(ERRORS_BY_CODE[refusal[0]], RequestError | ProtocolError)
+                assert head[5:] == [3, "s1"]
+
+
+@pytest.mark.parametrize("number", [frames.GET_ENTRY, frames.GET_ENTRIES, 38, 99, 1 << 60])
+def test_a_read_that_a_stream_has_not_is_named(stream: Bench, number: int) -> None:
+    assert stream.read([number])[0][0] == "unknown_operation"
+
+
+@pytest.mark.parametrize("number", [frames.GET_MESSAGE, frames.GET_ENTRY, frames.CHANGES])
+def test_a_read_without_its_arguments_is_malformed(
+    stream: Bench, kv: Bench, number: int
+) -> None:
+    bench = kv if number == frames.GET_ENTRY else stream
+    assert bench.read([number])[0][0] in ("malformed_frame", "invalid_argument")
+
+
+def test_a_follower_ahead_of_the_store_or_behind_the_horizon_starts_over(kv: Bench) -> None:
+    kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 10))
+    kv.file.forget(msg_ids_before=0, outcomes_before=0)
+    head = kv.file.meta.revision
+    assert kv.read([frames.CHANGES, 9, 0])[0] == [[], 0, 0, head, True]
+    assert kv.read([frames.CHANGES, head + 1, 0])[0] == [[], 0, 0, head, True]
+    assert kv.read([frames.CHANGES, 10, 0, 5])[0][4] is False
+    # Who has nothing needs no deletes.
+    assert kv.read([frames.CHANGES, 0, 0])[0] == [[], head, 0, head, False]
+    assert kv.read([frames.CHANGES, head, 0])[0] == [[], head, 0, head, False]
