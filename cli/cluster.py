@@ -148,7 +148,7 @@ class Cluster:
                 asyncio.timeout(_READY_SECONDS),
                 connect(self.nats_url, prefix=self.options.prefix) as client,
             ):
-                while True:
+                while not self._failed.done():
                     try:
                         servers = await client.servers()
                     except UnavailableError as error:
@@ -159,6 +159,7 @@ class Cluster:
                             return
                         reason = f"not live: {', '.join(sorted(names - live))}"
                     await asyncio.sleep(_POLL_SECONDS)
+                raise self._failed.result()
         except TimeoutError as error:
             raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
 

@@ -8,6 +8,7 @@ anything else is a bug, and shows one.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from importlib import metadata
@@ -37,6 +38,10 @@ class _RootGroup(click.Group):
     """Turns errors into one line on stderr and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for library in ("holdfast", "nats"):
+            # What a command logs is for those who set logging up, as the servers do: others are
+            # told in the one line at the end, and do not need it twice.
+            logging.getLogger(library).addHandler(logging.NullHandler())
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -85,7 +85,8 @@ class Part:
         self._stopping.set()
         self.signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
         except TimeoutError:
             self._say(f"{self.name} did not stop within {STOP_SECONDS:g} s: killed")
             self.signal(signal.SIGKILL)
@@ -132,7 +133,8 @@ class Part:
             f"starting it again in {decision.delay_seconds:g} s"
         )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), decision.delay_seconds)
+            async with asyncio.timeout(decision.delay_seconds):
+                await self._stopping.wait()
 
     async def _copy_log(self, stream: asyncio.StreamReader) -> None:
         with contextlib.closing(_LogFile(self._log_file)) as log_file:

@@ -7,8 +7,8 @@
         await hf.kv("settings").set("theme", b"dark")
 
 The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
-the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame for the
-server that `router.py` found. Following a store: `subscription.py`, fed by `follower.py` and ordered by
+the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame
+(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, fed by `follower.py` and ordered by
 `merge.py`.
 """
 

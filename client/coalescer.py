@@ -19,6 +19,7 @@ What leads to what:
     not_owner       forget the owner, ask the coordinator, send there
     retryable       back off, send all unanswered writes of the store again, in order
     other error     it is the answer, of every operation in the group
+    late answer     after PING_SECONDS ask whether the server is there at all
     no answer       after FRAME_TIMEOUT_SECONDS send again, and ask whether the owner has changed
 """
 
@@ -38,15 +39,17 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     ProtocolError,
     UnavailableError,
+    WriterGapError,
     error_from_wire,
 )
-from holdfast.protocol.frames import Outcome, decode, decode_outcome
+from holdfast.protocol.frames import Outcome, decode, decode_outcome, encode_request
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     FRAME_TIMEOUT_SECONDS,
     FRAMES_IN_FLIGHT,
     MAX_FRAME_OPERATIONS,
     OPERATION_TIMEOUT_SECONDS,
+    PING_SECONDS,
 )
 from holdfast.protocol.messages import Durability
 
@@ -66,8 +69,6 @@ MAX_KNOWN_STORES: Final = 65536
 
 #: The index that stands for all groups of a frame, in a refusal.
 WHOLE_FRAME: Final = -1
-#: A group came before its predecessors, one of which was lost on the way: all go again.
-_WRITER_GAP: Final = "writer_gap"
 
 _DURABILITIES: Final = {int(level): level for level in Durability}
 
@@ -112,6 +113,9 @@ class Coalescer:
         self._lanes: dict[str, Lane] = {}
         self._frames: dict[int, Frame] = {}
         self._frame_number = 0
+        #: Questions whether a server is there: those on their way, and those to be sent.
+        self._pings: dict[int, Lane] = {}
+        self._questions: list[SendFrame] = []
         self._first_counter = 1
         #: Queues that may hold something, in no order; dropped lazily.
         self._active: dict[StoreKey, StoreQueue] = {}
@@ -155,6 +159,9 @@ class Coalescer:
         if self._unresolved:
             effects.append(Resolve(list(dict.fromkeys(self._unresolved))))
             self._unresolved = []
+        if self._questions:
+            effects += self._questions
+            self._questions = []
         for lane in self._lanes.values():
             while lane.line and lane.frames_in_flight < FRAMES_IN_FLIGHT:
                 frame = self._build(lane, now)
@@ -166,6 +173,8 @@ class Coalescer:
         """A server's answer to some or all groups of frame `number`."""
         frame = self._frames.get(number)
         if frame is None:
+            # Too late, or the answer to a ping: the server is there.
+            self._pings.pop(number, None)
             return
         try:
             elements = decode(payload)
@@ -194,9 +203,9 @@ class Coalescer:
     def no_responders(self, number: int, now: float) -> None:
         """Nobody listens where frame `number` was sent."""
         frame = self._frames.get(number)
-        if frame is None or frame.lane.gone:
+        lane = frame.lane if frame is not None else self._pings.pop(number, None)
+        if lane is None or lane.gone:
             return
-        lane = frame.lane
         lane.gone = True
         del self._lanes[lane.server]
         for other in self._frames.values():
@@ -357,7 +366,7 @@ class Coalescer:
         queue.attempt += 1
         if forget_owner:
             queue.owner = None
-        if queue.attempt == 1 and (isinstance(error, NotOwnerError) or error.code == _WRITER_GAP):
+        if queue.attempt == 1 and isinstance(error, NotOwnerError | WriterGapError):
             self._activate(queue)
             return
         delay = min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2 ** min(queue.attempt - 1, 16))
@@ -466,7 +475,7 @@ class Coalescer:
     def _refused(self, frame: Frame, group: Group, error: HoldfastError, now: float) -> None:
         if group.answered or group.frame != frame.number:
             return
-        if not (error.retryable or error.code == _WRITER_GAP):
+        if not error.retryable:
             self._fail_group(group, error)
             return
         if not group.counter:
@@ -510,11 +519,26 @@ class Coalescer:
                 else:
                     earliest = min(earliest, frame.sent_at + OPERATION_TIMEOUT_SECONDS)
                 continue
-            earliest = min(earliest, frame.sent_at + lane.timeout_seconds)
+            ping_at = max(frame.sent_at, lane.pinged_at) + PING_SECONDS
+            if now >= ping_at:
+                self._ping(lane, now)
+                ping_at = now + PING_SECONDS
+            earliest = min(earliest, frame.sent_at + lane.timeout_seconds, ping_at)
             if lane.timeout_seconds > FRAME_TIMEOUT_SECONDS:
                 self._unresolved += [group.queue.key for group in frame.groups if group is not None]
                 earliest = min(earliest, now + SILENCE_LOOK_SECONDS)
         self._frame_timeout_at = earliest
+
+    def _ping(self, lane: Lane, now: float) -> None:
+        """Ask a server that is late whether it is there. What was on its way to a server that died
+        is lost in silence; a question to one that is gone has `no responders` for an answer."""
+        self._pings.pop(lane.ping, None)
+        self._frame_number += 1
+        lane.ping, lane.pinged_at = self._frame_number, now
+        self._pings[lane.ping] = lane
+        self._questions.append(
+            SendFrame(lane.server, lane.ping, encode_request(self._writer, ()))
+        )
 
     def _lost(self, frame: Frame) -> None:
         """A frame or its answer is lost, or late: send what is unanswered again, now."""

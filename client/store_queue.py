@@ -60,7 +60,16 @@ class QueueState(StrEnum):
 class Lane:
     """The way to one server: the stores in line, and how many frames are on their way."""
 
-    __slots__ = ("frames_in_flight", "gone", "incarnation", "line", "server", "timeout_seconds")
+    __slots__ = (
+        "frames_in_flight",
+        "gone",
+        "incarnation",
+        "line",
+        "ping",
+        "pinged_at",
+        "server",
+        "timeout_seconds",
+    )
 
     def __init__(self, server: str) -> None:
         self.server = server
@@ -68,6 +77,9 @@ class Lane:
         self.line: deque[StoreQueue] = deque()
         self.frames_in_flight = 0
         self.timeout_seconds = FRAME_TIMEOUT_SECONDS
+        #: The frame number of the last question whether the server is there, and when it went out.
+        self.ping = 0
+        self.pinged_at = -math.inf
         #: Nobody listens there: owners learnt before this was found out are void.
         self.gone = False
 

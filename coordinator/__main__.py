@@ -26,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--standby", action="store_true", help="wait until the running coordinator ends"
     )
+    parser.add_argument(
+        "--replace-damaged-state",
+        action="store_true",
+        help="put a damaged state file aside and find the stores again",
+    )
     return run_server(parser, arguments, _serve)
 
 
@@ -34,7 +39,14 @@ async def _serve(
 ) -> None:
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
-    coordinator = Coordinator(bus, layout, disk, prefix=options.prefix, standby=options.standby)
+    coordinator = Coordinator(
+        bus,
+        layout,
+        disk,
+        prefix=options.prefix,
+        standby=options.standby,
+        replace_damaged_state=options.replace_damaged_state,
+    )
     on_signals(coordinator.stop)
     await coordinator.run()
 

@@ -8,7 +8,7 @@ whoever only reads is still served.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from holdfast.coordinator.membership import (
 )
 from holdfast.coordinator.requests import (
     Created,
+    Drain,
     ListServers,
     ListStores,
     Open,
@@ -40,20 +41,36 @@ from holdfast.coordinator.requests import (
     ReleaseAll,
     Request,
     Resolve,
+    Vacate,
 )
 from holdfast.coordinator.state_file import IncarnationState, StateFile, StoreRow
-from holdfast.protocol.control import ServerInfo, StoreState
+from holdfast.protocol.control import ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
+    LastServerError,
     NoServerError,
+    NotFoundError,
     NotOwnerError,
     StorageError,
     error_to_wire,
 )
 from holdfast.protocol.names import StoreId
 
-Record = RecordLive | RecordDead
+
+@dataclass(frozen=True, slots=True)
+class RecordFound:
+    """Stores whose files the survey found."""
+
+    stores: tuple[StoreId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSurveyed:
+    """The survey is done."""
+
+
+Record = RecordLive | RecordDead | RecordFound | RecordSurveyed
 Fields = Mapping[str, Any]
 Reply = Fields | HoldfastError
 
@@ -109,21 +126,34 @@ def _commit(
 ) -> list[Reply]:
     with state.transaction():
         for record in records:
-            if isinstance(record, RecordLive):
-                state.add_incarnation(record.server, record.incarnation, batch.now_ms)
-            else:
-                ended = IncarnationState.RELEASED if record.released else IncarnationState.DEAD
-                state.end_incarnation(record.server, record.incarnation, ended, batch.now_ms)
-        transaction = _Transaction(state, batch.members)
+            _write(state, record, batch.now_ms)
+        transaction = _Transaction(state, batch.members, batch.now_ms)
         return [transaction.answer(request) for request in requests]
+
+
+def _write(state: StateFile, record: Record, now_ms: int) -> None:
+    match record:
+        case RecordLive(server, incarnation):
+            state.add_incarnation(server, incarnation, now_ms)
+        case RecordDead(server, incarnation, _, released):
+            ended = IncarnationState.RELEASED if released else IncarnationState.DEAD
+            state.end_incarnation(server, incarnation, ended, now_ms)
+            if released:
+                state.set_drain(server, False)
+        case RecordFound(stores):
+            for store in stores:
+                state.found(store)
+        case RecordSurveyed():
+            state.set_surveying(False)
 
 
 class _Transaction:
     """Answers requests within one open transaction."""
 
-    def __init__(self, state: StateFile, members: Sequence[MemberView]) -> None:
+    def __init__(self, state: StateFile, members: Sequence[MemberView], now_ms: int) -> None:
         self._state = state
         self._members = members
+        self._now_ms = now_ms
         # Nothing can be assigned to a member that could not be recorded yet.
         self._recorded = state.present()
         self._states = {
@@ -141,27 +171,31 @@ class _Transaction:
                 Open(server, incarnation)
                 | Created(server, incarnation)
                 | Register(server, incarnation)
+                | Vacate(server, incarnation)
             ) if self._has_ended(server, incarnation):
                 return FencedError(server=server, incarnation=incarnation)
             case Open(server, incarnation, opened):
-                return {"grants": [self._grant(server, incarnation, s) for s in opened]}
+                grants = [self._grant(server, incarnation, s) for s in opened]
+                return {"term": self._state.term, "grants": grants}
             case Created(server, incarnation, named):
-                for store in self._owned(server, incarnation, named):
-                    self._state.raise_state(store, StoreState.DURABLE)
-                return {}
-            case Release(server, incarnation, named):
-                for store in self._owned(server, incarnation, named):
-                    self._state.release(store)
-                return {}
-            case Register():
-                return {"term": self._state.term}
+                for store in named:
+                    if self._owned(server, incarnation, store) is not None:
+                        self._state.raise_state(store, StoreState.DURABLE)
+            case Release(server, incarnation, released):
+                for store, epoch in released:
+                    row = self._owned(server, incarnation, store)
+                    if row is not None and epoch in (None, row.epoch):
+                        self._state.release(store)
+            case Vacate(server, incarnation, number):
+                self._state.vacate(server, incarnation, number, self._now_ms)
+            case Drain(server, draining):
+                return self._drain(server, draining)
             case ListServers():
                 return {"term": self._state.term, "servers": self._servers()}
             case ListStores(tenant, kind, prefix, after, limit):
                 page, following = self._state.stores(tenant, kind, prefix, after, limit)
                 return {"stores": page, "next": following}
-            case _:
-                return {}
+        return {"term": self._state.term}
 
     def _owner(self, store: StoreId | HoldfastError) -> Sequence[object]:
         if isinstance(store, HoldfastError):
@@ -186,20 +220,38 @@ class _Transaction:
         decision = decide_open(_assignment(row), server, incarnation, member_state)
         if isinstance(decision, NotOwner):
             return _error_slot(NotOwnerError(server=server))
-        if isinstance(decision, Assign):
-            self._state.assign(opened.store, decision.owner)
+        owner = decision.owner
+        if opened.known_epoch is not None:
+            owner = owner._replace(epoch=max(owner.epoch, opened.known_epoch + 1))
+        if isinstance(decision, Assign) or owner != decision.owner:
+            self._state.assign(opened.store, owner)
         known = StoreState.UNKNOWN if row is None else StoreState(row.state)
         if opened.create and known is StoreState.UNKNOWN:
             known = StoreState.CREATED
             self._state.raise_state(opened.store, known)
-        return (decision.owner.epoch, int(known))
+        return (owner.epoch, int(known))
 
-    def _owned(self, server: str, incarnation: str, stores: Iterable[StoreId]) -> Iterable[StoreId]:
-        """Of the stores, those that are the incarnation's: the others are a late repetition's."""
-        for store in stores:
-            row = self._state.store(store)
-            if row is not None and (row.server, row.incarnation) == (server, incarnation):
-                yield store
+    def _owned(self, server: str, incarnation: str, store: StoreId) -> StoreRow | None:
+        """Return what is recorded of a store that is the incarnation's; None of any other, which a
+        late repetition may name."""
+        row = self._state.store(store)
+        if row is None or (row.server, row.incarnation) != (server, incarnation):
+            return None
+        return row
+
+    def _drain(self, server: str, draining: bool) -> Reply:
+        drains = self._state.drains()
+        for member in self._members:
+            if member.server == server and member.state is not ServerState.DEAD:
+                break
+        else:
+            return NotFoundError(what="live server", name=server)
+        if draining and server not in drains:
+            others = {each.server for each in self._members if each.takes_new_stores} - drains
+            if not others - {server}:
+                return LastServerError(server=server)
+        self._state.set_drain(server, draining)
+        return {"term": self._state.term, "incarnation": member.incarnation}
 
     def _servers(self) -> list[ServerInfo]:
         infos = []
@@ -226,6 +278,7 @@ class _Transaction:
     @property
     def _balancer(self) -> Balancer:
         if self._made_balancer is None:
+            drains = self._state.drains()
             self._made_balancer = Balancer(
                 Candidate(
                     member.server,
@@ -234,7 +287,9 @@ class _Transaction:
                     member.operations_per_second,
                 )
                 for member in self._members
-                if member.takes_new_stores and (member.server, member.incarnation) in self._recorded
+                if member.takes_new_stores
+                and (member.server, member.incarnation) in self._recorded
+                and member.server not in drains
             )
         return self._made_balancer
 

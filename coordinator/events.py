@@ -71,6 +71,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainChanged:
+    """An operator wants a server drained, or no longer; recorded already."""
+
+    server: str
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Connected:
     """The bus was connected, for the first time or again."""
 
@@ -91,6 +99,7 @@ Event = (
     | FenceWritten
     | FenceFailed
     | Released
+    | DrainChanged
     | Connected
     | TimePassed
 )
@@ -138,4 +147,13 @@ class AskToRegister:
     server: str
 
 
-Effect = Probe | WriteFence | RecordLive | RecordDead | AskToRegister
+@dataclass(frozen=True, slots=True)
+class TellToDrain:
+    """An incarnation does not do what the operator wants: release its stores, or take stores."""
+
+    server: str
+    incarnation: str
+    draining: bool
+
+
+Effect = Probe | WriteFence | RecordLive | RecordDead | AskToRegister | TellToDrain

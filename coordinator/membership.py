@@ -6,6 +6,8 @@ Pure: events and `now` (seconds, monotonic) in, effects out. Kept at every step:
 - An incarnation is dead only after its fence has been written, or after it released everything;
   then it is dead for ever. Until then it keeps what it owns.
 - A fence, once begun, is never called off: an attempt that failed may have been written.
+- A server that an operator drains is DRAINING in every incarnation, until it is undrained or has
+  ended by itself; it is told again as long as it says otherwise.
 - Nobody is judged by what could not be heard: ages count from the last (re)connection, and a
   `no responders` is definite only of a server that has been heard on this connection.
 
@@ -23,6 +25,7 @@ from typing import Final, NamedTuple
 from holdfast.coordinator.events import (
     AskToRegister,
     Connected,
+    DrainChanged,
     Effect,
     Event,
     FenceFailed,
@@ -36,10 +39,11 @@ from holdfast.coordinator.events import (
     Registered,
     Released,
     Suspected,
+    TellToDrain,
     TimePassed,
     WriteFence,
 )
-from holdfast.protocol.control import Heartbeat, ServerState
+from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import SILENCE_SECONDS
 
 #: Ended incarnations kept in memory, to stay silent to their heartbeats. An older one is asked to
@@ -138,6 +142,8 @@ class Membership:
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
         self._ended: dict[tuple[str, str], None] = {}
+        #: The servers that an operator has drained.
+        self._drains: set[str] = set()
         self._hearing = True
 
     def restore(
@@ -145,12 +151,14 @@ class Membership:
         present: Iterable[tuple[str, str]],
         ended: Iterable[tuple[str, str]],
         now: float,
+        drains: Iterable[str] = (),
     ) -> None:
         """Take over what an earlier coordinator knew. `ended` is in the order of ending.
 
         All that were present count as live from now on, so that nothing moves at a restart, but
         get no new work until they are heard.
         """
+        self._drains.update(drains)
         for server, incarnation in ended:
             member = _new_member(server, incarnation, now, heard=False)
             member.state = ServerState.DEAD
@@ -159,7 +167,7 @@ class Membership:
         for server, incarnation in present:
             older = self._members.get(server)
             assert older is None or older.dead
-            self._members[server] = _new_member(server, incarnation, now, heard=False)
+            self._members[server] = self._new_present(server, incarnation, now, heard=False)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event; return what must be done, in order."""
@@ -182,6 +190,8 @@ class Membership:
                 return self._fence_failed(server, incarnation, now)
             case Released(server, incarnation):
                 return self._released(server, incarnation, now)
+            case DrainChanged(server, draining):
+                return self._drain_changed(server, draining)
             case Connected():
                 return self._connected(now)
 
@@ -233,6 +243,8 @@ class Membership:
             else:
                 assert member.fence_retry_at is None
                 assert member.successor is None
+            if member.state is ServerState.LIVE:
+                assert server not in self._drains
             assert member.successor != member.incarnation
             assert (server, member.successor) not in self._ended
         assert len(self._ended) <= MAX_ENDED_REMEMBERED
@@ -246,7 +258,32 @@ class Membership:
                 member = self._members[server]
                 member.load = heartbeat
                 self._hear(member, now)
+                return self._tell_to_drain(member)
         return []
+
+    def _drain_changed(self, server: str, draining: bool) -> list[Effect]:
+        if draining:
+            self._drains.add(server)
+        else:
+            self._drains.discard(server)
+        member = self._members.get(server)
+        if member is None or member.dead:
+            return []
+        if member.state is not ServerState.SUSPECT:
+            member.move(self._cause_of(member))
+        return self._tell_to_drain(member)
+
+    def _tell_to_drain(self, member: _Member) -> list[Effect]:
+        """Say what is wanted of a server that does otherwise; one that stops is beyond it."""
+        draining = member.server in self._drains
+        says = member.load.state
+        if (
+            member.doubt is _Doubt.FENCING
+            or says == ServerMode.STOPPING
+            or (says == ServerMode.DRAINING) == draining
+        ):
+            return []
+        return [TellToDrain(member.server, member.incarnation, draining)]
 
     def _registered(self, server: str, incarnation: str, now: float) -> list[Effect]:
         match self.standing(server, incarnation):
@@ -278,7 +315,9 @@ class Membership:
         member = self._probed(server, incarnation)
         if member is not None:
             member.doubt = _Doubt.NONE
-            member.load = member.load._replace(state="draining" if draining else "running")
+            mode = ServerMode.DRAINING if draining else ServerMode.RUNNING
+            if not (draining and member.load.state == ServerMode.STOPPING):
+                member.load = member.load._replace(state=mode)
             self._hear(member, now)
         return []
 
@@ -294,7 +333,7 @@ class Membership:
             age_seconds = now - member.heartbeat_at
             return [self._begin_fence(member, f"silent for {age_seconds:.1f} s")]
         member.doubt = _Doubt.NONE
-        member.move(_cause_of(member.load))
+        member.move(self._cause_of(member))
         return []
 
     def _fence_written(self, server: str, incarnation: str, now: float) -> list[Effect]:
@@ -315,12 +354,15 @@ class Membership:
         member = self._members.get(server)
         if member is not None and member.successor == incarnation:
             member.successor = None
+            self._drains.discard(server)
             self._remember_ended(server, incarnation)
             return [RecordDead(server, incarnation, "released", released=True)]
         member = self._present(server, incarnation)
         if member is None:
             return []
         member.reason = "released"
+        # What ends by itself was to end, and what is started next is to work.
+        self._drains.discard(server)
         return self._end(member, _Cause.RELEASED, now)
 
     def _connected(self, now: float) -> list[Effect]:
@@ -352,7 +394,7 @@ class Membership:
         member.heartbeat_at = now
         member.heard = True
         if member.doubt is not _Doubt.FENCING:
-            member.move(_cause_of(member.load))
+            member.move(self._cause_of(member))
 
     def _silent(self, member: _Member, now: float) -> bool:
         return now - member.heartbeat_at > SILENCE_SECONDS
@@ -383,8 +425,19 @@ class Membership:
         return effects
 
     def _join(self, server: str, incarnation: str, now: float) -> RecordLive:
-        self._members[server] = _new_member(server, incarnation, now, heard=True)
+        self._members[server] = self._new_present(server, incarnation, now, heard=True)
         return RecordLive(server, incarnation)
+
+    def _new_present(self, server: str, incarnation: str, now: float, *, heard: bool) -> _Member:
+        member = _new_member(server, incarnation, now, heard=heard)
+        member.move(self._cause_of(member))
+        return member
+
+    def _cause_of(self, member: _Member) -> _Cause:
+        leaving = member.load.state in (ServerMode.DRAINING, ServerMode.STOPPING)
+        if leaving or member.server in self._drains:
+            return _Cause.DRAINS
+        return _Cause.RUNS
 
     def _present(self, server: str, incarnation: str) -> _Member | None:
         member = self._members.get(server)
@@ -404,7 +457,3 @@ class Membership:
 
 def _new_member(server: str, incarnation: str, now: float, *, heard: bool) -> _Member:
     return _Member(server, incarnation, now, heard, Heartbeat(server, incarnation))
-
-
-def _cause_of(load: Heartbeat) -> _Cause:
-    return _Cause.DRAINS if load.state == "draining" else _Cause.RUNS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -61,8 +61,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
+    """`known_epoch` is what the server has found on disk, if that is at or above its grant."""
+
     store: StoreId
     create: bool
+    known_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,18 @@ class Created:
     stores: tuple[StoreId, ...]
 
 
+class ReleasedStore(NamedTuple):
+    """With an epoch, only if that is still the store's: a late repetition changes nothing."""
+
+    store: StoreId
+    epoch: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     server: str
     incarnation: str
-    stores: tuple[StoreId, ...]
+    stores: tuple[ReleasedStore, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +102,35 @@ class ReleaseAll:
     incarnation: str
 
 
+@dataclass(frozen=True, slots=True)
+class Vacate:
+    """All of the incarnation's stores are released; it lives on. Each `number` counts once."""
+
+    server: str
+    incarnation: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator wants a server drained, or no longer."""
+
+    server: str
+    draining: bool
+
+
 Request = (
-    Resolve | Suspect | ListServers | ListStores | Register | Open | Created | Release | ReleaseAll
+    Resolve
+    | Suspect
+    | ListServers
+    | ListStores
+    | Drain
+    | Register
+    | Open
+    | Created
+    | Release
+    | ReleaseAll
+    | Vacate
 )
 
 
@@ -120,8 +157,10 @@ def store_count(request: Request) -> int:
             return len(stores)
         case Open(stores=opened):
             return len(opened)
-        case Created(stores=named) | Release(stores=named):
+        case Created(stores=named):
             return len(named)
+        case Release(stores=released):
+            return len(released)
         case ListStores(limit=limit):
             return limit
         case _:
@@ -164,6 +203,14 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
     return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
 
 
+def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Drain(check_server(fields.get("server", "")), draining=True)
+
+
+def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Drain(check_server(fields.get("server", "")), draining=False)
+
+
 def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Register(*_peer(fields))
 
@@ -171,19 +218,33 @@ def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
 def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> OpenStore:
         store_tenant, kind, name, create = item[:4]
-        return OpenStore(_store(store_tenant, kind, name), bool(create))
+        return OpenStore(_store(store_tenant, kind, name), bool(create), _epoch(item[4:]))
 
     return Open(*_peer(fields), tuple(_slots(fields, 4, slot)))
 
 
 def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Created(*_peer(fields), _named(fields))
+    def slot(item: list[Any]) -> StoreId:
+        return _store(*item[:3])
+
+    return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
 
 def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
     if "stores" in fields and fields["stores"] is None:
         return ReleaseAll(*_peer(fields))
-    return Release(*_peer(fields), _named(fields))
+
+    def slot(item: list[Any]) -> ReleasedStore:
+        return ReleasedStore(_store(*item[:3]), _epoch(item[3:]))
+
+    return Release(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
+    number = fields.get("number")
+    if type(number) is not int or not 0 < number < _MAX_NUMBER:
+        raise InvalidArgumentError(argument="number", reason="a number from 1 on")
+    return Vacate(*_peer(fields), number)
 
 
 def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
@@ -198,17 +259,16 @@ def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
         ) from error
 
 
-def _named(fields: Mapping[str, Any]) -> tuple[StoreId, ...]:
-    def slot(item: list[Any]) -> StoreId:
-        tenant, kind, name = item[:3]
-        return _store(tenant, kind, name)
-
-    found = []
-    for item in _slots(fields, 3, slot):
+def _all_slots(
+    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
+) -> list[_Slot]:
+    """As `_slots`, but one that is wrong fails them all."""
+    found: list[_Slot] = []
+    for item in _slots(fields, width, slot):
         if isinstance(item, HoldfastError):
             raise item
         found.append(item)
-    return tuple(found)
+    return found
 
 
 def _slots(
@@ -234,12 +294,21 @@ def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
     return StoreId(check_tenant(tenant), _kind(kind), check_store(name))
 
 
+def _epoch(rest: list[Any]) -> int | None:
+    epoch = rest[0] if rest else None
+    if epoch is not None and (type(epoch) is not int or not 0 <= epoch < _MAX_NUMBER):
+        raise InvalidArgumentError(argument="epoch", reason="a number from 0 on, or nil")
+    return epoch
+
+
 def _kind(kind: Any) -> int:
     if type(kind) is not int or kind not in _KINDS:
         raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
     return kind
 
 
+#: What a peer may count up to: SQLite's integers, and room to go on from there.
+_MAX_NUMBER: Final = 1 << 62
 _KINDS: Final = frozenset(int(kind) for kind in StoreKind)
 _Parser = Callable[[str, Mapping[str, Any]], Request]
 _CLIENT_VERBS: Final[dict[str, _Parser]] = {
@@ -247,10 +316,13 @@ _CLIENT_VERBS: Final[dict[str, _Parser]] = {
     "suspect": _suspect,
     "servers": _servers,
     "stores": _stores,
+    "drain": _drain,
+    "undrain": _undrain,
 }
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
     "open": _open,
     "created": _created,
     "release": _release,
+    "vacate": _vacate,
 }

@@ -15,38 +15,48 @@ What it does not do: judge who lives (`membership.py`), choose owners (`assignme
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
+from holdfast.coordinator.batch import (
+    Batch,
+    Fields,
+    Outcome,
+    Record,
+    RecordFound,
+    RecordSurveyed,
+    execute,
+)
 from holdfast.coordinator.errands import Errands, RunBlocking
 from holdfast.coordinator.events import (
     AskToRegister,
     Connected,
+    DrainChanged,
     Event,
-    FenceFailed,
-    FenceWritten,
     HeartbeatArrived,
     Probe,
-    ProbeAnswered,
-    ProbeFailed,
     RecordDead,
     RecordLive,
     Registered,
     Released,
     Suspected,
+    TellToDrain,
     TimePassed,
     WriteFence,
 )
+from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
 from holdfast.coordinator.membership import (
     MAX_ENDED_REMEMBERED,
     Membership,
     Standing,
 )
+from holdfast.coordinator.orders import Orders
 from holdfast.coordinator.requests import (
+    Drain,
     Register,
     ReleaseAll,
     Request,
@@ -54,13 +64,12 @@ from holdfast.coordinator.requests import (
     parse,
     store_count,
 )
-from holdfast.coordinator.state_file import StateFile, is_missing, open_state_file
-from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.coordinator.state_file import StateFile
+from holdfast.protocol.bus import Bus, BusMessage
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     AlreadyRunningError,
     BusyError,
-    ConnectionFailedError,
     FencedError,
     HoldfastError,
     StorageError,
@@ -68,15 +77,11 @@ from holdfast.protocol.errors import (
     UnavailableError,
 )
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
-from holdfast.protocol.limits import (
-    CONTROL_TIMEOUT_SECONDS,
-    MAX_INBOX_BYTES,
-    PROBE_TIMEOUT_SECONDS,
-)
-from holdfast.protocol.names import check_server
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_INBOX_BYTES
+from holdfast.protocol.names import StoreId, check_server
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.disk import Disk, LockFile
-from holdfast.shared_fs.fence import fence, is_open
+from holdfast.shared_fs.fence import is_open
 from holdfast.shared_fs.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -91,6 +96,11 @@ MAX_BATCH_STORES: Final = 8192
 TICK_SECONDS: Final = 0.1
 #: How often a standby tries the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
+#: Stores that the survey finds between two breaths: some 10 ms of the state file.
+SURVEY_STORES: Final = 512
+SURVEY_PAUSE_SECONDS: Final = 0.02
+#: A survey that the file system cuts short begins anew after this long.
+SURVEY_RETRY_SECONDS: Final = 5.0
 
 _Key = tuple[str, str]
 
@@ -111,6 +121,7 @@ class Coordinator:
         prefix: str = DEFAULT_PREFIX,
         clock_ms: Callable[[], int] = _wall_clock_ms,
         standby: bool = False,
+        replace_damaged_state: bool = False,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
         self._bus = bus
@@ -119,6 +130,7 @@ class Coordinator:
         self._subjects = Subjects(prefix)
         self._clock_ms = clock_ms
         self._standby = standby
+        self._replace_damaged_state = replace_damaged_state
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._membership = Membership()
@@ -127,25 +139,27 @@ class Coordinator:
         self._replies: deque[tuple[str, bytes]] = deque()
         self._records: list[Record] = []
         self._records_due_at = 0.0
+        self._recorded = asyncio.Event()
         self._registering: dict[_Key, list[str]] = {}
         self._suspecting: dict[_Key, list[str]] = {}
         self._waiting_count = 0
         self._errands = Errands(run_blocking)
         self._term = 0
-        self._had_past = False
+        self._orders: Orders
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until `stop`; set `ready` once requests are answered.
 
-        Raises AlreadyRunningError (not as a standby, which waits), StoreDamagedError,
-        NewerFormatError, StorageFailedError, ConnectionFailedError.
+        Raises AlreadyRunningError (not as a standby, which waits), DeposedError,
+        StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
-        await self._errands.blocking(self._look_at_past)
+        had_past = await self._errands.blocking(has_past, self._layout, self._disk)
+        await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
         lock = await self._take_lock()
         if lock is None:
             return
         try:
-            state = await self._errands.blocking(self._open_state)
+            state = await self._errands.blocking(self._open_state, had_past)
             try:
                 await self._serve(state, ready)
             finally:
@@ -178,29 +192,27 @@ class Coordinator:
                 continue
         return None
 
-    def _look_at_past(self) -> None:
-        """Find out if this is the first coordinator ever, before the lock file says otherwise."""
-        self._had_past = self._disk.exists(self._layout.coordinator / "lock") or (
-            self._disk.exists(self._layout.root / "stores")
+    def _open_state(self, had_past: bool) -> StateFile:
+        return open_state(
+            self._layout,
+            self._disk,
+            had_past=had_past,
+            replace_damaged=self._replace_damaged_state,
+            now_ms=self._clock_ms(),
         )
-        self._disk.make_directory(self._layout.coordinator)
-
-    def _open_state(self) -> StateFile:
-        path = self._layout.coordinator / "state.db"
-        servers = self._disk.names(self._layout.servers)
-        if servers and self._had_past and is_missing(path, self._disk):
-            # Who owns what is not known any more, so nobody may go on as the owner of anything.
-            logger.warning("coordinator.state_missing path=%s servers=%s", path, len(servers))
-            for server in servers:
-                for name in self._disk.names(self._layout.server(server)):
-                    fence_path = self._layout.fence(server, name)
-                    if self._disk.exists(fence_path):
-                        fence(self._disk, fence_path)
-        return open_state_file(path, self._disk)
 
     async def _serve(self, state: StateFile, ready: asyncio.Event | None) -> None:
         self._term = state.term
-        await self._errands.blocking(self._restore, state)
+        self._orders = Orders(
+            bus=self._bus,
+            subjects=self._subjects,
+            disk=self._disk,
+            layout=self._layout,
+            errands=self._errands,
+            term=state.term,
+            check_term=state.check_term,
+        )
+        surveying = await self._errands.blocking(self._restore, state)
         try:
             async with self._errands:
                 subscriptions = [
@@ -213,6 +225,8 @@ class Coordinator:
                 await self._bus.flush()
                 self._on_connected()
                 self._errands.start("tick", self._tick())
+                if surveying:
+                    self._errands.start("survey", self._survey())
                 logger.info("coordinator.started term=%s", self._term)
                 if ready is not None:
                     ready.set()
@@ -228,10 +242,13 @@ class Coordinator:
                 raise group_error.exceptions[0] from None
             raise
 
-    def _restore(self, state: StateFile) -> None:
+    def _restore(self, state: StateFile) -> bool:
+        """Take over what is recorded; return if the stores are still to be surveyed."""
         with state.transaction():
             present, ended = state.present(), state.ended(MAX_ENDED_REMEMBERED)
-        self._membership.restore(present, ended, 0.0)
+            drains, surveying = state.drains(), state.surveying()
+        self._membership.restore(present, ended, 0.0, drains)
+        return surveying
 
     # The write loop.
 
@@ -261,6 +278,8 @@ class Coordinator:
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
                     self._errands.start("register", self._register(request, reply_to))
                 else:
+                    if isinstance(request, Drain) and not isinstance(reply, HoldfastError):
+                        self._step(DrainChanged(request.server, request.draining))
                     self._reply(reply_to, reply)
         self._settle_waiting()
         await self._send_replies()
@@ -294,6 +313,7 @@ class Coordinator:
     def _settle_records(self, records: tuple[Record, ...], outcome: Outcome) -> None:
         if outcome.failure is None:
             del self._records[: len(records)]
+            self._recorded.set()
             return
         logger.error("coordinator.record_failed reason=%s", outcome.failure)
         self._records_due_at = self._now() + TICK_SECONDS
@@ -309,7 +329,12 @@ class Coordinator:
         key = (request.server, request.incarnation)
         if self._membership.standing(*key) is Standing.UNKNOWN:
             path = self._layout.fence(*key)
-            if not await self._errands.blocking(is_open, self._disk, path):
+            try:
+                fence_is_open = await self._errands.blocking(is_open, self._disk, path)
+            except StorageError as error:
+                self._reply(reply_to, error)
+                return
+            if not fence_is_open:
                 logger.info("coordinator.fenced_refused server=%s incarnation=%s", *key)
                 self._reply(reply_to, FencedError(server=key[0], incarnation=key[1]))
                 return
@@ -362,7 +387,17 @@ class Coordinator:
                 case AskToRegister(server):
                     name = f"ask {server}"
                     if not self._errands.running(name):
-                        self._errands.start(name, self._ask_to_register(server))
+                        self._errands.start(name, self._orders.ask_to_register(server))
+                case TellToDrain(server, incarnation, draining):
+                    name = f"tell {server} {draining}"
+                    if not self._errands.running(name):
+                        logger.info(
+                            "coordinator.drain server=%s incarnation=%s draining=%s",
+                            server,
+                            incarnation,
+                            draining,
+                        )
+                        self._errands.start(name, self._orders.tell_to_drain(effect))
                 case RecordLive(server, incarnation):
                     logger.info(
                         "coordinator.server_live server=%s incarnation=%s", server, incarnation
@@ -380,64 +415,55 @@ class Coordinator:
         if self._records or self._registering or self._suspecting:
             self._wake.set()
 
-    async def _probe(self, probe: Probe) -> None:
-        server, incarnation = probe.server, probe.incarnation
-        event: Event = ProbeFailed(server, incarnation, no_responders=False)
-        try:
-            answer = decode_control(
-                await self._bus.request(
-                    self._subjects.control(server),
-                    encode_control(command="probe"),
-                    PROBE_TIMEOUT_SECONDS,
-                )
-            )
-        except NoRespondersError:
-            event = ProbeFailed(server, incarnation, no_responders=True)
-        except HoldfastError as error:
-            logger.info("coordinator.probe_failed server=%s reason=%s", server, error)
-        else:
-            # Another incarnation under this name says nothing about this one.
-            if answer.get("incarnation") == incarnation:
-                draining = answer.get("state") == "draining"
-                event = ProbeAnswered(server, incarnation, draining)
-        self._step(event)
+    async def _probe(self, order: Probe) -> None:
+        self._step(await self._orders.probe(order))
 
     async def _write_fence(self, order: WriteFence) -> None:
-        server, incarnation = order.server, order.incarnation
-        logger.info(
-            "coordinator.fencing server=%s incarnation=%s reason=%s",
-            server,
-            incarnation,
-            order.reason,
-        )
-        try:
-            path = self._layout.fence(server, incarnation)
-            await self._errands.blocking(fence, self._disk, path)
-        except StorageError as error:
-            logger.error(
-                "coordinator.fence_failed server=%s incarnation=%s reason=%s",
-                server,
-                incarnation,
-                error,
-            )
-            self._step(FenceFailed(server, incarnation))
-            for key in tuple(self._registering):
-                if key[0] == server:
-                    self._answer(self._registering, key, error)
-            self._answer(self._suspecting, (server, incarnation), error)
-        else:
-            self._step(FenceWritten(server, incarnation))
+        written = await self._orders.write_fence(order)
+        if not isinstance(written, tuple):
+            self._step(written)
+            return
+        failed, error = written
+        self._step(failed)
+        for key in tuple(self._registering):
+            if key[0] == order.server:
+                self._answer(self._registering, key, error)
+        self._answer(self._suspecting, (order.server, order.incarnation), error)
 
-    async def _ask_to_register(self, server: str) -> None:
-        try:
-            await self._bus.request(
-                self._subjects.control(server),
-                encode_control(command="register"),
-                CONTROL_TIMEOUT_SECONDS,
-            )
-        except (NoRespondersError, BusTimeoutError, ConnectionFailedError) as error:
-            # It is asked again at its next heartbeat.
-            logger.info("coordinator.not_registered server=%s reason=%s", server, error)
+    async def _survey(self) -> None:
+        """Find the stores again after the state was lost: see `lost_state.py`."""
+        logger.info("coordinator.survey_started")
+        while True:
+            try:
+                count = await self._survey_once()
+                break
+            except StorageError as error:
+                logger.error("coordinator.survey_failed reason=%s", error)
+                await asyncio.sleep(SURVEY_RETRY_SECONDS)
+        await self._record(RecordSurveyed())
+        logger.info("coordinator.survey_done stores=%d", count)
+
+    async def _survey_once(self) -> int:
+        found = stores_on_disk(self._layout, self._disk)
+
+        def next_slice() -> tuple[StoreId, ...]:
+            return tuple(itertools.islice(found, SURVEY_STORES))
+
+        count = 0
+        while stores := await self._errands.blocking(next_slice):
+            await self._record(RecordFound(stores))
+            count += len(stores)
+            logger.info("coordinator.survey stores=%d", count)
+            await asyncio.sleep(SURVEY_PAUSE_SECONDS)
+        return count
+
+    async def _record(self, record: Record) -> None:
+        """Return once `record` is durable."""
+        self._records.append(record)
+        while record in self._records:
+            self._recorded.clear()
+            self._wake.set()
+            await self._recorded.wait()
 
     async def _tick(self) -> None:
         while True:
@@ -461,7 +487,7 @@ class Coordinator:
             self._step(HeartbeatArrived(heartbeat))
 
     def _on_request(self, message: BusMessage) -> None:
-        if not message.reply or self._stopping.is_set():
+        if not self._subjects.may_answer(message.reply) or self._stopping.is_set():
             return
         size_bytes = len(message.payload)
         if (

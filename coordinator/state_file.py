@@ -1,8 +1,10 @@
 """What the coordinator must not forget: one SQLite file, `coordinator/state.db`.
 
-It holds the incarnations of the servers, the owner and epoch of each store, and the term. Kept:
+It holds the incarnations of the servers, the owner and epoch of each store, which servers are
+drained, and the term. Kept:
 
 - What `transaction` committed survives a power cut (WAL with synchronous=FULL).
+- A coordinator that has a successor writes nothing and says nothing (`term.py`).
 - A file that is empty, foreign, corrupt or of a later format is refused and left alone; a new one
   appears whole, by a rename, or not at all.
 - Nothing per store is held in memory, and opening does not depend on how many stores there are.
@@ -23,8 +25,10 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol.control import Owner, StoreInfo
+from holdfast.coordinator.term import TermFile
+from holdfast.protocol.control import Owner, StoreInfo, StoreState
 from holdfast.protocol.errors import (
+    DeposedError,
     NewerFormatError,
     StorageFailedError,
     StoreDamagedError,
@@ -35,7 +39,7 @@ from holdfast.shared_fs.disk import Disk
 
 #: "hfCo": marks the file as ours.
 APPLICATION_ID: Final = 0x6866436F
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 
 class IncarnationState(StrEnum):
@@ -49,7 +53,8 @@ class IncarnationState(StrEnum):
 
 
 class StoreRow(NamedTuple):
-    """What is recorded of a store. `server` and `incarnation` are empty once it was released."""
+    """What is recorded of a store. `server` and `incarnation` are empty once it was released by
+    itself; an owner that ended is still named."""
 
     server: str
     incarnation: str
@@ -59,8 +64,14 @@ class StoreRow(NamedTuple):
 
 
 _SCHEMA: Final = (
-    "CREATE TABLE cluster(id INTEGER PRIMARY KEY CHECK (id = 1), term INTEGER NOT NULL) STRICT",
-    "INSERT INTO cluster VALUES (1, 0)",
+    # surveying: 1 while the store files are still to be looked through (`lost_state.py`).
+    """CREATE TABLE cluster(
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        term INTEGER NOT NULL,
+        surveying INTEGER NOT NULL DEFAULT 0
+    ) STRICT""",
+    "INSERT INTO cluster(id, term) VALUES (1, 0)",
+    "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
     """CREATE TABLE incarnations(
         id INTEGER PRIMARY KEY,
         server TEXT NOT NULL,
@@ -92,8 +103,21 @@ _SCHEMA: Final = (
     END""",
 )
 
+#: From each format to the one after it.
+_UPGRADES: Final = {
+    1: (
+        "ALTER TABLE cluster ADD COLUMN surveying INTEGER NOT NULL DEFAULT 0",
+        "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
+    ),
+}
+
 # The primary keys and `incarnations_present` serve all of these.
-_NEXT_TERM: Final = "UPDATE cluster SET term = term + 1 RETURNING term"
+_NEXT_TERM: Final = "UPDATE cluster SET term = max(term + 1, ?) RETURNING term"
+_SURVEYING: Final = "SELECT surveying FROM cluster"
+_SET_SURVEYING: Final = "UPDATE cluster SET surveying = ?"
+_DRAINS: Final = "SELECT server FROM drains"
+_ADD_DRAIN: Final = "INSERT INTO drains VALUES (?) ON CONFLICT DO NOTHING"
+_DELETE_DRAIN: Final = "DELETE FROM drains WHERE server = ?"
 _PRESENT: Final = (
     "SELECT server, incarnation, assigned_stores FROM incarnations WHERE state = 'present'"
 )
@@ -109,6 +133,12 @@ _END_INCARNATION: Final = """INSERT INTO incarnations(
         server, incarnation, state, registered_ms, ended_ms) VALUES (?1, ?2, ?3, ?4, ?4)
     ON CONFLICT DO UPDATE SET state = excluded.state, ended_ms = excluded.ended_ms
     WHERE state = 'present'"""
+# No incarnation is named with a dot, so what is renamed so can never be taken for one.
+_RETIRE: Final = """UPDATE incarnations
+    SET incarnation = incarnation || '.' || ?3, state = 'released', ended_ms = ?4
+    WHERE server = ?1 AND incarnation = ?2 AND state = 'present' AND NOT EXISTS (
+        SELECT 1 FROM incarnations WHERE server = ?1 AND incarnation = ?2 || '.' || ?3)
+    RETURNING id"""
 _STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
     WHERE s.tenant = ? AND s.kind = ? AND s.name = ?"""
@@ -118,10 +148,13 @@ _ASSIGN: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     ON CONFLICT DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch"""
 _RAISE_STATE: Final = """UPDATE stores SET state = ?4
     WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND state < ?4"""
+_FOUND: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
+    VALUES (?, ?, ?, 0, 0, {StoreState.DURABLE:d})
+    ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
 _RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
 _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
         s.state
-    FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
+    FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner AND i.state <> 'released'
     WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
     ORDER BY s.name LIMIT ?7"""
@@ -146,20 +179,30 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 class StateFile:
     """The open file of the active coordinator. Made by `open_state_file`."""
 
-    def __init__(self, path: Path, vfs: str | None = None) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
-        self._vfs = vfs
+        self._vfs = disk.vfs
+        self._terms = TermFile(disk, path.with_name("term"))
         self._connection: apsw.Connection | None = None
-        self.term = 0
+
+    @property
+    def term(self) -> int:
+        return self._terms.term
+
+    def check_term(self) -> None:
+        """Raise DeposedError if this coordinator has a successor, StorageFailedError if that cannot
+        be found out."""
+        self._terms.check()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit durably what the block does, or nothing of it.
 
-        Raises StorageFailedError, after which the effect is unknown until read again, and
-        StoreDamagedError.
+        Raises StorageFailedError, after which the effect is unknown until read again,
+        StoreDamagedError, and DeposedError, after which nothing may be said of the effect.
         """
         with self._storage_errors():
+            self._terms.check()
             if self._connection is None:
                 self._connection = _connect(self._path, self._vfs)
                 # After a failed sync the cached log may never reach the disk, whatever later
@@ -173,6 +216,7 @@ class StateFile:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+            self._terms.check()
 
     def present(self) -> dict[tuple[str, str], int]:
         """Return the number of assigned stores of each (server, incarnation) that is present."""
@@ -199,6 +243,32 @@ class StateFile:
     ) -> None:
         """Record for ever that an incarnation ended. O(1): its stores are not touched."""
         self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))
+
+    def vacate(self, server: str, incarnation: str, number: int, now_ms: int) -> None:
+        """Record that all stores of a present incarnation are released, and that it lives on; for a
+        `number` that was used already, nothing. O(1): the stores stay with a row that has ended."""
+        if self._execute(_RETIRE, (server, incarnation, number, now_ms)):
+            self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
+
+    def drains(self) -> set[str]:
+        """Return the servers that an operator has drained."""
+        return {server for (server,) in self._execute(_DRAINS)}
+
+    def set_drain(self, server: str, draining: bool) -> None:
+        """Record that a server is to be drained, or no longer."""
+        self._execute(_ADD_DRAIN if draining else _DELETE_DRAIN, (server,))
+
+    def surveying(self) -> bool:
+        """Tell if the store files are still to be looked through."""
+        return any(pending for (pending,) in self._execute(_SURVEYING))
+
+    def set_surveying(self, surveying: bool) -> None:
+        """Record that the store files are to be looked through, or have been."""
+        self._execute(_SET_SURVEYING, (int(surveying),))
+
+    def found(self, store: StoreId) -> None:
+        """Record that a store's file is there; who owns it stays."""
+        self._execute(_FOUND, store)
 
     def store(self, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store."""
@@ -250,18 +320,35 @@ class StateFile:
             page.append(info)
         return page, None
 
+    def check_content(self) -> None:
+        """Look through the whole file. Raises StoreDamagedError, and then it is closed."""
+        with self.transaction():
+            found = [str(row[0]) for row in self._execute("PRAGMA quick_check(1)")]
+        if found != ["ok"]:
+            self._drop()
+            raise StoreDamagedError(store=str(self._path), reason=found[0])
+
     def close(self) -> None:
-        """Checkpoint and close. Raises StorageFailedError; closed all the same."""
+        """Checkpoint and close; a deposed coordinator's is closed as it is.
+
+        Raises StorageFailedError; closed all the same.
+        """
         with self._storage_errors():
+            if self._connection is not None:
+                try:
+                    self._terms.check()
+                except DeposedError:
+                    self._drop()
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
 
     def start_term(self) -> None:
-        """Begin the next term, durably."""
+        """Begin the next term, durably: above those of the term file and of this file."""
+        term = self._terms.begin()
         with self.transaction():
-            for (term,) in self._execute(_NEXT_TERM):
-                self.term = term
+            ((term,),) = self._execute(_NEXT_TERM, (term,))
+        self._terms.raise_to(term)
 
     def _execute(self, sql: str, bindings: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         connection = self._connection
@@ -281,10 +368,15 @@ class StateFile:
         except _REFUSALS as error:
             self._drop()
             raise StorageFailedError(reason=f"{self._path}: {error}") from error
+        except DeposedError:
+            self._drop()
+            raise
 
     def _drop(self) -> None:
+        """Close without a checkpoint: after an error, or when the file is another's by now."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             connection.close(True)
 
 
@@ -300,22 +392,22 @@ def is_missing(path: Path, disk: Disk) -> bool:
     return True
 
 
-def open_state_file(path: Path, disk: Disk) -> StateFile:
-    """Open `path`, made if it is missing, and begin the next term.
+def open_state_file(path: Path, disk: Disk, *, surveying: bool = False) -> StateFile:
+    """Open `path`, made if it is missing (`surveying` then), and begin the next term.
 
     The caller holds the coordinator's lock. Raises StoreDamagedError for an empty, foreign or
     corrupt file, NewerFormatError, StorageFailedError.
     """
     if is_missing(path, disk):
-        _create(path, disk)
+        _create(path, disk, surveying)
     elif disk.size_bytes(path) == 0:
         raise StoreDamagedError(store=str(path), reason="it is empty")
-    state_file = StateFile(path, disk.vfs)
+    state_file = StateFile(path, disk)
     state_file.start_term()
     return state_file
 
 
-def _create(path: Path, disk: Disk) -> None:
+def _create(path: Path, disk: Disk, surveying: bool) -> None:
     """Make the file aside and rename it into place, so that a crash leaves no half of it."""
     new = path.with_name(path.name + ".new")
     for leftover in (new, new.with_name(new.name + "-journal")):
@@ -329,6 +421,7 @@ def _create(path: Path, disk: Disk) -> None:
             with connection:
                 for statement in _SCHEMA:
                     connection.execute(statement)
+                connection.execute(_SET_SURVEYING, (int(surveying),))
         finally:
             connection.close(True)
     except _REFUSALS as error:
@@ -353,7 +446,18 @@ def _connect(path: Path, vfs: str | None) -> apsw.Connection:
         mode = connection.pragma("journal_mode", "WAL")
         if mode != "wal":
             raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
+        _upgrade(connection, version)
     except BaseException:
         connection.close(True)
         raise
     return connection
+
+
+def _upgrade(connection: apsw.Connection, version: int) -> None:
+    if version == FORMAT_VERSION:
+        return
+    with connection:
+        for older in range(version, FORMAT_VERSION):
+            for statement in _UPGRADES[older]:
+                connection.execute(statement)
+        connection.pragma("user_version", FORMAT_VERSION)

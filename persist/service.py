@@ -253,8 +253,8 @@ class PersistServer:
 
     # --- what arrives ------------------------------------------------------------------------
     def _on_frame(self, message: BusMessage) -> None:
-        if not message.reply:
-            # Nobody waits for an answer, so nobody could learn what became of it.
+        if not self._subjects.may_answer(message.reply):
+            # Nobody could learn what became of it.
             logger.debug("frame.without_reply subject=%s", message.subject)
             return
         try:
@@ -298,7 +298,7 @@ class PersistServer:
             self._reply(message, frames.encode_control_error(unknown))
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
-        if message.reply:
+        if self._subjects.may_answer(message.reply):
             self._spawn(self._bus.publish(message.reply, payload))
 
     def _spawn(self, work: Any) -> None:

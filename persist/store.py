@@ -26,6 +26,9 @@ from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, pack_headers
 
+#: Writers whose outcomes an open store holds in memory.
+_MAX_WRITERS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class PendingTick:
@@ -292,6 +295,9 @@ class Store:
         else:
             self._reset_overlay()
         self.pending_bytes = sum(self.bytes_of(kept.batch.changes) for kept in self.pending)
+        if not self.pending and self.mark is None and len(self.writers) > _MAX_WRITERS:
+            # The file has all of it, for those that come again.
+            self.writers.clear()
 
     @contextlib.contextmanager
     def previewed(self, synced_tick: int) -> Iterator[None]:

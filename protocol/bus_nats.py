@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,11 @@ def _too_large(payload: bytes, limit: int) -> TooLargeError:
     return TooLargeError(what="payload", size=len(payload), limit=limit)
 
 
+def without_passwords(url: str) -> str:
+    """Return `url` as it may be shown: user, password and token left out."""
+    return re.sub(r"(?<=//)[^/@,]*@", "***@", url)
+
+
 async def connect_nats(
     url: str, *, name: str, timeout_seconds: float = 5.0, **options: Any
 ) -> NatsBus:
@@ -138,8 +144,15 @@ async def connect_nats(
     client = Client()
     bus = NatsBus(client)
 
+    last_reason = ""
+
     async def on_error(error: Exception) -> None:
-        logger.warning("bus.error reason=%s", error or type(error).__name__)
+        # While NATS is away every attempt to reconnect fails alike: say it once.
+        nonlocal last_reason
+        reason = str(error) or type(error).__name__
+        if reason != last_reason:
+            last_reason = reason
+            logger.warning("bus.error reason=%s", reason)
 
     try:
         await asyncio.wait_for(
@@ -161,11 +174,11 @@ async def connect_nats(
         if not client.is_closed:
             await client.close()
         reason = str(error) or f"no answer within {timeout_seconds:g} s"
-        raise ConnectionFailedError(url=url, reason=reason) from error
+        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
     if client.max_payload < MIN_PAYLOAD_BYTES:
         limit = client.max_payload
         await client.close()
         raise ConnectionFailedError(
-            url=url, reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}"
+            url=without_passwords(url), reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}"
         )
     return bus

@@ -56,6 +56,14 @@ class Subjects:
         """Commands of the coordinator to one server."""
         return f"{self.prefix}._.ctl.{server}"
 
+    def may_answer(self, reply: str) -> bool:
+        """Tell if a reply may go to `reply`: never to holdfast's own subjects.
+
+        A request names its reply subject freely, and servers may publish what a tenant may not: a
+        reply on another tenant's change subject would pass for a change.
+        """
+        return bool(reply) and not reply.startswith(f"{self.prefix}.")
+
     def tenant_of(self, subject: str) -> str:
         """The tenant token of any subject under this prefix."""
         return subject[len(self.prefix) + 1 :].split(".", 1)[0]

@@ -18,11 +18,12 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.errors import (
-    BusyError,
     HoldfastError,
     InvalidSeqError,
     NoServerError,
     NotOwnerError,
+    StaleWriteError,
+    WriterGapError,
     WrongLastSeqError,
     WrongRevisionError,
     error_to_wire,
@@ -233,13 +234,9 @@ class FakeServer:
         if group.counter in kept:
             return kept[group.counter]
         if group.counter <= last:
-            error = HoldfastError(counter=group.counter)
-            error.code = "stale_write"  # type: ignore[misc]
-            raise error
+            raise StaleWriteError(counter=group.counter)
         if group.counter > max(last + 1, group.floor):
-            gap = BusyError(what="writer")
-            gap.code = "writer_gap"  # type: ignore[misc]
-            raise gap
+            raise WriterGapError(counter=group.counter, expected=last + 1)
         before = store.revision
         changes: list[Any] = []
         results = [_result(_write, store, changes, operation) for operation in group.operations]

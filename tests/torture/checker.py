@@ -17,8 +17,9 @@ Writes without an answer may have happened or not; they excuse only what they ca
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from torture.history import (
@@ -27,7 +28,6 @@ from torture.history import (
     Operation,
     OperationKind,
     Outcome,
-    Place,
     Seen,
     SeenKind,
     Session,
@@ -302,8 +302,9 @@ def _superseded(timeline: Timeline) -> dict[int, float]:
     gone_at: dict[int, float] = {}
 
     def next_touch(target: Target) -> float:
-        later = [revision for revision, end_seq in trimmed if trims(end_seq, target)]
-        return min([*later, touched.get(target, float("inf"))])
+        # The list has the latest trim first.
+        trim = next((at for at, end_seq in reversed(trimmed) if trims(end_seq, target)), math.inf)
+        return min(trim, touched.get(target, math.inf))
 
     for revision in sorted(timeline.changes, reverse=True):
         seen = timeline.changes[revision].seen
@@ -349,9 +350,9 @@ def _check_session(
         if live_from is None:
             violate("told changes out of order, or twice")
             continue
-        if whole is False and live_from > 0:
+        if not whole and live_from > 0:
             violate("told of what was before it began")
-        _check_live(timeline, segment[live_from:], superseded, violate=violate)
+        _check_live(timeline, segment[live_from:], superseded, violate)
     if session.last:
         _check_end(timeline, segments[-1], whole, violate)
 
@@ -371,7 +372,7 @@ def _begin_of_live(segment: Sequence[Seen]) -> int | None:
         if index and not segment[index - 1].targets < segment[index].targets:  # type: ignore[operator]
             return None
     # Rows whose revisions happen to grow belong to the history too.
-    while begin < len(segment) and segment[begin].revision < highest:
+    while begin < len(segment) and segment[begin].revision <= highest:
         in_order = begin == 0 or segment[begin - 1].targets < segment[begin].targets  # type: ignore[operator]
         if segment[begin].kind is not SeenKind.SET or not in_order:
             return None
@@ -383,11 +384,9 @@ def _check_live(
     timeline: Timeline,
     live: Sequence[Seen],
     superseded: dict[int, float],
-    *,
-    violate: object,
+    violate: Callable[[str], None],
 ) -> None:
     """Check that nothing is left out but what was overwritten before the end."""
-    assert callable(violate)
     if not live:
         return
     told = {seen.revision for seen in live}
@@ -395,13 +394,14 @@ def _check_live(
     for revision in range(live[0].revision, end):
         if revision in told or revision not in timeline.changes:
             continue
-        if superseded.get(revision, float("inf")) > end:
+        if superseded.get(revision, math.inf) > end:
             violate(f"revision {revision} was left out")
 
 
-def _check_end(timeline: Timeline, segment: Sequence[Seen], whole: bool, violate: object) -> None:
+def _check_end(
+    timeline: Timeline, segment: Sequence[Seen], whole: bool, violate: Callable[[str], None]
+) -> None:
     """Check that what a follower was told adds up to the final state."""
-    assert callable(violate)
     state: State = {}
     touched: set[Target] = set()
     for seen in segment:
@@ -417,5 +417,3 @@ def _check_end(timeline: Timeline, segment: Sequence[Seen], whole: bool, violate
             f"is {final.get(first)}"
         )
 
-
-__all__ = ["Place", "State", "check", "check_store"]

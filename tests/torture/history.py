@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -251,8 +251,3 @@ def name_of(value: bytes) -> str:
     """Return the name of a value; one that starts with DAMAGED if it is not as it was written."""
     name = value.partition(b"\0")[0].decode(errors="replace")
     return name if value_of(name) == value else f"{DAMAGED}{value[:40]!r}"
-
-
-def targets_of(change_seqs: Sequence[int], change_keys: Sequence[str]) -> tuple[Target, ...]:
-    """Return what a delete was aimed at, in either kind of store."""
-    return (*change_seqs, *change_keys)

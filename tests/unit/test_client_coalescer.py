@@ -42,6 +42,7 @@ from holdfast.protocol.limits import (
     FRAMES_IN_FLIGHT,
     MAX_FRAME_OPERATIONS,
     MIN_PAYLOAD_BYTES,
+    PING_SECONDS,
 )
 
 STORE: StoreKey = (1, "s")
@@ -83,6 +84,7 @@ class Client:
         self.frames: list[SendFrame] = []
         self.resolves: list[list[StoreKey]] = []
         self.suspects: list[Suspect] = []
+        self.pings: list[SendFrame] = []
 
     def append(
         self, value: bytes = b"v", key: StoreKey = STORE, durability: int = 0, timeout: float = 30.0
@@ -101,7 +103,9 @@ class Client:
                 self.core.validate()
                 return sent
             for effect in effects:
-                if isinstance(effect, SendFrame):
+                if isinstance(effect, SendFrame) and not groups_of(effect):
+                    self.pings.append(effect)
+                elif isinstance(effect, SendFrame):
                     sent.append(effect)
                     self.frames.append(effect)
                 elif isinstance(effect, Resolve):
@@ -254,6 +258,43 @@ def test_a_late_answer_to_the_first_copy_counts_and_the_second_is_ignored() -> N
     client.reply(second, answered(0, [1, 1]), answered(1, [1, 1, 0, b""]))
     assert read.answer[0] is None
     assert client.core.pending_count == 0
+
+
+def test_a_late_server_is_asked_whether_it_is_there_and_failed_over_when_it_is_not() -> None:
+    client = Client()
+    caller = client.append()
+    (frame,) = client.turn()
+    client.tick(PING_SECONDS * 0.6)
+    assert client.pings == []
+    client.tick(PING_SECONDS * 0.6)
+    (ping,) = client.pings
+    assert ping.server == frame.server
+    client.resolve = False
+    client.core.no_responders(ping.number, client.now)
+    client.turn()
+    assert client.suspects == [Suspect("a", "a-1")]
+    client.tick(1.0)
+    client.core.resolved(STORE, Owner("b", "b-1", 2))
+    (again,) = client.turn()
+    assert again.server == "b"
+    assert groups_of(again) == groups_of(frame)
+    client.reply(again, answered(0, [1, 1]))
+    assert caller.answer[0] == [1, 1]
+
+
+def test_a_server_that_is_only_slow_is_asked_now_and_then_and_keeps_its_frame() -> None:
+    client = Client()
+    caller = client.append()
+    (frame,) = client.turn()
+    for asked in range(1, 5):
+        assert client.tick(PING_SECONDS * 1.1) == []
+        assert len(client.pings) == asked
+        client.reply(client.pings[-1])
+    client.reply(frame, answered(0, [1, 1]))
+    assert caller.answer[0] == [1, 1]
+    assert client.tick(PING_SECONDS * 3) == []
+    assert len(client.pings) == 4
+    assert client.suspects == []
 
 
 def test_a_slow_server_is_given_more_time_with_each_resend() -> None:

@@ -174,19 +174,19 @@ def test_a_truncated_file_is_damage(path: Path) -> None:
         StoreFile.open(path, STREAM)
 
 
-@pytest.mark.parametrize("holder", ["file", "process"])
-def test_a_file_that_another_process_has_open_is_busy(path: Path, holder: str) -> None:
-    if holder == "file":
-        file = StoreFile.create(path, STREAM, time=1)
-        process = run_program(OPEN_AND_REPORT, path)
-        assert process.communicate(timeout=60)[0] == b"busy\n"
-        file.close()
-        return
+def test_a_file_that_this_process_has_open_is_busy_to_others(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    assert run_program(OPEN_AND_REPORT, path).communicate(timeout=60)[0] == b"busy\n"
+    file.close()
+
+
+def test_a_file_stays_busy_while_its_process_is_stopped_and_is_free_once_it_died(
+    path: Path,
+) -> None:
     StoreFile.create(path, STREAM, time=1).close()
     process = run_program(HOLD_OPEN, path)
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
-    # Also while it is stopped, as a paused machine would be.
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(BusyError):
         StoreFile.open(path, STREAM)
@@ -328,7 +328,6 @@ def vfs() -> Iterator[FaultyVfs]:
     vfs.unregister()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
 @pytest.mark.parametrize("after", range(12))
 def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(

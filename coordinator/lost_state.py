@@ -1,0 +1,122 @@
+"""When the state file is lost: how a coordinator starts with an empty one and nothing is lost by it.
+
+- Who owned what is not known any more, so nobody may go on as an owner: every incarnation that is
+  found on disk is fenced before the new file appears. Their supervisors start them again.
+- Epochs never go back: they are in the store files and logs. A server that finds an epoch at or
+  above the one that it was granted says so (`known_epoch`) and is granted a higher one.
+- The stores are found again by a survey of their files, in the background and in slices. Each is
+  recorded as durable and without an owner, so it is listed, and noticed if its file goes missing.
+  A store that is asked for before its turn works all the same. A survey that is cut short begins
+  anew with the next coordinator.
+
+Lost is a file that is missing although there is a past. One that is damaged is refused, unless the
+operator has it replaced: then it goes to quarantine and counts as missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.coordinator.state_file import StateFile, is_missing, open_state_file
+from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import fence
+from holdfast.shared_fs.layout import Layout
+
+logger = logging.getLogger("holdfast.coordinator")
+
+_HASH_FOLDER: Final = re.compile(r"[0-9a-f]{2}")
+_STORE_FILE: Final = re.compile(r"(.+)\.(stream|kv)\.([0-9]{1,9})\.db")
+#: Where state files go, in the folder of the quarantined: no tenant is named so.
+_QUARANTINE: Final = "_coordinator"
+
+
+def has_past(layout: Layout, disk: Disk) -> bool:
+    """Tell if there was a coordinator or a store here before. To be asked before the lock is taken,
+    which leaves its file behind: servers that started first are no past."""
+    folder = layout.coordinator
+    return any(
+        disk.exists(path) for path in (folder / "lock", folder / "term", layout.root / "stores")
+    )
+
+
+def open_state(
+    layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool, now_ms: int
+) -> StateFile:
+    """Open the state file, or start with an empty one if it is lost.
+
+    The caller holds the coordinator's lock. Raises as `open_state_file` does.
+    """
+    path = layout.coordinator / "state.db"
+    try:
+        if is_missing(path, disk):
+            if had_past:
+                _fence_everyone(layout, disk)
+            return open_state_file(path, disk, surveying=disk.exists(layout.root / "stores"))
+        state = open_state_file(path, disk)
+        if replace_damaged:
+            state.check_content()
+        return state
+    except StoreDamagedError as error:
+        if not replace_damaged:
+            raise
+        folder = layout.quarantine / _QUARANTINE / f"state.db.{now_ms}"
+        logger.error("coordinator.state_replaced folder=%s reason=%s", folder, error)
+        disk.make_directory(folder)
+        # The file first: with its WAL alone the next start refuses, where with the file alone it
+        # might open it as it was before the last changes.
+        for name in ("state.db", "state.db-wal", "state.db-journal"):
+            if disk.exists(layout.coordinator / name):
+                disk.rename(layout.coordinator / name, folder / name)
+    _fence_everyone(layout, disk)
+    return open_state_file(path, disk, surveying=True)
+
+
+def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
+    """Yield each store that has a file, once for each generation. What is not ours is passed over.
+
+    Blocking; lists one folder at a time. Raises StorageFailedError.
+    """
+    root = layout.root / "stores"
+    for tenant in disk.names(root):
+        try:
+            check_tenant(tenant)
+        except InvalidNameError:
+            logger.warning("coordinator.survey_stranger path=%s", root / tenant)
+            continue
+        for first in filter(_HASH_FOLDER.fullmatch, disk.names(root / tenant)):
+            for second in filter(_HASH_FOLDER.fullmatch, disk.names(root / tenant / first)):
+                folder = root / tenant / first / second
+                for name in disk.names(folder):
+                    store = _store_of(tenant, name)
+                    if store is None:
+                        continue
+                    if layout.store(store).parent == folder:
+                        yield store
+                    else:
+                        logger.warning("coordinator.survey_stranger path=%s", folder / name)
+
+
+def _store_of(tenant: str, file_name: str) -> StoreId | None:
+    match = _STORE_FILE.fullmatch(file_name)
+    if match is None:
+        return None
+    try:
+        return StoreId(tenant, StoreKind[match[2].upper()], check_store(match[1]))
+    except InvalidNameError:
+        return None
+
+
+def _fence_everyone(layout: Layout, disk: Disk) -> None:
+    servers = disk.names(layout.servers)
+    if servers:
+        logger.warning("coordinator.state_missing servers=%d", len(servers))
+    for server in servers:
+        for name in disk.names(layout.server(server)):
+            path = layout.fence(server, name)
+            if disk.exists(path):
+                fence(disk, path)

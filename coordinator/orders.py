@@ -1,0 +1,133 @@
+"""What the coordinator does to one server: probes it, fences it, tells it to register or to drain.
+
+Each order is one request or one write, with a deadline, and ends in an event for `membership.py` or in
+nothing. A server that has heard of a later coordinator refuses, and DeposedError ends the service:
+see `term.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.coordinator.errands import Errands
+from holdfast.coordinator.events import (
+    FenceFailed,
+    FenceWritten,
+    Probe,
+    ProbeAnswered,
+    ProbeFailed,
+    TellToDrain,
+    WriteFence,
+)
+from holdfast.protocol.bus import Bus, NoRespondersError
+from holdfast.protocol.control import ServerMode
+from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, PROBE_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import fence
+from holdfast.shared_fs.layout import Layout
+
+logger = logging.getLogger("holdfast.coordinator")
+
+
+class Orders:
+    """The orders of one coordinator's term."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        subjects: Subjects,
+        disk: Disk,
+        layout: Layout,
+        errands: Errands,
+        term: int,
+        check_term: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._disk = disk
+        self._layout = layout
+        self._errands = errands
+        self._term = term
+        self._check_term = check_term
+
+    async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
+        """Ask for a sign of life. Raises DeposedError."""
+        server, incarnation = order.server, order.incarnation
+        try:
+            answer = await self._command(server, PROBE_TIMEOUT_SECONDS, command="probe")
+        except NoRespondersError:
+            return ProbeFailed(server, incarnation, no_responders=True)
+        except DeposedError:
+            raise
+        except HoldfastError as error:
+            logger.info("coordinator.probe_failed server=%s reason=%s", server, error)
+            return ProbeFailed(server, incarnation, no_responders=False)
+        # Another incarnation under this name says nothing about this one.
+        if answer.get("incarnation") != incarnation:
+            return ProbeFailed(server, incarnation, no_responders=False)
+        draining = answer.get("state") in (ServerMode.DRAINING, ServerMode.STOPPING)
+        return ProbeAnswered(server, incarnation, draining)
+
+    async def write_fence(self, order: WriteFence) -> FenceWritten | tuple[FenceFailed, StorageError]:
+        """Fence durably, or return why not. Raises DeposedError: who has a successor fences nobody."""
+        server, incarnation = order.server, order.incarnation
+        logger.info(
+            "coordinator.fencing server=%s incarnation=%s reason=%s",
+            server,
+            incarnation,
+            order.reason,
+        )
+        try:
+            await self._errands.blocking(self._fence, server, incarnation)
+        except StorageError as error:
+            logger.error(
+                "coordinator.fence_failed server=%s incarnation=%s reason=%s",
+                server,
+                incarnation,
+                error,
+            )
+            return FenceFailed(server, incarnation), error
+        return FenceWritten(server, incarnation)
+
+    async def ask_to_register(self, server: str) -> None:
+        """Ask an incarnation that is not known to register. Raises DeposedError."""
+        try:
+            await self._command(server, CONTROL_TIMEOUT_SECONDS, command="register")
+        except DeposedError:
+            raise
+        except HoldfastError as error:
+            # It is asked again at its next heartbeat.
+            logger.info("coordinator.not_registered server=%s reason=%s", server, error)
+
+    async def tell_to_drain(self, order: TellToDrain) -> None:
+        """Have an incarnation release its stores, or take stores again. Raises DeposedError."""
+        command = "drain" if order.draining else "undrain"
+        try:
+            await self._command(
+                order.server,
+                CONTROL_TIMEOUT_SECONDS,
+                command=command,
+                incarnation=order.incarnation,
+            )
+        except DeposedError:
+            raise
+        except HoldfastError as error:
+            # It is told again at its next heartbeat that says otherwise.
+            logger.info("coordinator.not_told server=%s reason=%s", order.server, error)
+
+    async def _command(
+        self, server: str, timeout_seconds: float, **fields: object
+    ) -> Mapping[str, Any]:
+        payload = encode_control(term=self._term, **fields)
+        subject = self._subjects.control(server)
+        return decode_control(await self._bus.request(subject, payload, timeout_seconds))
+
+    def _fence(self, server: str, incarnation: str) -> None:
+        self._check_term()
+        fence(self._disk, self._layout.fence(server, incarnation))

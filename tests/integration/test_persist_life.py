@@ -1,0 +1,332 @@
+"""The lives and deaths of a persist server process: killed, fenced, stopped, started wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from persist_processes import (
+    DEADLINE_SECONDS,
+    SUBJECTS,
+    TENANT,
+    Peer,
+    Process,
+    Processes,
+    all_files,
+    connected_peer,
+    running_processes,
+    until,
+)
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus import BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import fence
+from holdfast.shared_fs.store_file import StoreFile
+
+WRITERS = 12
+
+
+def run(
+    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]], *arguments: str
+) -> None:
+    """Run `body` beside one persist server that takes frames."""
+
+    async def main(processes: Processes, server: Process) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
+            await peer.live()
+            await body(processes, server, peer)
+
+    with running_processes(tmp_path) as processes:
+        server = processes.start_persist("s1", *arguments)
+        try:
+            asyncio.run(main(processes, server))
+        except BaseException:
+            print(server.log[-4000:])
+            raise
+
+
+def only_line(process: Process) -> str:
+    """What a process that could not run said: one line besides its log, and no traceback."""
+    assert "Traceback" not in process.log
+    (line,) = [line for line in process.log.splitlines() if line.startswith("holdfast persist: ")]
+    return line
+
+
+async def write_until(peer: Peer, number: int, stop: asyncio.Event) -> list[frames.Outcome]:
+    """Append to stream `w.<number>`, one group at a time, and return every outcome in order."""
+    outcomes: list[frames.Outcome] = []
+    while not stop.is_set():
+        counter = len(outcomes) + 1
+        operation = [frames.APPEND, b"%d" % counter]
+        writer = b"writer-%d" % number
+        outcomes.append(await peer.write(f"w.{number}", counter, operation, writer=writer))
+    return outcomes
+
+
+async def check_all(peer: Peer, written: list[list[frames.Outcome]]) -> None:
+    """Every acknowledged append is there once, and a retry of the last one is answered alike."""
+    for number, outcomes in enumerate(written):
+        (head,) = await peer.read(f"w.{number}", [frames.HEAD])
+        assert head[2] == len(outcomes)
+        ((rows, after),) = await peer.read(f"w.{number}", [frames.GET_MESSAGES])
+        assert after is None
+        assert [row[3] for row in rows] == [b"%d" % (n + 1) for n in range(len(outcomes))]
+        assert [row[:2] for row in rows] == [outcome.results[0] for outcome in outcomes]
+        again = await peer.write(
+            f"w.{number}",
+            len(outcomes),
+            [frames.APPEND, b"%d" % len(outcomes)],
+            writer=b"writer-%d" % number,
+        )
+        assert again == outcomes[-1]
+
+
+def test_every_acknowledged_write_outlives_kills_under_load(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        stop = asyncio.Event()
+        writing = [asyncio.create_task(write_until(peer, n, stop)) for n in range(WRITERS)]
+        for _ in range(2):
+            await peer.live()
+            await asyncio.sleep(0.3)
+            server.kill()
+            server = processes.start_persist("s1")
+        await peer.live()
+        stop.set()
+        written = await asyncio.gather(*writing)
+        assert all(written)
+        await check_all(peer, written)
+        assert server.stop() == 0
+
+    run(tmp_path, body)
+
+
+def test_a_follower_sees_each_change_once_and_in_order_across_a_kill(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        seen: dict[int, bytes] = {}
+
+        def keep(message: BusMessage) -> None:
+            batch = frames.decode_changes(message.payload)
+            for index, change in enumerate(batch.changes, start=batch.previous_revision + 1):
+                assert seen.setdefault(index, change[2]) == change[2]
+
+        store = StoreId(TENANT, StoreKind.STREAM, "w.0")
+        await peer.bus.subscribe(SUBJECTS.changes(store), keep)
+        stop = asyncio.Event()
+        writing = asyncio.create_task(write_until(peer, 0, stop))
+        await until(lambda: len(seen) > 20, "changes are broadcast")
+        server.kill()
+        processes.start_persist("s1")
+        before = len(seen)
+        await until(lambda: len(seen) > before + 20, "changes are broadcast again")
+        stop.set()
+        outcomes = await writing
+        last = outcomes[-1].results[0][1]
+        await until(lambda: last in seen, "the last change is broadcast")
+        assert all(seen[revision] == b"%d" % revision for revision in seen)
+        # What the kill swallowed is had from the owner.
+        ((changes, *_),) = await peer.read("w.0", [frames.CHANGES, 0, 0])
+        assert [(change[0], change[2][2]) for change in changes] == [
+            (revision, b"%d" % revision) for revision in range(1, last + 1)
+        ]
+
+    run(tmp_path, body)
+
+
+def test_a_stopped_server_leaves_files_only_and_a_new_cluster_has_everything(
+    tmp_path: Path,
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        stop = asyncio.Event()
+        writing = [asyncio.create_task(write_until(peer, n, stop)) for n in range(WRITERS)]
+        await asyncio.sleep(0.3)
+        stop.set()
+        written = await asyncio.gather(*writing)
+        await peer.write("settings", 1, [frames.SET_ENTRY, "k", b"v"], kind=StoreKind.KV)
+        assert server.stop() == 0
+        assert processes.incarnations("s1") == []
+        assert all_files(processes, "w.0") == ["w.0.stream.1.db"]
+        # Each file is whole in itself.
+        store = StoreId(TENANT, StoreKind.KV, "settings")
+        file = StoreFile.open(processes.layout.store(store), store)
+        assert file.meta.count == 1
+        file.close()
+        assert processes.coordinator.stop() == 0
+        processes.start("coordinator", "coordinator")
+        processes.start_persist("s2")
+        await check_all(peer, written)
+        (entry,) = await peer.read("settings", [frames.GET_ENTRY, "k"], kind=StoreKind.KV)
+        assert entry[3] == b"v"
+
+    run(tmp_path, body)
+
+
+def test_idle_stores_are_closed_and_come_back(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        first = await peer.write("idle", 1, [frames.APPEND, b"v"])
+        await peer.read("idle", [frames.HEAD])
+        path = processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "idle"))
+        descriptors = Path(f"/proc/{server.popen.pid}/fd")
+
+        def closed() -> bool:
+            held = (each.readlink() for each in descriptors.iterdir() if each.is_symlink())
+            return path.exists() and not any(str(each).startswith(str(path)) for each in held)
+
+        await until(closed, "the store's file is closed")
+        assert all_files(processes, "idle") == [path.name]
+        assert await peer.write("idle", 1, [frames.APPEND, b"v"]) == first
+        assert (await peer.write("idle", 2, [frames.APPEND, b"v"])).results == [[2, 2]]
+
+    run(tmp_path, body, "--idle-close-seconds", "0.3")
+
+
+def test_of_two_processes_with_one_name_the_second_is_refused(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        second = processes.start_persist("s1")
+        assert await asyncio.to_thread(second.wait) == 1
+        assert "server 's1' is already running" in only_line(second)
+        assert server.running
+        assert len(processes.incarnations("s1")) == 1
+        assert (await peer.write("a", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("what", ["write", "read", "retry"])
+def test_a_server_that_finds_its_fence_answers_nothing_more_and_ends(
+    tmp_path: Path, what: str
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        await peer.write("a", 1, [frames.APPEND, b"v"])
+        heard: list[bytes] = []
+        store = StoreId(TENANT, StoreKind.STREAM, "a")
+        await peer.bus.subscribe(
+            SUBJECTS.changes(store), lambda message: heard.append(message.payload)
+        )
+        await peer.bus.flush()
+        (incarnation,) = processes.incarnations("s1")
+        fence(Disk(), processes.layout.fence("s1", incarnation))
+        group = {
+            "write": (1, "a", 2, 2, 0, [[frames.APPEND, b"w"]]),
+            "read": (1, "a", 0, 0, 0, [[frames.HEAD]]),
+            "retry": (1, "a", 1, 1, 0, [[frames.APPEND, b"v"]]),
+        }[what]
+        with pytest.raises((BusTimeoutError, NoRespondersError)):
+            await peer.group(group, timeout_seconds=3.0)
+        assert await asyncio.to_thread(server.wait) == 1
+        assert "has been fenced" in only_line(server)
+        assert heard == []
+        # Its next life takes the same group: stored once, whether or not it had reached the log.
+        processes.start_persist("s1")
+        if what == "write":
+            assert (await peer.write("a", 2, [frames.APPEND, b"w"])).results == [[2, 2]]
+        else:
+            assert (await peer.write("a", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
+
+    run(tmp_path, body)
+
+
+def test_a_server_that_nobody_asks_anything_finds_its_fence_too(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        (incarnation,) = processes.incarnations("s1")
+        fence(Disk(), processes.layout.fence("s1", incarnation))
+        assert await asyncio.to_thread(server.wait) == 1
+
+    run(tmp_path, body)
+
+
+def test_writes_wait_for_a_coordinator_that_is_away_and_open_stores_do_not(
+    tmp_path: Path,
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        await peer.write("open", 1, [frames.APPEND, b"v"])
+        processes.coordinator.kill()
+        outcome = await peer.group((1, "open", 2, 2, 0, [[frames.APPEND, b"v"]]))
+        assert outcome.results == [[2, 2]]
+        waiting = asyncio.create_task(
+            peer.group((1, "closed", 1, 1, 0, [[frames.APPEND, b"v"]]))
+        )
+        outcome = await peer.group((1, "open", 3, 3, 0, [[frames.APPEND, b"v"]]))
+        assert not waiting.done()
+        processes.start("coordinator", "coordinator")
+        outcome = await waiting
+        assert outcome.results == [[1, 1]]
+
+    run(tmp_path, body)
+
+
+# --- starting wrongly ----------------------------------------------------------------------------
+def refused_start(tmp_path: Path, spoil: Callable[[Path], None]) -> str:
+    """Start on a folder that `spoil` made; return the one line that says why it does not run."""
+    with running_processes(tmp_path) as processes:
+        data = tmp_path / "other"
+        spoil(data)
+        server = processes.start_persist("s1", data=data)
+        assert server.wait() == 1
+        return only_line(server)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    def spoil(data: Path) -> None:
+        (data / "photos").mkdir(parents=True)
+
+    assert "photos" in refused_start(tmp_path, spoil)
+
+
+def test_a_folder_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    def spoil(data: Path) -> None:
+        data.mkdir()
+        (data / "FORMAT").write_text("holdfast shared file system, format 7\n")
+
+    assert "upgrade holdfast" in refused_start(tmp_path, spoil)
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    line = refused_start(tmp_path, lambda data: data.write_text("x"))
+    assert "the file system refused" in line
+
+
+def test_a_nats_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with running_processes(tmp_path) as processes:
+        url = "nats://127.0.0.1:1"
+        server = processes.start_persist("s1", "--nats", url)
+        assert server.wait() == 1
+        assert url in only_line(server)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--name", "a.b"], ["--durability", "stored"], ["--no-such"], ["--prefix", "a b"]]
+)
+def test_wrong_usage_ends_with_2(tmp_path: Path, arguments: list[str]) -> None:
+    with running_processes(tmp_path) as processes:
+        server = processes.start_persist("s1", *arguments)
+        assert server.wait() == 2
+        assert "Traceback" not in server.log
+
+
+def test_a_damaged_store_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        for name in ("bad", "good"):
+            await peer.write(name, 1, [frames.APPEND, b"v"])
+        assert server.stop() == 0
+        path = processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "bad"))
+        path.write_bytes(b"")
+        processes.start_persist("s1")
+        assert (await peer.write("good", 2, [frames.APPEND, b"v"])).results == [[2, 2]]
+        owner = await peer.resolve("bad")
+        reply = await peer.ask(
+            frames.encode_request(b"peer", [(1, "bad", 0, 0, 0, [[frames.HEAD]])]), server=owner
+        )
+        assert reply[0][1:3] == [1, "store_damaged"]
+        assert "quarantine" in json.dumps(reply[0][3])
+        # Nor does a write make a new store in its place.
+        reply = await peer.ask(
+            frames.encode_request(b"peer", [(1, "bad", 2, 2, 0, [[frames.APPEND, b"v"]])])
+        )
+        assert reply[0][1:3] == [1, "store_damaged"]
+
+    run(tmp_path, body)

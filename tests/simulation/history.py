@@ -1,0 +1,181 @@
+"""What a run leaves behind to be judged: operations, what followers saw, broadcasts, the final state.
+
+Plain data. Changes are brought to one form whatever their source, so that they can be compared:
+`ChangeOf` says what happened at one revision of one store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from holdfast.protocol import frames
+from holdfast.protocol.messages import Change, ChangeKind
+
+Store = tuple[int, str]
+"""Kind and name."""
+Key = int | str
+"""A seq of a stream, or a key of a kv."""
+
+
+class What(StrEnum):
+    """What a change did."""
+
+    SET = "set"
+    DELETE = "delete"
+    #: Of a stream: everything up to `end`. Of a kv: everything.
+    TRIM = "trim"
+
+
+class ChangeOf(NamedTuple):
+    """One change. `keys` of a SET has one element; `end` is that of a stream's TRIM, None if it is
+    not known."""
+
+    what: What
+    keys: tuple[Key, ...] = ()
+    value: bytes = b""
+    end: int | None = None
+
+    def covers(self, key: Key) -> bool:
+        """Tell if this change is known to have changed `key`."""
+        if self.what is What.TRIM:
+            return type(key) is str or (self.end is not None and int(key) <= self.end)
+        return key in self.keys
+
+
+class Outcome(StrEnum):
+    """How an operation ended."""
+
+    OK = "ok"
+    #: A definite error: it had no effect.
+    REFUSED = "refused"
+    #: It may have had its effect, or have it yet.
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call of a client. `invoked` and `returned` are positions in one order of all events; while
+    nothing has returned, `returned` is None and the outcome unknown."""
+
+    client: str
+    store: Store
+    action: str
+    invoked: int
+    keys: tuple[Key, ...] = ()
+    values: tuple[bytes, ...] = ()
+    end: int | None = None
+    expected: int | None = None
+    returned: int | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    #: Of a write that was acknowledged: its revisions and seqs, one for each value.
+    revisions: tuple[int, ...] = ()
+    seqs: tuple[int, ...] = ()
+    #: Of a delete: how many went.
+    count: int = 0
+    duplicate: bool = False
+    #: Of a read: what it saw, by key, with revisions; and the store's revision, of a head.
+    seen: dict[Key, tuple[bytes, int]] = field(default_factory=dict)
+    head_revision: int = 0
+    error: str = ""
+
+    @property
+    def writes(self) -> bool:
+        return self.action in ("append", "append_many", "set")
+
+    @property
+    def deletes(self) -> bool:
+        return self.action in ("delete", "delete_all")
+
+    def may_remove(self, key: Key) -> bool:
+        """Tell if this is a delete that could have removed `key`."""
+        if self.action == "delete":
+            return key in self.keys
+        if self.action != "delete_all":
+            return False
+        return self.end is None or type(key) is str or int(key) <= self.end
+
+
+@dataclass(slots=True)
+class Following:
+    """What one follower was given, in order. `start_seq` None of a stream: live only."""
+
+    follower: str
+    store: Store
+    start_seq: int | None = None
+    prefix: str = ""
+    changes: list[tuple[ChangeKind, int, ChangeOf | None]] = field(default_factory=list)
+    #: It ran until the end and had the time to catch up.
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """One broadcast as it left a server."""
+
+    incarnation: str
+    store: Store
+    epoch: int
+    changes: tuple[tuple[int, ChangeOf], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """A store after everything has healed: its head, and every row with its revision."""
+
+    revision: int
+    last_seq: int
+    rows: dict[Key, tuple[bytes, int]]
+
+
+class History:
+    """Everything that was seen of one run."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.followings: list[Following] = []
+        self.broadcasts: list[Broadcast] = []
+        self.final: dict[Store, Final] = {}
+        #: What the run itself found wrong, as text.
+        self.failures: list[str] = []
+        self._position = 0
+
+    def invoke(self, client: str, store: Store, action: str, **fields: Any) -> Operation:
+        """An operation begins."""
+        operation = Operation(client, store, action, self._next(), **fields)
+        self.operations.append(operation)
+        return operation
+
+    def complete(self, operation: Operation, outcome: Outcome) -> None:
+        """An operation has ended; its results are set already."""
+        operation.outcome = outcome
+        operation.returned = self._next()
+
+    def _next(self) -> int:
+        self._position += 1
+        return self._position
+
+
+def change_of(change: Change) -> ChangeOf | None:
+    """Return what a follower's change did; None of a mark."""
+    if change.message is not None:
+        return ChangeOf(What.SET, (change.message.seq,), change.message.value)
+    if change.entry is not None:
+        return ChangeOf(What.SET, (change.entry.key,), change.entry.value)
+    if change.kind is ChangeKind.DELETE:
+        return ChangeOf(What.DELETE, change.seqs or change.keys)
+    if change.kind is ChangeKind.TRIM:
+        return ChangeOf(What.TRIM, end=change.end_seq or None)
+    return None
+
+
+def change_of_wire(wire: frames.WireChange) -> ChangeOf:
+    """Return what a change on the wire does."""
+    found = change_of(frames.change_from_wire(wire, 0, 0))
+    assert found is not None
+    return found
+
+
+Reporter = Callable[[str], None]

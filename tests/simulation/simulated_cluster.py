@@ -1,0 +1,459 @@
+"""A whole cluster in one event loop: coordinators, persist servers and clients that can be harmed.
+
+Every node lives in a `Process` of its own, sees the shared files through a `HostDisk` and the bus
+through a connection, and dies with both: what a dead process still tries has no effect, and its tasks
+are cancelled so that nothing is left behind. A supervisor starts the next life. All chance comes from
+the seed, in one stream for each use, so that a change in one place does not move everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from history import Broadcast, History, change_of_wire
+from holdfast.client.connection import Client
+from holdfast.client.follower import Follower
+from holdfast.client.link import Link
+from holdfast.coordinator.service import Coordinator
+from holdfast.persist import checkpointing, pipeline
+from holdfast.persist.service import PersistServer
+from holdfast.protocol import frames
+from holdfast.protocol.bus import BusMessage
+from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.errors import HoldfastError, RequestError
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs import commit_log
+from holdfast.shared_fs.layout import Layout, open_layout
+from simulated_disk import HostDisk, Inode, Operation, SimulatedFileSystem
+from virtual_loop import Process, current_process
+
+ROOT: Final = Path("/data")
+TENANT: Final = "acme"
+SERVERS: Final = ("s1", "s2", "s3")
+COORDINATORS: Final = ("c1", "c2")
+#: Some time in 2025: what the simulated wall clocks start from.
+_EPOCH_MS: Final = 1_750_000_000_000
+#: How long the tasks of a dead process may take to notice.
+_UNWIND_SECONDS: Final = 120.0
+
+
+class Trace:
+    """What happened, as text: the same for the same seed, to the byte."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Note `text` with the time and the process."""
+        process = current_process()
+        name = process.name if process is not None else "-"
+        self.lines.append(f"{asyncio.get_running_loop().time():12.6f} {name:8} {text}")
+
+    @property
+    def checksum(self) -> int:
+        return zlib.crc32("\n".join(self.lines).encode())
+
+
+class _LogToTrace(logging.Handler):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(logging.INFO)
+        self._trace = trace
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._trace.add(f"{record.levelname.lower()} {record.getMessage()}")
+
+
+class Weather:
+    """How the bus and the disks behave, but for what is cut off altogether."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.loss = chance.choice((0.0, 0.0, 0.002, 0.02))
+        self.doubling = chance.choice((0.0, 0.0, 0.01))
+        self.in_order = chance.random() < 0.7
+        self.latency_seconds = chance.choice((0.0002, 0.001, 0.005))
+        self.sync_seconds = chance.choice((0.001, 0.005, 0.02, 0.06))
+        self.slow_hosts: set[str] = set()
+        #: Hosts whose operations fail, with the kinds that do and how often.
+        self.failing: dict[str, tuple[frozenset[str], int, float]] = {}
+
+
+class Simulation:
+    """One run's cluster. Use it as `async with`, in a VirtualLoop."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.trace = Trace()
+        self.history = History()
+        self.weather = Weather(self.chance("weather"))
+        self.layout = Layout(ROOT)
+        self.network = MemoryNetwork(self._deliveries)
+        self.files = SimulatedFileSystem(self.chance("power"), self._observe)
+        #: Names of connections that nothing reaches and nothing leaves.
+        self.cut_off: set[str] = set()
+        limits = self.chance("limits")
+        self.idle_close_seconds = limits.choice((1.0, 3.0, 10.0))
+        self.max_open_stores = limits.choice((2, 4, 1000))
+        self._skews = self.chance("clocks")
+        self._network_chance = self.chance("network")
+        self._disk_chance = self.chance("disk")
+        self._thread_chance = self.chance("threads")
+        self._arrivals: dict[tuple[str, str], float] = {}
+        self._incarnations: dict[str, tuple[str, str]] = {}
+        self.servers = [ServerNode(self, name) for name in SERVERS]
+        self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
+        self.clients: list[ClientNode] = []
+        self._handler = _LogToTrace(self.trace)
+        self._subjects = Subjects()
+        self.network.taps.append(self._on_publish)
+
+    def chance(self, use: str) -> random.Random:
+        """Return the stream of chance for one use."""
+        return random.Random(f"{self.seed}/{use}")
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.servers, *self.coordinators]
+
+    def skew_ms(self) -> int:
+        """Return how far a node's wall clock is off."""
+        return self._skews.choice((0, 0, self._skews.randrange(-5000, 5000)))
+
+    async def __aenter__(self) -> Simulation:
+        logger = logging.getLogger("holdfast")
+        self._log_state = (logger.level, logger.propagate)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(self._handler)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        for node in self.nodes:
+            node.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self.clients:
+            await client.stop()
+        for node in self.nodes:
+            node.end()
+        dead = [task for node in (*self.nodes, *self.clients) for task in node.tasks]
+        if dead:
+            _, left = await asyncio.wait(dead, timeout=_UNWIND_SECONDS)
+            for task in left:
+                self.fail(f"a task of a dead process does not end: {task!r}")
+        logger = logging.getLogger("holdfast")
+        logger.removeHandler(self._handler)
+        logger.level, logger.propagate = self._log_state
+
+    def fail(self, what: str) -> None:
+        """Something is wrong beyond what the checker sees."""
+        self.trace.add(f"FAILURE {what}")
+        self.history.failures.append(what)
+
+    def started(self, node: Node, incarnation: str) -> None:
+        """A persist server's new incarnation is about to publish under this process's name."""
+        assert node.process is not None
+        self._incarnations[node.process.name] = (node.name, incarnation)
+
+    # --- the bus -----------------------------------------------------------------------------
+    def _deliveries(self, delivery: Delivery) -> Sequence[float]:
+        sender, receiver, subject, payload = delivery
+        weather, chance = self.weather, self._network_chance
+        if sender in self.cut_off or receiver in self.cut_off:
+            return ()
+        if chance.random() < weather.loss:
+            self.trace.add(f"lost {subject} to {receiver}")
+            return ()
+        delays = [self._delay(chance)]
+        if chance.random() < weather.doubling:
+            delays.append(delays[0] + self._delay(chance) * 10)
+        if weather.in_order:
+            # As on one TCP connection.
+            now = asyncio.get_running_loop().time()
+            at = max(now + delays[0], self._arrivals.get((sender, receiver), 0.0) + 1e-7)
+            self._arrivals[sender, receiver] = at
+            delays[0] = at - now
+        self.trace.add(
+            f"send {subject} to {receiver} in {delays[0]:.6f} {zlib.crc32(payload):08x}"
+        )
+        return delays
+
+    def _delay(self, chance: random.Random) -> float:
+        typical = self.weather.latency_seconds
+        if chance.random() < 0.01:
+            return typical + chance.uniform(0.0, 0.3)
+        return typical * chance.uniform(0.5, 1.5)
+
+    def _on_publish(self, sender: str, message: BusMessage) -> None:
+        incarnation = self._incarnations.get(sender)
+        if incarnation is None:
+            return
+        subject = message.subject
+        if ".chg." in subject:
+            self._on_broadcast(sender, message)
+        elif not subject.startswith("_INBOX.k"):
+            return
+        fence = self.files.find(self.layout.fence(*incarnation))
+        if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":
+            self.fail(f"{sender} is fenced and publishes on {subject}")
+
+    def _on_broadcast(self, sender: str, message: BusMessage) -> None:
+        store = self._subjects.store_of(message.subject)
+        batch = frames.decode_changes(message.payload)
+        changes = tuple(
+            (batch.previous_revision + number, change_of_wire(change))
+            for number, change in enumerate(batch.changes, start=1)
+        )
+        self.history.broadcasts.append(
+            Broadcast(sender, (store.kind, store.name), batch.epoch, changes)
+        )
+
+    # --- disks and threads -------------------------------------------------------------------
+    def _observe(self, operation: Operation) -> None:
+        if operation.kind != "read":
+            self.trace.add(f"{operation.kind} {operation.path} {operation.size_bytes}")
+        failing = self.weather.failing.get(operation.host)
+        if failing is not None:
+            kinds, number, ratio = failing
+            if operation.kind in kinds and self._disk_chance.random() < ratio:
+                self.trace.add(f"disk fails {operation.kind} {operation.path}")
+                raise OSError(number, f"simulated {errno.errorcode[number]}")
+
+    def thread_seconds(self, host: str) -> float:
+        """Return how long a call in a thread takes."""
+        typical = self.weather.sync_seconds * (30 if host in self.weather.slow_hosts else 1)
+        if self._thread_chance.random() < 0.02:
+            return typical * 10
+        return typical * self._thread_chance.uniform(0.3, 1.7)
+
+    def runs_early(self) -> bool:
+        """Tell if a call in a thread has its effect at its start rather than at its end."""
+        return self._thread_chance.random() < 0.7
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.fail(f"in the loop: {context.get('message')}: {error!r}")
+
+
+class Node:
+    """A supervised process on a host of its own."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.life = 0
+        self.running = False
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.process: Process | None = None
+        self._skew_ms = simulation.skew_ms()
+        self._restart: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    def start(self) -> None:
+        """Begin the next life, unless this one runs."""
+        if self.running or self._ended:
+            return
+        if self._restart is not None:
+            self._restart.cancel()
+        simulation = self.simulation
+        self.life += 1
+        self.process = Process(f"{self.name}-{self.life}")
+        self.disk = HostDisk(simulation.files, self.name, self.process.name)
+        self.bus = simulation.network.connect(self.process.name)
+        self.running = True
+        simulation.trace.add(f"start {self.process.name}")
+        self.task = self.process.start(self._live())
+        self.tasks.append(self.task)
+        self.task.add_done_callback(self._on_end, context=contextvars.Context())
+
+    def kill(self, *, power: bool = False) -> None:
+        """Die at once. Without `power` on the host, the bus learns of it only later."""
+        if not self.running:
+            return
+        assert self.process is not None
+        self.simulation.trace.add(f"kill {self.process.name} power={power}")
+        self.running = False
+        self.disk.kill()
+        if power:
+            self.simulation.cut_off.add(self.bus.name)
+            asyncio.get_running_loop().call_later(3.0, self.bus.drop)
+        else:
+            self.bus.drop()
+        self.task.cancel()
+        self.process.resume()
+
+    def start_later(self, seconds: float) -> None:
+        """Begin the next life after a while."""
+        loop = asyncio.get_running_loop()
+        self._restart = loop.call_later(seconds, self.start, context=contextvars.Context())
+
+    def end(self) -> None:
+        """Die and stay dead."""
+        self._ended = True
+        self.kill()
+
+    async def live(self) -> None:
+        """Live one life. Raises what ended it."""
+        raise NotImplementedError
+
+    def now_ms(self) -> int:
+        """The wall clock of this host."""
+        return _EPOCH_MS + self._skew_ms + int(asyncio.get_running_loop().time() * 1000)
+
+    def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Call `function` as if in a thread: it takes a while, during which the loop goes on."""
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[Any] = loop.create_future()
+        seconds = self.simulation.thread_seconds(self.name)
+        if self.simulation.runs_early():
+            outcome = _outcome(function, arguments)
+            loop.call_later(seconds, _settle, finished, outcome)
+        else:
+            loop.call_later(
+                seconds, lambda: _settle(finished, _outcome(function, arguments))
+            )
+        return finished
+
+    async def _live(self) -> None:
+        bus, disk = self.bus, self.disk
+        try:
+            await self.live()
+            self.simulation.trace.add("ended")
+        except HoldfastError as error:
+            self.simulation.trace.add(f"ended by {type(error).__name__}: {error}")
+            if isinstance(error, RequestError) and not disk.dead:
+                self.simulation.fail(f"{bus.name} ended by {error!r}")
+        except Exception as error:
+            if not disk.dead:
+                self.simulation.fail(f"{bus.name} ended by {error!r}")
+                raise
+            self.simulation.trace.add(f"unwound by {error!r}")
+        finally:
+            disk.kill()
+            disk.close()
+            await bus.close()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self.tasks.remove(task)
+        if not task.cancelled():
+            task.exception()
+        if task is self.task and self.running:
+            self.running = False
+            self.start_later(self.simulation.weather.sync_seconds + 0.2)
+
+
+class ServerNode(Node):
+    """A persist server and its supervisor."""
+
+    server: PersistServer | None = None
+
+    async def live(self) -> None:
+        simulation = self.simulation
+        layout = open_layout(ROOT, self.disk)
+        incarnation = f"{self.life:04d}"
+        simulation.started(self, incarnation)
+        self.server = PersistServer(
+            self.bus,
+            layout,
+            self.disk,
+            self.name,
+            incarnation=incarnation,
+            clock_ms=self.now_ms,
+            run_in_thread=self.run_in_thread,
+            idle_close_seconds=simulation.idle_close_seconds,
+            max_open_stores=simulation.max_open_stores,
+        )
+        await self.server.run()
+
+    def stop(self) -> None:
+        """Ask for a clean end."""
+        if self.running and self.server is not None:
+            self.server.stop()
+
+
+class CoordinatorNode(Node):
+    """A coordinator, active or standing by, and its supervisor."""
+
+    async def live(self) -> None:
+        layout = open_layout(ROOT, self.disk)
+        coordinator = Coordinator(
+            self.bus,
+            layout,
+            self.disk,
+            clock_ms=self.now_ms,
+            standby=True,
+            run_blocking=self.run_in_thread,
+        )
+        await coordinator.run()
+
+
+class ClientNode:
+    """An application's process with one client."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.name = name
+        self.process = Process(name)
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._simulation = simulation
+        self._bus = simulation.network.connect(name)
+        self._client: Client | None = None
+
+    async def start(self, timeout_seconds: float) -> Client:
+        """Connect; return the client. Call it, and use the client, within the process."""
+        entropy = self._simulation.chance(f"client {self.name}")
+        link = Link(self._bus, Subjects(), TENANT, timeout_seconds, entropy)
+        follower = Follower(link)
+        await link.open(follower.owner_changed, follower.reconnected)
+        self._client = Client(link, follower, owns_bus=True)
+        return self._client
+
+    def run(self, work: Any) -> asyncio.Task[Any]:
+        """Run `work` in this process."""
+        task = self.process.start(work)
+        self.tasks.append(task)
+        return task
+
+    async def stop(self) -> None:
+        """Close the client and cancel what still runs."""
+        self.process.resume()
+        for task in self.tasks:
+            task.cancel()
+        if self._client is not None:
+            await self.run(self._client.close())
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    try:
+        return function(*arguments), None
+    except Exception as error:
+        return None, error
+
+
+def _settle(finished: asyncio.Future[Any], outcome: tuple[Any, Any]) -> None:
+    if finished.cancelled():
+        return
+    result, error = outcome
+    if error is not None:
+        finished.set_exception(error)
+    else:
+        finished.set_result(result)
+
+
+@contextlib.contextmanager
+def small_limits(chance: random.Random) -> Iterator[None]:
+    """Make limits so small that a short run reaches them."""
+    with contextlib.ExitStack() as stack:
+        segment_bytes = chance.choice((2048, 16384, commit_log.LOG_SEGMENT_BYTES))
+        stack.enter_context(patch.object(commit_log, "LOG_SEGMENT_BYTES", segment_bytes))
+        stack.enter_context(patch.object(checkpointing, "_QUIET_SEGMENTS", chance.choice((1, 4))))
+        changes = chance.choice((2, 32, pipeline.MAX_PENDING_CHANGES))
+        stack.enter_context(patch.object(pipeline, "MAX_PENDING_CHANGES", changes))
+        yield

@@ -1,0 +1,169 @@
+"""The processes of a torture: the cluster's parts, supervised, and the clients.
+
+Each part is started by the command that an operator would type, and started again when it dies. There
+are two coordinators, both as standbys: whichever gets the lock is the active one. No process outlives
+`running_parts`, also when it is cancelled, and on Linux also when this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from torture.worker import Task
+
+from holdfast.cli.nats_binary import find_nats_server
+from holdfast.cli.part import Part
+from holdfast.cli.tether import tethered
+
+SERVERS: Final = ("s1", "s2", "s3")
+_COORDINATORS: Final = ("c1", "c2")
+_ADDRESS: Final = "127.0.0.1"
+#: Below the ports that systems give to outgoing connections: while nats-server is away, a client
+#: that connects could be given its port.
+_PORTS: Final = range(10_000, 32_768)
+#: Where the package `torture` lies.
+_PYTHON_PATH: Final = Path(__file__).resolve().parents[1]
+_LINE_BYTES: Final = 1024 * 1024
+
+
+class Parts:
+    """The running parts. Made by `running_parts`."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        #: The coordinator that has the lock, as far as its log has told.
+        self.active_coordinator: str | None = None
+        port = free_port()
+        self.nats_url = f"nats://{_ADDRESS}:{port}"
+        logs = data / "logs"
+        logs.mkdir(parents=True)
+        common = ["--data", str(data / "shared"), "--nats", self.nats_url]
+        program = [sys.executable, "-P", "-m", "holdfast.cli"]
+        nats = [str(find_nats_server()), "--addr", _ADDRESS, "--port", str(port)]
+
+        def part(name: str, command: list[str]) -> Part:
+            return Part(name, command, log_file=logs / f"{name}.log", say=self._heard)
+
+        self.nats = part("nats-server", nats)
+        self.coordinators = {
+            name: part(name, [*program, "coordinator", "--standby", *common])
+            for name in _COORDINATORS
+        }
+        self.servers = {
+            name: part(name, [*program, "persist", "--name", name, *common]) for name in SERVERS
+        }
+
+    @property
+    def all(self) -> list[Part]:
+        return [self.nats, *self.coordinators.values(), *self.servers.values()]
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        return {part.name: part.pid for part in self.all}
+
+    async def stop(self) -> None:
+        """End all parts, servers first."""
+        for part in self.all:
+            part.signal(signal.SIGCONT)
+        for group in (self.servers.values(), self.coordinators.values(), [self.nats]):
+            async with asyncio.TaskGroup() as stopping:
+                for part in group:
+                    stopping.create_task(part.stop())
+
+    def _heard(self, line: str) -> None:
+        name, _, text = line.partition(" | ")
+        if name in self.coordinators:
+            if "coordinator.started" in text:
+                self.active_coordinator = name
+        elif self.active_coordinator is not None and line.startswith(
+            f"{self.active_coordinator} ended"
+        ):
+            self.active_coordinator = None
+
+
+@asynccontextmanager
+async def running_parts(data: Path) -> AsyncIterator[Parts]:
+    """Run a cluster around the body. Raises what ends a part for good, PartFailedError among it."""
+    parts = Parts(data)
+    async with asyncio.TaskGroup() as tasks:
+        for part in parts.all:
+            tasks.create_task(part.keep_running())
+        try:
+            yield parts
+        finally:
+            await parts.stop()
+
+
+class ClientProcess:
+    """A client process (`worker.py`), seen from outside."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.pid: int | None = None
+        self.said: dict[str, Any] = {}
+        self._news = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Start it and listen to it until it ends. Raises RuntimeError if it fails."""
+        command = [sys.executable, "-P", "-m", "torture.worker", self.task.to_json()]
+        log = Path(self.task.file).with_suffix(".stderr")
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *tethered(command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+                limit=_LINE_BYTES,
+                env={**os.environ, "PYTHONPATH": str(_PYTHON_PATH)},
+            )
+        self._process, self.pid = process, process.pid
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                self.said.update(json.loads(line))
+                self._news.set()
+            exit_code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if exit_code != 0:
+            reason = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise RuntimeError(f"{self.task.name} failed (exit code {exit_code}): {reason}")
+
+    def tell(self, word: str) -> None:
+        """Say a word to it."""
+        process = self._process
+        if process is not None and process.stdin is not None and process.returncode is None:
+            process.stdin.write(f"{word}\n".encode())
+
+    async def hear(self, word: str) -> None:
+        """Wait until it has said `word`."""
+        while word not in self.said:
+            self._news.clear()
+            await self._news.wait()
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_ADDRESS, port))
+            except OSError:
+                continue
+        return port
+    raise RuntimeError("no free port was found")

@@ -1,0 +1,256 @@
+"""One torture, from the first process to the verdict.
+
+1. The cluster starts; writers, followers and a typist begin.
+2. Faults come until the time is up.
+3. Everything heals. Writers answer what they began and end.
+4. Every server is killed at once: what is read from here on is what the disk has.
+5. A marker is written to each store; followers go on until they have heard it.
+6. A fresh client reads everything back, and the checker judges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from torture import editing_trace
+from torture.checker import check
+from torture.editing_trace import EditingTrace
+from torture.faults import Fault
+from torture.history import (
+    FinalState,
+    History,
+    Operation,
+    OperationKind,
+    Place,
+    Recorder,
+    load,
+    name_of,
+)
+from torture.processes import ClientProcess, Parts, running_parts
+from torture.timeline import Rule, Violation
+from torture.tormentor import Tormentor
+from torture.worker import Task
+from torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream, name_in_cluster
+from torture.writer import perform
+
+from holdfast.client import Client, connect
+
+WRITER_COUNT: Final = 4
+#: Of all writers together. More would be no harder on the cluster, only on the checker's memory.
+OPERATIONS_PER_SECOND: Final = 1200.0
+_READY_SECONDS: Final = 60.0
+#: Writers answer in the usual timeout, three times over for one with a `msg_id`.
+_FINISH_SECONDS: Final = 120.0
+_CATCH_UP_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(slots=True)
+class Result:
+    """What one torture found."""
+
+    seed: int
+    seconds: float
+    history: History
+    faults: list[Fault]
+    violations: list[Violation]
+    #: In words: what editing traces came to.
+    documents: list[str] = field(default_factory=list)
+
+
+class Torture:
+    """One run in the folder `data`."""
+
+    def __init__(self, data: Path, seed: int, seconds: float, say: Callable[[str], None]) -> None:
+        self._data = data
+        self._seed = seed
+        self._seconds = seconds
+        self._say = say
+        self._histories = data / "history"
+        self._marker_file = self._histories / "marker.jsonl"
+        self._violations: list[Violation] = []
+        self._documents: list[str] = []
+
+    async def run(self) -> Result:
+        """Torture; return the verdict. Raises what keeps it from being carried out."""
+        self._histories.mkdir(parents=True)
+        async with running_parts(self._data) as parts:
+            async with connect_when_ready(parts.nats_url) as client:
+                tormentor = Tormentor(parts, client, self._seed, self._say)
+                await self._wait_until_well(tormentor)
+                self._say(f"the cluster is up on {parts.nats_url}, in {self._data}")
+                await self._torment(parts, tormentor)
+        self._say("checking")
+        history = await asyncio.to_thread(load, sorted(self._histories.glob("*.jsonl")))
+        self._violations += await asyncio.to_thread(check, history, self._final)
+        return Result(
+            self._seed,
+            self._seconds,
+            history,
+            tormentor.faults,
+            self._violations,
+            self._documents,
+        )
+
+    async def _torment(self, parts: Parts, tormentor: Tormentor) -> None:
+        writers = [
+            self._client_process(parts, "writer", f"w{number}") for number in range(WRITER_COUNT)
+        ]
+        followers = [
+            self._client_process(parts, "follower", "steady"),
+            self._client_process(parts, "restless follower", "restless"),
+        ]
+        typists = [
+            self._client_process(parts, "typist", path.name.partition(".")[0], str(path))
+            for path in editing_trace.traces()[:1]
+        ]
+        self._write_state(parts)
+        async with asyncio.TaskGroup() as tasks:
+            for follower in followers:
+                tasks.create_task(follower.run())
+            async with asyncio.TaskGroup() as writing:
+                for writer in writers + typists:
+                    writing.create_task(writer.run())
+                await tormentor.run(time.monotonic() + self._seconds)
+                self._say("faults are over: healing")
+                await self._wait_until_well(tormentor)
+                for process in writers + typists + followers:
+                    process.tell("finish")
+                # What was begun during the last fault is answered by now, or given up soon.
+                writing.create_task(_fail_after(_FINISH_SECONDS, writers + typists))
+            await self._bounded(
+                [follower.hear("settled") for follower in followers], "followers settle"
+            )
+            self._say("killing every server at once")
+            for part in parts.servers.values():
+                part.signal(signal.SIGKILL)
+            async with connect(parts.nats_url, name="torture-reader") as reader:
+                await self._mark(reader)
+                await self._catch_up(followers)
+                self._final = [await read_back(reader, store) for store in STREAMS + KVS]
+                for typist in typists:
+                    await self._check_document(reader, typist)
+            for follower in followers:
+                follower.tell("end")
+
+    async def _catch_up(self, followers: list[ClientProcess]) -> None:
+        try:
+            await self._bounded(
+                [follower.hear("caught_up") for follower in followers], "followers catch up"
+            )
+        except TimeoutError as error:
+            # The checker goes on with what they have heard; this is a violation in itself.
+            self._violations.append(Violation(Rule.FOLLOWER, "every store", str(error)))
+
+    async def _bounded(self, waits: list[object], what: str) -> None:
+        try:
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                await asyncio.gather(*waits)  # type: ignore[call-overload]
+        except TimeoutError:
+            raise TimeoutError(f"not within {_CATCH_UP_SECONDS:g} s: {what}") from None
+
+    async def _mark(self, client: Client) -> None:
+        """Write the last value of every store."""
+        with self._marker_file.open("w") as file:
+            recorder = Recorder(file)
+            async with asyncio.TaskGroup() as tasks:
+                for number, store in enumerate(STREAMS + KVS):
+                    id = f"{MARKER_ID}-{number}"
+                    kind = OperationKind.APPEND if is_stream(store) else OperationKind.SET
+                    targets = () if is_stream(store) else (MARKER_KEY,)
+                    operation = Operation(
+                        id, store, kind, time.monotonic(), (id,), targets, label="marker"
+                    )
+                    tasks.create_task(perform(client, operation, 60.0, recorder))
+
+    async def _check_document(self, client: Client, typist: ClientProcess) -> None:
+        """Compare the document that a typist's stream makes with the trace's."""
+        typed = json.loads(Path(typist.task.file).read_text())["transactions"]
+        trace = EditingTrace.load(Path(typist.task.trace))
+        count, document = await editing_trace.read_document(client, trace)
+        expected = trace.document_after(typed)
+        same = count == typed and document.encode() == expected.encode()
+        if not same:
+            self._violations.append(
+                Violation(
+                    Rule.LOST if count < typed else Rule.DUPLICATED,
+                    f"stream:{trace.stream}",
+                    f"{typed} transactions were typed, {count} are there, the document differs",
+                )
+            )
+        whole = "all" if typed == len(trace.transactions) else f"of {len(trace.transactions):,}"
+        self._documents.append(
+            f"{trace.name}: {typed:,} transactions ({whole}), {len(document.encode()):,} bytes, "
+            + ("identical" if same else "DIFFERS")
+        )
+
+    async def _wait_until_well(self, tormentor: Tormentor) -> None:
+        names = set(tormentor.server_names)
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                while set(await tormentor.well_servers()) != names:
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(f"not all servers are live after {_READY_SECONDS:g} s") from None
+
+    def _client_process(
+        self, parts: Parts, role: str, name: str, trace: str = ""
+    ) -> ClientProcess:
+        suffix = "json" if role == "typist" else "jsonl"
+        return ClientProcess(
+            Task(
+                role=role,
+                name=name,
+                seed=hash((self._seed, name)) if False else self._seed * 1000 + sum(name.encode()),
+                nats=parts.nats_url,
+                file=str(self._histories / f"{name}.{suffix}"),
+                seconds=self._seconds,
+                operations_per_second=OPERATIONS_PER_SECOND / WRITER_COUNT,
+                trace=trace,
+            )
+        )
+
+    def _write_state(self, parts: Parts) -> None:
+        path = self._data / "processes.json"
+        path.write_text(json.dumps(parts.pids))
+
+
+async def _fail_after(seconds: float, processes: list[ClientProcess]) -> None:
+    """Raise TimeoutError unless all processes end in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            for process in processes:
+                await process.ended.wait()
+    except TimeoutError:
+        raise TimeoutError(f"writers have not ended {seconds:g} s after the faults") from None
+
+
+@asynccontextmanager
+async def connect_when_ready(url: str) -> AsyncIterator[Client]:
+    """Connect once nats-server is there."""
+    ...
+
+
+async def read_back(client: Client, store: str) -> FinalState:
+    """Read everything that a store has."""
+    name = name_in_cluster(store)
+    rows: list[tuple[str, Place]] = []
+    if is_stream(store):
+        stream = client.stream(name)
+        async for message in stream.get_all():
+            rows.append((name_of(message.value), Place(message.seq, message.revision)))
+        head = await stream.head()
+    else:
+        kv = client.kv(name)
+        async for entry in kv.get_all():
+            rows.append((name_of(entry.value), Place(entry.key, entry.revision)))
+        head = await kv.head()
+    return FinalState(store, head.revision, head.last_seq, head.count, rows)

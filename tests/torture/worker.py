@@ -1,0 +1,128 @@
+"""A client process: `python -m torture.worker TASK`, where TASK is a Task as JSON.
+
+It hears words on stdin, one to a line, and says on stdout how far it is, as JSON lines:
+
+    finish   a writer and a typist: answer what was begun, and end
+             a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers
+    end      a follower: end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from torture.editing_trace import EditingTrace, type_trace
+from torture.follower import Follower
+from torture.history import Recorder
+from torture.writer import Writer
+
+from holdfast.client import Client, connect
+
+_FLUSH_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one client process does. `file` is its history; a typist's is its trace's end."""
+
+    role: str
+    name: str
+    seed: int
+    nats: str
+    file: str
+    seconds: float
+    operations_per_second: float = 0.0
+    trace: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+async def run(task: Task) -> None:
+    """Do the task."""
+    async with AsyncExitStack() as stack:
+        words = await _listen(stack)
+        client = await stack.enter_async_context(connect(task.nats, name=task.name))
+        if task.role == "typist":
+            await _type(task, client, words["finish"])
+            return
+        file = stack.enter_context(Path(task.file).open("w"))
+        recorder = Recorder(file)
+        async with _flushing(file):
+            if task.role == "writer":
+                writer = Writer(
+                    task.name, task.seed, client, recorder, task.operations_per_second
+                )
+                await writer.run(words["finish"])
+            else:
+                await _follow(task, client, recorder, words)
+
+
+async def _follow(
+    task: Task, client: Client, recorder: Recorder, words: dict[str, asyncio.Event]
+) -> None:
+    restless = task.role == "restless follower"
+    follower = Follower(task.name, task.seed, client, recorder, restless=restless)
+
+    async def tell() -> None:
+        await follower.settled.wait()
+        _say(settled=True)
+        await follower.caught_up.wait()
+        _say(caught_up=True)
+
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(tell())
+        await follower.run(words["finish"], words["end"])
+        telling.cancel()
+    _say(waiting=follower.waiting)
+
+
+async def _type(task: Task, client: Client, finish: asyncio.Event) -> None:
+    trace = EditingTrace.load(Path(task.trace))
+    count = await type_trace(client, trace, task.seconds, finish)
+    Path(task.file).write_text(json.dumps({"trace": task.trace, "transactions": count}))
+
+
+@asynccontextmanager
+async def _flushing(file: TextIO) -> AsyncIterator[None]:
+    """Put what is recorded on disk every now and then: a torture that is cut short leaves it."""
+
+    async def flush() -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_SECONDS)
+            file.flush()
+
+    async with asyncio.TaskGroup() as tasks:
+        flushing = tasks.create_task(flush())
+        try:
+            yield
+        finally:
+            flushing.cancel()
+
+
+async def _listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:
+    words = {"finish": asyncio.Event(), "end": asyncio.Event()}
+
+    class Words(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            for word in data.decode().split():
+                words[word].set()
+
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(Words, sys.stdin)
+    stack.callback(transport.close)
+    return words
+
+
+def _say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(run(Task(**json.loads(sys.argv[1]))))
