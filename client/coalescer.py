@@ -412,9 +412,7 @@ class Coalescer:
             return None
         self._frames[builder.number] = Frame(builder.number, lane, builder.groups, now)
         lane.frames_in_flight += 1
-        silent = lane.timeout_seconds > FRAME_TIMEOUT_SECONDS
-        look_at = now + (SILENCE_LOOK_SECONDS if silent else FRAME_TIMEOUT_SECONDS)
-        self._frame_timeout_at = min(self._frame_timeout_at, look_at)
+        self._frame_timeout_at = min(self._frame_timeout_at, now + PING_SECONDS)
         return SendFrame(lane.server, builder.number, builder.payload())
 
     def _close_group(self, frame: Frame, index: int) -> None:
@@ -524,9 +522,9 @@ class Coalescer:
                 self._ping(lane, now)
                 ping_at = now + PING_SECONDS
             earliest = min(earliest, frame.sent_at + lane.timeout_seconds, ping_at)
-            if lane.timeout_seconds > FRAME_TIMEOUT_SECONDS:
+            if lane.timeout_seconds > FRAME_TIMEOUT_SECONDS and frame.looked_at <= now:
+                frame.looked_at = now + SILENCE_LOOK_SECONDS
                 self._unresolved += [group.queue.key for group in frame.groups if group is not None]
-                earliest = min(earliest, now + SILENCE_LOOK_SECONDS)
         self._frame_timeout_at = earliest
 
     def _ping(self, lane: Lane, now: float) -> None:

@@ -111,7 +111,7 @@ class FrameBuilder:
 class Frame:
     """A frame that was sent, until each of its groups has had its answer."""
 
-    __slots__ = ("groups", "lane", "number", "open_count", "sent_at", "stale")
+    __slots__ = ("groups", "lane", "looked_at", "number", "open_count", "sent_at", "stale")
 
     def __init__(self, number: int, lane: Lane, groups: list[Group], sent_at: float) -> None:
         self.number = number
@@ -119,5 +119,7 @@ class Frame:
         self.groups: list[Group | None] = list(groups)
         self.open_count = len(groups)
         self.sent_at = sent_at
+        #: When the coordinator may next be asked whether its stores have another owner.
+        self.looked_at = sent_at
         #: Its groups wait to be sent again; an answer is still welcome.
         self.stale = False

@@ -135,6 +135,47 @@ class Checkpointer:
         self.retire()
         return [store.id for store in self._ownership.stores()]
 
+    async def close_held(self, stores: list[Store]) -> list[Store]:
+        """Make durable and close stores that the caller holds (`busy`), with every change synced.
+
+        Returns those that are closed, their `file` None; the others are as they were.
+        """
+        slots = asyncio.Semaphore(_PARALLEL)
+        unconfirmed: list[tuple[Store, StoreMeta]] = []
+        closed: list[Store] = []
+
+        async def make_durable(store: Store) -> None:
+            async with slots:
+                if await self._make_durable(store) and not store.confirmed:
+                    assert store.file is not None
+                    unconfirmed.append((store, store.file.meta))
+
+        async def close(store: Store) -> None:
+            async with slots:
+                await self._close_held_one(store)
+            closed.append(store)
+
+        async with asyncio.TaskGroup() as tasks:
+            for store in stores:
+                tasks.create_task(make_durable(store))
+        await self._confirm_durable(unconfirmed)
+        async with asyncio.TaskGroup() as tasks:
+            for store in stores:
+                if not store.pending and store.oldest_segment is None:
+                    tasks.create_task(close(store))
+        self.retire()
+        return closed
+
+    async def _close_held_one(self, store: Store) -> None:
+        file, store.file = store.file, None
+        if file is None:
+            return
+        try:
+            await self._run_in_thread(file.close)
+        except StorageError as error:
+            # It was durable before, and the lock is gone all the same.
+            logger.error("store.close_failed store=%s reason=%s", store.id, error)
+
     def retire(self) -> None:
         """Remove the segments that no open store needs."""
         needed = [
@@ -160,8 +201,10 @@ class Checkpointer:
         async with asyncio.TaskGroup() as tasks:
             for store in stores:
                 tasks.create_task(one(store))
-        if not unconfirmed:
-            return
+        await self._confirm_durable(unconfirmed)
+
+    async def _confirm_durable(self, unconfirmed: list[tuple[Store, StoreMeta]]) -> None:
+        """Tell the coordinator of files that are durable with what their meta says."""
         for start in range(0, len(unconfirmed), _CONFIRM_BATCH):
             batch = unconfirmed[start : start + _CONFIRM_BATCH]
             try:
@@ -180,6 +223,15 @@ class Checkpointer:
         """Return whether the file is durable with everything synced so far."""
         if store.busy:
             return False
+        store.busy = True
+        try:
+            return await self._make_durable(store)
+        finally:
+            store.busy = False
+            self._pipeline.unhold(store.id)
+
+    async def _make_durable(self, store: Store) -> bool:
+        """The same of a store that the caller holds."""
         try:
             store.materialise(self._pipeline.synced_tick)
             file = store.file
@@ -188,17 +240,12 @@ class Checkpointer:
             segment_after = store.pending[0].segment if store.pending else None
             # A zombie's checkpoint would change the file under the next owner's copy of it.
             self._gate.check()
-            store.busy = True
-            try:
-                now_ms = self._clock_ms()
-                file.forget(
-                    msg_ids_before=now_ms - int(DEDUPE_WINDOW_SECONDS * 1000),
-                    outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
-                )
-                await self._run_in_thread(file.checkpoint)
-            finally:
-                store.busy = False
-                self._pipeline.unhold(store.id)
+            now_ms = self._clock_ms()
+            file.forget(
+                msg_ids_before=now_ms - int(DEDUPE_WINDOW_SECONDS * 1000),
+                outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
+            )
+            await self._run_in_thread(file.checkpoint)
         except FencedError:
             raise
         except StorageError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import NamedTuple
 
 from holdfast.persist.store import Store
@@ -114,6 +115,11 @@ class Ownership:
     def closed(self, store: StoreId) -> None:
         """The store is closed: from now on it costs nothing."""
         self._open.pop(store, None)
+
+    def least_recently_used(self, limit: int) -> list[Store]:
+        """Return up to `limit` open stores that no other thread has, longest unused first."""
+        free = (store for store in self._open.values() if not store.busy)
+        return nsmallest(limit, free, key=lambda store: store.used_at)
 
     def idle(self, now: float, idle_seconds: float, max_open: int) -> list[Store]:
         """Return the stores to close: those unused for `idle_seconds`, and the least recently used

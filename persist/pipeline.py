@@ -74,6 +74,8 @@ class _Release:
     answers: Answers
     reads: list[tuple[Store, Arrival]] = field(default_factory=list)
     broadcasts: list[tuple[StoreId, bytes]] = field(default_factory=list)
+    #: Set when everything before it, and this, has left.
+    left: asyncio.Event | None = None
 
 
 class Pipeline:
@@ -115,6 +117,8 @@ class Pipeline:
         self._waiting: deque[_Release] = deque()
         self._ready: deque[_Release] = deque()
         self._to_sync = asyncio.Event()
+        #: Set by the next sync, and then replaced.
+        self._next_sync = asyncio.Event()
         self._to_release = asyncio.Event()
         self._releasing = False
         #: Operations executed, for heartbeats and metrics.
@@ -169,6 +173,20 @@ class Pipeline:
         if held:
             self.submit_again(held)
 
+    def turn_away(self, store: StoreId, error: HoldfastError) -> None:
+        """The store's file does not come back: refuse what waited for it."""
+        for arrival in self._held.pop(store, ()):
+            self.refuse(arrival.reply, arrival.position, error)
+
+    async def settled(self, tick: int) -> None:
+        """Return once `tick` is durable and everything that waited for that has left."""
+        while self._synced_tick < tick:
+            await self._next_sync.wait()
+        left = asyncio.Event()
+        self._ready.append(_Release(0, {}, left=left))
+        self._to_release.set()
+        await left.wait()
+
     async def run(self) -> None:
         """Sync and release until cancelled. Raises FencedError, StorageFailedError: the end."""
         async with asyncio.TaskGroup() as tasks:
@@ -206,12 +224,12 @@ class Pipeline:
 
     def _execute(self, tick: Tick, arrival: Arrival, now: float) -> None:
         store = self._ownership.find(arrival.store)
+        if store is not None and store.busy:
+            self._held.setdefault(store.id, []).append(arrival)
+            return
         if store is None or (arrival.writes and not store.writable):
             self._ownership.wait(arrival)
             self._want_stores()
-            return
-        if store.busy:
-            self._held.setdefault(store.id, []).append(arrival)
             return
         store.used_at = now
         if not arrival.writes:
@@ -269,6 +287,8 @@ class Pipeline:
                 self._gate.fence_myself()
                 raise
             self._synced_tick = tick
+            self._next_sync.set()
+            self._next_sync = asyncio.Event()
             self._unsynced_bytes -= size_bytes
             while self._waiting and self._waiting[0].wait_for <= tick:
                 self._ready.append(self._waiting.popleft())
@@ -292,6 +312,8 @@ class Pipeline:
                 await self._pass_gate()
                 for release in ready:
                     await self._send(release)
+                    if release.left is not None:
+                        release.left.set()
                 self._materialise_long(ready)
                 self._releasing = False
 

@@ -286,8 +286,10 @@ def test_a_folder_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    line = refused_start(tmp_path, lambda data: data.write_text("x"))
-    assert "the file system refused" in line
+    def spoil(data: Path) -> None:
+        data.write_text("x")
+
+    assert "the file system refused" in refused_start(tmp_path, spoil)
 
 
 def test_a_nats_that_is_not_there_is_named(tmp_path: Path) -> None:

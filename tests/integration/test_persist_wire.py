@@ -135,9 +135,7 @@ def test_frames_that_are_none_are_refused_as_a_whole(tmp_path: Path) -> None:
 
 def test_groups_that_make_no_sense_are_refused_and_their_neighbours_served(tmp_path: Path) -> None:
     async def body(processes: Processes, peer: Peer) -> None:
-        counter = 0
-        for what, group in BAD_GROUPS.items():
-            counter += 1
+        for counter, (what, group) in enumerate(BAD_GROUPS.items(), start=1):
             good = (STREAM, "good", counter, counter, 0, [[1, b"v"]])
             refused, (_, is_error, outcome) = await peer.ask(request(group, good), groups=2)
             assert refused[:2] == [0, 1], what

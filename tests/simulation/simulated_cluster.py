@@ -403,13 +403,13 @@ class ClientNode:
         self.process = Process(name)
         self.tasks: list[asyncio.Task[Any]] = []
         self._simulation = simulation
-        self._bus = simulation.network.connect(name)
+        self.bus = simulation.network.connect(name)
         self._client: Client | None = None
 
     async def start(self, timeout_seconds: float) -> Client:
         """Connect; return the client. Call it, and use the client, within the process."""
         entropy = self._simulation.chance(f"client {self.name}")
-        link = Link(self._bus, Subjects(), TENANT, timeout_seconds, entropy)
+        link = Link(self.bus, Subjects(), TENANT, timeout_seconds, entropy)
         follower = Follower(link)
         await link.open(follower.owner_changed, follower.reconnected)
         self._client = Client(link, follower, owns_bus=True)

@@ -9,33 +9,39 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TypeVar
+from typing import Final as Constant
 
-from history import Following, History, Key, Operation, Outcome, Store, change_of
+from history import Final, Following, History, Key, Operation, Outcome, Store, change_of
 from holdfast.client.connection import Client
+from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     NoCoordinatorError,
     NoServerError,
     RequestError,
+    UnavailableError,
 )
-from holdfast.protocol.messages import Ack, Change, Deleted
+from holdfast.protocol.messages import Ack, Change, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
 from simulated_cluster import ClientNode, Simulation
 
-STREAMS: Final = ("log", "chat.7", "edits")
-KVS: Final = ("settings", "jobs")
-KEYS: Final = ("a", "a.b", "b", "b.1", "c")
-PREFIXES: Final = ("", "a", "b")
-STORES: Final[tuple[Store, ...]] = (
+STREAMS: Constant = ("log", "chat.7", "edits")
+KVS: Constant = ("settings", "jobs")
+KEYS: Constant = ("a", "a.b", "b", "b.1", "c")
+PREFIXES: Constant = ("", "a", "b")
+STORES: Constant[tuple[Store, ...]] = (
     *((int(StoreKind.STREAM), name) for name in STREAMS),
     *((int(StoreKind.KV), name) for name in KVS),
 )
 #: Errors after which nothing was, or ever will be, stored.
-_DEFINITE: Final = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
+_DEFINITE: Constant = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
 #: What a follower waits for in the end, in each store; the key has no prefix but the empty one.
-LAST_VALUE: Final = b"the end"
+LAST_VALUE: Constant = b"the end"
+
+
+_Answer = TypeVar("_Answer")
 
 
 class Application:
@@ -200,21 +206,164 @@ class Application:
         self._trace.add(f"invoke {operation.invoked} {action} {store[1]} {keys} {values!r:.60}")
         return operation
 
-    async def _call[Result](  # type: ignore[valid-type]
-        self, operation: Operation, call: Awaitable[Result]
-    ) -> Result | None: ...
+    async def _answer(
+        self, operation: Operation, call: Awaitable[_Answer]
+    ) -> tuple[_Answer] | None:
+        """Return what `call` gives, alone in a tuple; None once its error is noted."""
+        try:
+            return (await call,)
+        except HoldfastError as error:
+            operation.error = type(error).__name__
+            definite = isinstance(error, _DEFINITE)
+            self._complete(operation, Outcome.REFUSED if definite else Outcome.UNKNOWN)
+            return None
+
+    def _complete(self, operation: Operation, outcome: Outcome = Outcome.OK) -> None:
+        self._history.complete(operation, outcome)
+        if outcome is not Outcome.OK:
+            operation.returned = None
+        self._trace.add(
+            f"return {operation.invoked} {outcome} {operation.error} {operation.seqs} "
+            f"{operation.revisions} {operation.head_revision} {sorted(operation.seen.items())!r:.80}"
+        )
 
     async def _write(self, operation: Operation, call: Awaitable[Ack | list[Ack]]) -> None:
-        answer = await self._ended(operation, call)
+        answer = await self._answer(operation, call)
         if answer is None:
             return
-        acks = answer if isinstance(answer, list) else [answer]
+        acks = answer[0] if isinstance(answer[0], list) else [answer[0]]
         operation.revisions = tuple(ack.revision for ack in acks)
         operation.seqs = tuple(ack.seq for ack in acks if ack.seq is not None)
         operation.duplicate = acks[0].duplicate
+        name = operation.store[1]
         if operation.seqs:
-            name = operation.store[1]
             self._last_seqs[name] = max(self._last_seqs.get(name, 0), operation.seqs[-1])
-        elif operation.keys:
-            self._revisions[operation.store[1], str(operation.keys[0])] = operation.revisions[0]
+        else:
+            self._revisions[name, str(operation.keys[0])] = operation.revisions[0]
         self._complete(operation)
+
+    async def _delete(self, operation: Operation, call: Awaitable[Deleted]) -> None:
+        answer = await self._answer(operation, call)
+        if answer is not None:
+            operation.count, operation.revisions = answer[0].count, (answer[0].revision,)
+            self._complete(operation)
+
+    async def _head(self, operation: Operation, call: Awaitable[Head]) -> None:
+        answer = await self._answer(operation, call)
+        if answer is not None:
+            operation.head_revision = answer[0].revision
+            self._last_seqs[operation.store[1]] = answer[0].last_seq
+            self._complete(operation)
+
+    async def _get(
+        self, operation: Operation, key: Key, call: Awaitable[Message | Entry | None]
+    ) -> None:
+        answer = await self._answer(operation, call)
+        if answer is not None:
+            found = answer[0]
+            if found is not None:
+                operation.seen = {key: (found.value, found.revision)}
+            self._complete(operation)
+
+    async def _read_stream(self, name: str, timeout_seconds: float) -> None:
+        operation = self._invoke((int(StoreKind.STREAM), name), "get_all")
+        stream = self._client.stream(name)
+
+        async def read() -> None:
+            async for message in stream.get_all(timeout_seconds=timeout_seconds):
+                operation.seen[message.seq] = (message.value, message.revision)
+
+        if await self._answer(operation, read()) is not None:
+            self._complete(operation)
+
+    async def _read_kv(self, name: str, timeout_seconds: float) -> None:
+        operation = self._invoke((int(StoreKind.KV), name), "get_all")
+        kv = self._client.kv(name)
+
+        async def read() -> None:
+            async for entry in kv.get_all(timeout_seconds=timeout_seconds):
+                operation.seen[entry.key] = (entry.value, entry.revision)
+
+        if await self._answer(operation, read()) is not None:
+            self._complete(operation)
+
+
+class Follow:
+    """One follower of one store, from somewhere on."""
+
+    def __init__(self, simulation: Simulation, number: int, chance: random.Random) -> None:
+        store = chance.choice(STORES)
+        self._following = Following(f"f{number}", store)
+        if store[0] == StoreKind.STREAM:
+            self._following.start_seq = chance.choice((None, 1, 1, chance.randint(1, 50)))
+        else:
+            self._following.prefix = chance.choice(PREFIXES)
+        self._pause_seconds = chance.choice((0.0, 0.0, 0.01, 0.2))
+        self._trace = simulation.trace
+        simulation.history.followings.append(self._following)
+
+    def __repr__(self) -> str:
+        return f"{self._following.follower} of {self._following.store[1]}"
+
+    async def run(self, client: Client) -> None:
+        """Follow until the store's last value, or for ever. Starts again if it cannot start."""
+        while True:
+            try:
+                async with self._subscription(client) as subscription:
+                    async for change in subscription:
+                        if self._take(change):
+                            self._following.complete = True
+                            return
+                        await asyncio.sleep(self._pause_seconds)
+                    return
+            except UnavailableError as error:
+                # Only while starting: nothing has been given out.
+                assert not self._following.changes, error
+                await asyncio.sleep(0.5)
+
+    def _subscription(self, client: Client) -> Subscription:
+        kind, name = self._following.store
+        if kind == StoreKind.STREAM:
+            return client.stream(name).subscribe(start_seq=self._following.start_seq)
+        return client.kv(name).watch(prefix=self._following.prefix)
+
+    def _take(self, change: Change) -> bool:
+        followed = change_of(change)
+        self._following.changes.append((change.kind, change.revision, followed))
+        self._trace.add(f"{self!r} gets {change.kind} {change.revision}")
+        return followed is not None and followed.value.startswith(LAST_VALUE)
+
+
+async def read_final(client: Client, store: Store) -> Final:
+    """Read a whole store. Raises HoldfastError."""
+    kind, name = store
+    rows: dict[Key, tuple[bytes, int]] = {}
+    if kind == StoreKind.STREAM:
+        stream = client.stream(name)
+        head = await stream.head()
+        async for message in stream.get_all():
+            rows[message.seq] = (message.value, message.revision)
+    else:
+        kv = client.kv(name)
+        head = await kv.head()
+        async for entry in kv.get_all():
+            rows[entry.key] = (entry.value, entry.revision)
+    return Final(head.revision, head.last_seq, rows)
+
+
+async def write_last_values(history: History, client: Client, store: Store) -> None:
+    """Write what followers wait for in the end. Raises HoldfastError."""
+    kind, name = store
+    for prefix in PREFIXES if kind == StoreKind.KV else ("",):
+        value = LAST_VALUE + f" {name} {prefix}".encode()
+        if kind == StoreKind.STREAM:
+            operation = history.invoke("last", store, "append", values=(value,))
+            ack = await client.stream(name).append(value)
+            assert ack.seq is not None
+            operation.seqs = (ack.seq,)
+        else:
+            key = f"{prefix}.end"
+            operation = history.invoke("last", store, "set", keys=(key,), values=(value,))
+            ack = await client.kv(name).set(key, value)
+        operation.revisions = (ack.revision,)
+        history.complete(operation, Outcome.OK)

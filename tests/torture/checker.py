@@ -338,7 +338,7 @@ def _check_session(
             whole = True
         else:
             segments[-1].append(seen)
-    for segment in segments:
+    for number, segment in enumerate(segments):
         ready = next((i for i, seen in enumerate(segment) if seen.kind is SeenKind.READY), None)
         if ready is not None:
             mark = segment.pop(ready).revision
@@ -352,7 +352,10 @@ def _check_session(
             continue
         if not whole and live_from > 0:
             violate("told of what was before it began")
-        _check_live(timeline, segment[live_from:], superseded, violate)
+        # After a reset nobody knows where the new state ends; that it adds up is checked below.
+        if number == 0:
+            live = [seen for seen in segment[live_from:] if seen.revision > session.live_after]
+            _check_live(timeline, session.live_after, live, superseded, violate)
     if session.last:
         _check_end(timeline, segments[-1], whole, violate)
 
@@ -382,6 +385,7 @@ def _begin_of_live(segment: Sequence[Seen]) -> int | None:
 
 def _check_live(
     timeline: Timeline,
+    live_after: int,
     live: Sequence[Seen],
     superseded: dict[int, float],
     violate: Callable[[str], None],
@@ -391,7 +395,7 @@ def _check_live(
         return
     told = {seen.revision for seen in live}
     end = live[-1].revision
-    for revision in range(live[0].revision, end):
+    for revision in range(live_after + 1, end):
         if revision in told or revision not in timeline.changes:
             continue
         if superseded.get(revision, math.inf) > end:

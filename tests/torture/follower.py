@@ -96,7 +96,14 @@ class Follower:
         async with self._subscribe(store, whole) as subscription:
             self._is_begun(store)
             whole = whole or not is_stream(store)
-            self._recorder.write("follow", time.monotonic(), id, store=store, whole=whole)
+            self._recorder.write(
+                "follow",
+                time.monotonic(),
+                id,
+                store=store,
+                whole=whole,
+                live_after=await self._revision(store),
+            )
             async for change in subscription:
                 seen = _seen(store, change)
                 self._recorder.write(
@@ -116,6 +123,11 @@ class Follower:
                     self._waiting.discard(store)
                     if not self._waiting:
                         self.caught_up.set()
+
+    async def _revision(self, store: str) -> int:
+        name = name_in_cluster(store)
+        handle = self._client.stream(name) if is_stream(store) else self._client.kv(name)
+        return (await handle.head()).revision
 
     def _subscribe(self, store: str, whole: bool) -> Subscription:
         name = name_in_cluster(store)

@@ -113,11 +113,13 @@ class Seen(NamedTuple):
 @dataclass(slots=True)
 class Session:
     """One subscription. `whole`: it began with all that there was. `last`: it ran to the end, when
-    nothing was written any more, and must have heard everything."""
+    nothing was written any more, and must have heard everything. `live_after` is a revision above which
+    it had certainly begun to listen; before that, rows that were read stand for changes."""
 
     id: str
     store: str
     whole: bool
+    live_after: int = 0
     last: bool = False
     changes: list[Seen] = field(default_factory=list)
 
@@ -190,7 +192,9 @@ def _load_file(file: TextIO, history: History) -> None:
             operation.code, operation.text = record["code"], record.get("text", "")
             operation.outcome = Outcome.REFUSED if record["definite"] else Outcome.UNKNOWN
         elif event == "follow":
-            session = sessions[id] = Session(id, record["store"], record["whole"])
+            session = sessions[id] = Session(
+                id, record["store"], record["whole"], record["live_after"]
+            )
             history.sessions.setdefault(session.store, []).append(session)
         elif event == "caught_up":
             sessions[id].last = True

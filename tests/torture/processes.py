@@ -34,6 +34,8 @@ _PORTS: Final = range(10_000, 32_768)
 #: Where the package `torture` lies.
 _PYTHON_PATH: Final = Path(__file__).resolve().parents[1]
 _LINE_BYTES: Final = 1024 * 1024
+_NATS_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.05
 
 
 class Parts:
@@ -50,6 +52,8 @@ class Parts:
         common = ["--data", str(data / "shared"), "--nats", self.nats_url]
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         nats = [str(find_nats_server()), "--addr", _ADDRESS, "--port", str(port)]
+        # The path tells whose process it is, should anyone wonder.
+        nats += ["--pid", str(logs / "nats-server.pid")]
 
         def part(name: str, command: list[str]) -> Part:
             return Part(name, command, log_file=logs / f"{name}.log", say=self._heard)
@@ -67,9 +71,18 @@ class Parts:
     def all(self) -> list[Part]:
         return [self.nats, *self.coordinators.values(), *self.servers.values()]
 
-    @property
-    def pids(self) -> dict[str, int | None]:
-        return {part.name: part.pid for part in self.all}
+    async def wait_for_nats(self) -> None:
+        """Return once nats-server takes connections. Raises TimeoutError."""
+        port = int(self.nats_url.rpartition(":")[2])
+        async with asyncio.timeout(_NATS_SECONDS):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(_ADDRESS, port)
+                except OSError:
+                    await asyncio.sleep(_POLL_SECONDS)
+                else:
+                    writer.close()
+                    return
 
     async def stop(self) -> None:
         """End all parts, servers first."""
@@ -109,7 +122,6 @@ class ClientProcess:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.pid: int | None = None
         self.said: dict[str, Any] = {}
         self._news = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -128,7 +140,7 @@ class ClientProcess:
                 limit=_LINE_BYTES,
                 env={**os.environ, "PYTHONPATH": str(_PYTHON_PATH)},
             )
-        self._process, self.pid = process, process.pid
+        self._process = process
         try:
             assert process.stdout is not None
             async for line in process.stdout:

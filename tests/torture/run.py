@@ -14,8 +14,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,7 +33,7 @@ from torture.history import (
     load,
     name_of,
 )
-from torture.processes import ClientProcess, Parts, running_parts
+from torture.processes import SERVERS, ClientProcess, Parts, running_parts
 from torture.timeline import Rule, Violation
 from torture.tormentor import Tormentor
 from torture.worker import Task
@@ -83,14 +82,15 @@ class Torture:
         """Torture; return the verdict. Raises what keeps it from being carried out."""
         self._histories.mkdir(parents=True)
         async with running_parts(self._data) as parts:
-            async with connect_when_ready(parts.nats_url) as client:
+            await parts.wait_for_nats()
+            async with connect(parts.nats_url, name="tormentor") as client:
                 tormentor = Tormentor(parts, client, self._seed, self._say)
-                await self._wait_until_well(tormentor)
+                await _wait_until_well(tormentor)
                 self._say(f"the cluster is up on {parts.nats_url}, in {self._data}")
-                await self._torment(parts, tormentor)
+                final = await self._torment(parts, tormentor)
         self._say("checking")
         history = await asyncio.to_thread(load, sorted(self._histories.glob("*.jsonl")))
-        self._violations += await asyncio.to_thread(check, history, self._final)
+        self._violations += await asyncio.to_thread(check, history, final)
         return Result(
             self._seed,
             self._seconds,
@@ -100,7 +100,7 @@ class Torture:
             self._documents,
         )
 
-    async def _torment(self, parts: Parts, tormentor: Tormentor) -> None:
+    async def _torment(self, parts: Parts, tormentor: Tormentor) -> list[FinalState]:
         writers = [
             self._client_process(parts, "writer", f"w{number}") for number in range(WRITER_COUNT)
         ]
@@ -108,54 +108,39 @@ class Torture:
             self._client_process(parts, "follower", "steady"),
             self._client_process(parts, "restless follower", "restless"),
         ]
-        typists = [
+        writers += [
             self._client_process(parts, "typist", path.name.partition(".")[0], str(path))
             for path in editing_trace.traces()[:1]
         ]
-        self._write_state(parts)
         async with asyncio.TaskGroup() as tasks:
             for follower in followers:
                 tasks.create_task(follower.run())
-            async with asyncio.TaskGroup() as writing:
-                for writer in writers + typists:
-                    writing.create_task(writer.run())
-                await tormentor.run(time.monotonic() + self._seconds)
-                self._say("faults are over: healing")
-                await self._wait_until_well(tormentor)
-                for process in writers + typists + followers:
-                    process.tell("finish")
-                # What was begun during the last fault is answered by now, or given up soon.
-                writing.create_task(_fail_after(_FINISH_SECONDS, writers + typists))
-            await self._bounded(
-                [follower.hear("settled") for follower in followers], "followers settle"
-            )
+            writing = [tasks.create_task(writer.run()) for writer in writers]
+            await tormentor.run(time.monotonic() + self._seconds)
+            self._say("faults are over: healing")
+            await _wait_until_well(tormentor)
+            for process in writers + followers:
+                process.tell("finish")
+            _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
+            if unfinished:
+                raise TimeoutError(f"writers still wait {_FINISH_SECONDS:g} s after the faults")
+            await _heard("settled", followers)
             self._say("killing every server at once")
             for part in parts.servers.values():
                 part.signal(signal.SIGKILL)
             async with connect(parts.nats_url, name="torture-reader") as reader:
                 await self._mark(reader)
-                await self._catch_up(followers)
-                self._final = [await read_back(reader, store) for store in STREAMS + KVS]
-                for typist in typists:
-                    await self._check_document(reader, typist)
+                try:
+                    await _heard("caught_up", followers)
+                except TimeoutError as error:
+                    self._violations.append(Violation(Rule.FOLLOWER, "some store", str(error)))
+                final = [await read_back(reader, store) for store in STREAMS + KVS]
+                for writer in writers:
+                    if writer.task.trace:
+                        await self._check_document(reader, writer)
             for follower in followers:
                 follower.tell("end")
-
-    async def _catch_up(self, followers: list[ClientProcess]) -> None:
-        try:
-            await self._bounded(
-                [follower.hear("caught_up") for follower in followers], "followers catch up"
-            )
-        except TimeoutError as error:
-            # The checker goes on with what they have heard; this is a violation in itself.
-            self._violations.append(Violation(Rule.FOLLOWER, "every store", str(error)))
-
-    async def _bounded(self, waits: list[object], what: str) -> None:
-        try:
-            async with asyncio.timeout(_CATCH_UP_SECONDS):
-                await asyncio.gather(*waits)  # type: ignore[call-overload]
-        except TimeoutError:
-            raise TimeoutError(f"not within {_CATCH_UP_SECONDS:g} s: {what}") from None
+        return final
 
     async def _mark(self, client: Client) -> None:
         """Write the last value of every store."""
@@ -192,15 +177,6 @@ class Torture:
             + ("identical" if same else "DIFFERS")
         )
 
-    async def _wait_until_well(self, tormentor: Tormentor) -> None:
-        names = set(tormentor.server_names)
-        try:
-            async with asyncio.timeout(_READY_SECONDS):
-                while set(await tormentor.well_servers()) != names:
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            raise TimeoutError(f"not all servers are live after {_READY_SECONDS:g} s") from None
-
     def _client_process(
         self, parts: Parts, role: str, name: str, trace: str = ""
     ) -> ClientProcess:
@@ -209,7 +185,7 @@ class Torture:
             Task(
                 role=role,
                 name=name,
-                seed=hash((self._seed, name)) if False else self._seed * 1000 + sum(name.encode()),
+                seed=self._seed * 1000 + sum(name.encode()),
                 nats=parts.nats_url,
                 file=str(self._histories / f"{name}.{suffix}"),
                 seconds=self._seconds,
@@ -218,25 +194,29 @@ class Torture:
             )
         )
 
-    def _write_state(self, parts: Parts) -> None:
-        path = self._data / "processes.json"
-        path.write_text(json.dumps(parts.pids))
 
-
-async def _fail_after(seconds: float, processes: list[ClientProcess]) -> None:
-    """Raise TimeoutError unless all processes end in time."""
+async def _wait_until_well(tormentor: Tormentor) -> None:
+    well: set[str] = set()
     try:
-        async with asyncio.timeout(seconds):
-            for process in processes:
-                await process.ended.wait()
+        async with asyncio.timeout(_READY_SECONDS):
+            while (well := set(await tormentor.well_servers())) != set(SERVERS):
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        raise TimeoutError(f"writers have not ended {seconds:g} s after the faults") from None
+        ill = ", ".join(sorted(set(SERVERS) - well))
+        raise TimeoutError(f"after {_READY_SECONDS:g} s not live: {ill}") from None
 
 
-@asynccontextmanager
-async def connect_when_ready(url: str) -> AsyncIterator[Client]:
-    """Connect once nats-server is there."""
-    ...
+async def _heard(word: str, followers: list[ClientProcess]) -> None:
+    """Wait until all followers have said `word`. Raises TimeoutError."""
+    try:
+        async with asyncio.timeout(_CATCH_UP_SECONDS):
+            for follower in followers:
+                await follower.hear(word)
+    except TimeoutError:
+        silent = [follower.task.name for follower in followers if word not in follower.said]
+        raise TimeoutError(
+            f"not {word} within {_CATCH_UP_SECONDS:g} s: {', '.join(silent)}"
+        ) from None
 
 
 async def read_back(client: Client, store: str) -> FinalState:

@@ -392,9 +392,11 @@ def test_busy_backs_off_with_growing_pauses_and_keeps_the_owner() -> None:
     for _ in range(8):
         client.refuse(frame, BusyError(what="inbox"))
         assert client.turn() == []
-        pause = client.core.wake_at - client.now
-        pauses.append(pause)
-        (frame,) = client.tick(pause)
+        refused_at, sent = client.now, []
+        while not sent:
+            sent = client.tick(client.core.wake_at - client.now)
+        (frame,) = sent
+        pauses.append(client.now - refused_at)
         assert groups_of(frame)[0].counter == 1
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(BACKOFF_MAX_SECONDS)

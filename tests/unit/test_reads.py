@@ -162,7 +162,8 @@ def test_changes_come_whole_in_pages_that_fit(kv: Bench) -> None:
     changes = entries(1500, 1000)
     kv.apply(*changes)
     kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, [change[1]]] for change in changes[:600]])
-    revision, state_revision, found = 0, None, []
+    revision, state_revision = 0, None
+    found: list[Any] = []
     while True:
         wanted = [frames.CHANGES, revision, 0, None, state_revision]
         page, revision, _, head, reset = kv.read(wanted)[0]

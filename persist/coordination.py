@@ -1,0 +1,182 @@
+"""What a server and the coordinator say to each other, as the server sees it.
+
+The server asks: to be registered, to open and to release stores. The coordinator commands: a sign of
+life, to register again, to drain. Kept:
+
+- The server obeys nobody of a lower term than the highest it has heard. A command of a deposed
+  coordinator is refused, and an answer of it counts as none.
+- A question is asked again by whoever needs the answer; each is harmless when it arrives twice.
+
+Decides nothing: what a drain does is `draining.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.control import Heartbeat, ServerMode
+from holdfast.protocol.errors import (
+    DeposedError,
+    HoldfastError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    ProtocolError,
+    UnavailableError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+
+logger = logging.getLogger("holdfast.persist")
+
+_RETRY_SECONDS: Final = 0.1
+
+
+class Coordination:
+    """The coordinator, to one incarnation of a server."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        subjects: Subjects,
+        server: str,
+        incarnation: str,
+        mode: Callable[[], ServerMode],
+        drain: Callable[[bool], None],
+    ) -> None:
+        """`drain` is called when the coordinator says that the server is to drain, or no longer."""
+        self._bus = bus
+        self._subjects = subjects
+        self._server = server
+        self._incarnation = incarnation
+        self._mode = mode
+        self._drain = drain
+        self._register_again = asyncio.Event()
+        #: The highest term heard.
+        self.term = 0
+        #: The coordinator has accepted this incarnation: it may own stores.
+        self.registered = False
+
+    # --- what the coordinator commands -------------------------------------------------------
+    def command(self, payload: bytes) -> bytes:
+        """Obey a command and return the reply."""
+        try:
+            self._obey(frames.decode_control(payload))
+        except HoldfastError as error:
+            return frames.encode_control_error(error)
+        return frames.encode_control(
+            server=self._server,
+            incarnation=self._incarnation,
+            state=self._mode(),
+            term=self.term,
+        )
+
+    def _obey(self, fields: Any) -> None:
+        self._hear(fields)
+        match fields.get("command"):
+            case "probe":
+                return
+            case "register":
+                self._register_again.set()
+            case "drain" | "undrain" as command:
+                # Another incarnation's order was for the life before this one.
+                if fields.get("incarnation") == self._incarnation:
+                    self._drain(command == "drain")
+            case unknown:
+                raise MalformedFrameError(reason=f"unknown command {unknown!r}")
+
+    def _hear(self, fields: Any) -> None:
+        term = fields.get("term")
+        if not isinstance(term, int):
+            return
+        if term < self.term:
+            raise DeposedError(term=term, newer_term=self.term)
+        self.term = term
+
+    # --- what the server says ----------------------------------------------------------------
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        """Publish a heartbeat."""
+        payload = frames.encode_control(**heartbeat._asdict())
+        await self._bus.publish(self._subjects.heartbeat(), payload)
+
+    async def register(self, give_up: Callable[[], bool]) -> None:
+        """Return once this incarnation is registered, or `give_up` says so. Raises FencedError."""
+        warned = False
+        while not give_up():
+            try:
+                await self._ask("register")
+                self.registered = True
+                return
+            except UnavailableError as error:
+                if not warned:
+                    logger.warning("server.waiting server=%s reason=%s", self._server, error)
+                    warned = True
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def keep_registered(self, give_up: Callable[[], bool]) -> None:
+        """Register again whenever the coordinator asks for it, for ever."""
+        while True:
+            await self._register_again.wait()
+            self._register_again.clear()
+            await self.register(give_up)
+
+    async def open(self, wanted: Sequence[tuple[StoreId, bool]]) -> list[list[Any]]:
+        """Ask for stores `(store, create)`; return for each `[epoch, state]` or `[None, code,
+        fields]`. Raises NoCoordinatorError, FencedError."""
+        stores = [[*store, create] for store, create in wanted]
+        grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
+        return grants
+
+    async def raise_epoch(self, store: StoreId, known_epoch: int) -> int:
+        """Tell of an epoch found on disk and return a higher one, which is this server's.
+
+        Raises NotOwnerError, NoCoordinatorError, FencedError, ProtocolError.
+        """
+        answer = await self._ask("open", stores=[[*store, False, known_epoch]])
+        grant = answer["grants"][0]
+        if grant[0] is None:
+            raise error_from_wire(grant[1], grant[2])
+        epoch: int = grant[0]
+        if epoch <= known_epoch:
+            raise ProtocolError(
+                reason=f"the coordinator granted epoch {epoch} after {known_epoch}"
+            )
+        return epoch
+
+    async def created(self, stores: list[StoreId]) -> None:
+        """Tell that the files of these stores are durable. Raises NoCoordinatorError, FencedError."""
+        await self._ask("created", stores=[list(store) for store in stores])
+
+    async def release(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        """Give up `(store, epoch)`, none of which is open. Raises NoCoordinatorError."""
+        await self._ask("release", stores=[[*store, epoch] for store, epoch in stores])
+
+    async def release_all(self) -> None:
+        """Give up everything: this incarnation ends. Raises NoCoordinatorError."""
+        await self._ask("release", stores=None)
+
+    async def vacate(self, number: int) -> None:
+        """Give up everything, with nothing open, and live on. Raises NoCoordinatorError."""
+        await self._ask("vacate", number=number)
+
+    async def _ask(self, verb: str, **fields: object) -> Any:
+        """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
+        payload = frames.encode_control(
+            server=self._server, incarnation=self._incarnation, **fields
+        )
+        try:
+            answer = await self._bus.request(
+                self._subjects.cluster(verb), payload, CONTROL_TIMEOUT_SECONDS
+            )
+        except UnavailableError as error:
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        decoded = frames.decode_control(answer)
+        self._hear(decoded)
+        return decoded

@@ -1,0 +1,187 @@
+"""What goes wrong in a run: faults, one after the other and over each other, as the seed says.
+
+Each fault harms and, by itself, heals what it harmed. So a run that waits for all of them to end is
+whole again, but for nodes whose supervisor is about to start them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from simulated_cluster import Node, ServerNode, Simulation
+
+#: Seconds from the start until the first fault: the cluster is up and has data.
+_FIRST_SECONDS: Final = 1.5
+
+
+class Nemesis:
+    """Harms one cluster."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._chance: random.Random = simulation.chance("nemesis")
+        faults: list[tuple[Callable[[], Awaitable[None]], int]] = [
+            (self._kill_server, 4),
+            (self._pause_server, 4),
+            (self._overtake, 3),
+            (self._isolate, 2),
+            (self._disconnect, 2),
+            (self._kill_coordinator, 2),
+            (self._pause_coordinator, 1),
+            (self._cut_power_of_host, 3),
+            (self._cut_all_power, 2),
+            (self._restart_bus, 1),
+            (self._break_disk, 2),
+            (self._stop_server, 2),
+            (self._storm, 1),
+            (self._slow_disk, 1),
+        ]
+        # Each run has its own mixture, so that some are dominated by one kind.
+        self._faults = [fault for fault, _ in faults]
+        self._weights = [weight * self._chance.choice((0, 1, 1, 3)) for _, weight in faults]
+        self._weights[0] += 1
+        self._pause_seconds = self._chance.choice((0.7, 1.5, 3.0))
+
+    async def run(self, until: float) -> None:
+        """Harm until the time `until`; return when everything has healed."""
+        loop, chance = asyncio.get_running_loop(), self._chance
+        await asyncio.sleep(_FIRST_SECONDS)
+        async with asyncio.TaskGroup() as tasks:
+            while loop.time() < until:
+                fault = chance.choices(self._faults, self._weights)[0]
+                tasks.create_task(self._run_one(fault))
+                await asyncio.sleep(chance.expovariate(1 / self._pause_seconds))
+
+    async def _run_one(self, fault: Callable[[], Awaitable[None]]) -> None:
+        name = getattr(fault, "__name__", "").lstrip("_")
+        self._simulation.trace.add(f"fault {name}")
+        await fault()
+        self._simulation.trace.add(f"fault {name} is over")
+
+    def _server(self) -> ServerNode:
+        return self._chance.choice(self._simulation.servers)
+
+    # --- processes -------------------------------------------------------------------------------
+    async def _kill_server(self) -> None:
+        server = self._server()
+        server.kill()
+        await asyncio.sleep(self._chance.choice((0.05, 0.5, 4.0)))
+        server.start()
+
+    async def _stop_server(self) -> None:
+        server = self._server()
+        server.stop()
+        await asyncio.sleep(self._chance.uniform(0.5, 6.0))
+
+    async def _pause_server(self) -> None:
+        await self._pause(self._server(), self._chance.uniform(0.3, 9.0))
+
+    async def _overtake(self) -> None:
+        """Pause a server until others have its stores, and kill one of those as it wakes."""
+        zombie = self._server()
+        heir = self._chance.choice(
+            [each for each in self._simulation.servers if each is not zombie]
+        )
+        pausing = asyncio.create_task(self._pause(zombie, self._chance.uniform(2.5, 6.0)))
+        await asyncio.sleep(self._chance.uniform(3.0, 6.5))
+        heir.kill(power=self._chance.random() < 0.5)
+        if heir.running is False:
+            self._simulation.files.power_cut({heir.name})
+        await asyncio.sleep(self._chance.uniform(0.1, 3.0))
+        heir.start()
+        await pausing
+
+    async def _kill_coordinator(self) -> None:
+        coordinator = self._chance.choice(self._simulation.coordinators)
+        coordinator.kill()
+        await asyncio.sleep(self._chance.choice((0.1, 2.0, 6.0)))
+        coordinator.start()
+
+    async def _pause_coordinator(self) -> None:
+        coordinator = self._chance.choice(self._simulation.coordinators)
+        await self._pause(coordinator, self._chance.uniform(0.5, 6.0))
+
+    async def _pause(self, node: Node, seconds: float) -> None:
+        process = node.process
+        assert process is not None
+        self._simulation.trace.add(f"pause {process.name}")
+        process.pause()
+        await asyncio.sleep(seconds)
+        self._simulation.trace.add(f"resume {process.name}")
+        process.resume()
+
+    # --- hosts -----------------------------------------------------------------------------------
+    async def _cut_power_of_host(self) -> None:
+        node = self._chance.choice(self._simulation.nodes)
+        node.kill(power=True)
+        self._simulation.files.power_cut({node.name})
+        await asyncio.sleep(self._chance.choice((0.2, 1.0, 5.0)))
+        node.start()
+
+    async def _cut_all_power(self) -> None:
+        nodes = self._simulation.nodes
+        for node in nodes:
+            node.kill(power=True)
+        self._simulation.files.power_cut({node.name for node in nodes})
+        await asyncio.sleep(self._chance.choice((0.2, 2.0)))
+        for node in nodes:
+            node.start()
+            await asyncio.sleep(self._chance.uniform(0.0, 0.5))
+
+    async def _break_disk(self) -> None:
+        weather, host = self._simulation.weather, self._server().name
+        kinds, number = self._chance.choice(
+            (
+                ({"write"}, errno.ENOSPC),
+                ({"write", "create"}, errno.ENOSPC),
+                ({"sync"}, errno.EIO),
+                ({"write", "sync", "truncate"}, errno.EIO),
+                ({"read"}, errno.EIO),
+            )
+        )
+        weather.failing[host] = frozenset(kinds), number, self._chance.choice((0.05, 0.5, 1.0))
+        await asyncio.sleep(self._chance.uniform(0.05, 2.0))
+        weather.failing.pop(host, None)
+
+    async def _slow_disk(self) -> None:
+        hosts, host = self._simulation.weather.slow_hosts, self._server().name
+        hosts.add(host)
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        hosts.discard(host)
+
+    # --- the bus ---------------------------------------------------------------------------------
+    async def _isolate(self) -> None:
+        """Let nothing through to or from a node, which nobody is told."""
+        node = self._chance.choice(self._simulation.nodes)
+        name, cut_off = node.bus.name, self._simulation.cut_off
+        if name in cut_off:
+            return
+        cut_off.add(name)
+        await asyncio.sleep(self._chance.uniform(0.5, 6.0))
+        if node.bus.name != name or node.running:
+            cut_off.discard(name)
+
+    async def _disconnect(self) -> None:
+        """Take away a connection, which both sides are told."""
+        simulation = self._simulation
+        bus = self._chance.choice(
+            [node.bus for node in simulation.nodes] + [client.bus for client in simulation.clients]
+        )
+        bus.drop()
+        await asyncio.sleep(self._chance.choice((0.1, 1.0, 4.0)))
+        bus.come_back()
+
+    async def _restart_bus(self) -> None:
+        self._simulation.network.drop_all()
+        await asyncio.sleep(self._chance.choice((0.05, 0.5, 3.0)))
+        self._simulation.network.return_all()
+
+    async def _storm(self) -> None:
+        weather = self._simulation.weather
+        before, weather.loss = weather.loss, self._chance.choice((0.05, 0.3))
+        await asyncio.sleep(self._chance.uniform(0.5, 3.0))
+        weather.loss = before

@@ -1,0 +1,96 @@
+"""What a torture found, as a table for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from torture.faults import FaultKind
+from torture.history import Operation, Outcome
+from torture.measure import pauses, recoveries
+from torture.run import Result
+from torture.timeline import Rule
+from torture.workload import is_stream
+
+_SHOWN_VIOLATIONS: Final = 40
+#: Always told, also when there are none.
+_MAIN_RULES: Final = (Rule.LOST, Rule.DUPLICATED, Rule.ZOMBIE)
+
+
+def print_report(result: Result, console: Console) -> None:
+    """Print all numbers, and then what is wrong."""
+    operations = [one for one in result.history.all_operations() if one.label != "marker"]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_row("seed", str(result.seed))
+    table.add_row("seconds", f"{result.seconds:g}")
+    _add_operations(table, operations, result.seconds)
+    _add_faults(table, result)
+    _add_pauses(table, result)
+    for document in result.documents:
+        table.add_row("document typed", "", document)
+    _add_verdict(table, result)
+    console.print(table)
+    for violation in result.violations[:_SHOWN_VIOLATIONS]:
+        console.print(f"WRONG: {violation}", style="red")
+    if len(result.violations) > _SHOWN_VIOLATIONS:
+        console.print(f"and {len(result.violations) - _SHOWN_VIOLATIONS} more", style="red")
+
+
+def _add_operations(table: Table, operations: Sequence[Operation], seconds: float) -> None:
+    acked = [one for one in operations if one.outcome is Outcome.OK]
+    table.add_row("operations", f"{len(operations):,}", f"{len(acked) / seconds:,.0f} a second")
+    counts = Counter(_label(operation) for operation in acked)
+    for label, count in sorted(counts.items()):
+        table.add_row(f"  {label}", f"{count:,}", f"{count / seconds:,.0f} a second")
+    refused = Counter(one.code for one in operations if one.outcome is Outcome.REFUSED)
+    for code, count in sorted(refused.items()):
+        table.add_row(f"  refused: {code}", f"{count:,}")
+    unknown = Counter(one.code or "never" for one in operations if one.outcome is Outcome.UNKNOWN)
+    for code, count in sorted(unknown.items()):
+        table.add_row(f"  given up: {code}", f"{count:,}")
+
+
+def _label(operation: Operation) -> str:
+    return f"{'stream' if is_stream(operation.store) else 'kv'} {operation.label}"
+
+
+def _add_faults(table: Table, result: Result) -> None:
+    table.add_row("faults", f"{len(result.faults):,}")
+    counts = Counter(fault.kind for fault in result.faults)
+    for kind in FaultKind:
+        table.add_row(f"  {kind}", f"{counts[kind]:,}")
+
+
+def _add_pauses(table: Table, result: Result) -> None:
+    longest = pauses(result.history)
+    if longest:
+        middle = median(pause.seconds for pause in longest)
+        table.add_row(
+            "longest pause of a store",
+            f"{middle:.2f} s",
+            f"median; {longest[0].seconds:.2f} s at most, of {longest[0].store}",
+        )
+    recovered = [recovery.seconds for recovery in recoveries(result.history, result.faults)]
+    if recovered:
+        table.add_row(
+            "first ack after kill -9 alone",
+            f"{median(recovered):.2f} s",
+            f"median of {len(recovered)} stores; {max(recovered):.2f} s at most",
+        )
+
+
+def _add_verdict(table: Table, result: Result) -> None:
+    sessions = [one for sessions in result.history.sessions.values() for one in sessions]
+    told = sum(len(session.changes) for session in sessions)
+    table.add_row("subscriptions", f"{len(sessions):,}", f"told {told:,} changes")
+    counts = Counter(violation.rule for violation in result.violations)
+    for rule in Rule:
+        if rule in _MAIN_RULES or counts[rule]:
+            table.add_row(str(rule), f"{counts[rule]:,}", style="red" if counts[rule] else "green")
