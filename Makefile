@@ -6,24 +6,30 @@ STAMP := $(VENV)/.installed
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
-TESTS ?= $(wildcard tests/unit tests/simulation tests/integration)
+TESTS ?= $(wildcard tests/unit tests/simulation tests/integration tests/torture)
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
+# Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
+MINUTES ?= 1
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test torture check lock clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast itself.
 
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run the unit, simulation and integration tests.
+test: $(STAMP) ## Run all tests: unit, simulation, integration, a minute of torture.
 	@echo "Testing in $(TESTS)"
 	@$(BIN)/pytest $(TESTS)
+
+torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
+	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ _ADVICE: Final = {
     "wrong_revision": "holdfast --json kv get NAME KEY, then the command again with that revision",
     "too_large": "smaller values, or fewer at a time",
     "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
+    "last_server": "holdfast persist --help; holdfast servers",
+    "drain_called_off": "holdfast servers; then the command again",
     "unavailable": "the command again in a moment; holdfast servers shows who is alive",
     "no_server": "holdfast servers; holdfast persist --help",
     "no_coordinator": "holdfast up, or holdfast coordinator; --prefix if it is not the usual one",

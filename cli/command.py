@@ -25,6 +25,8 @@ from holdfast.cli.advice import (
     first_error,
 )
 from holdfast.cli.demo import demo
+from holdfast.cli.doctor import doctor
+from holdfast.cli.drain import drain, undrain
 from holdfast.cli.kv import kv
 from holdfast.cli.parts import coordinator, persist
 from holdfast.cli.servers import servers, stores
@@ -98,5 +100,17 @@ def holdfast() -> None:
     """
 
 
-for _command in (up, demo, stream, kv, servers, stores, coordinator, persist):
+for _command in (
+    up,
+    demo,
+    stream,
+    kv,
+    servers,
+    stores,
+    drain,
+    undrain,
+    doctor,
+    coordinator,
+    persist,
+):
     holdfast.add_command(_command)

@@ -42,12 +42,23 @@ class MissingServerPackagesError(HoldfastError):
 @click.option(
     "--standby", is_flag=True, help="Wait until the running coordinator ends, then take over."
 )
+@click.option(
+    "--replace-damaged-state",
+    is_flag=True,
+    help="Put a damaged state file aside and find the stores again.",
+)
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
-def coordinator(settings: Settings, data: Path, standby: bool, log_level: str) -> None:
+def coordinator(
+    settings: Settings, data: Path, standby: bool, replace_damaged_state: bool, log_level: str
+) -> None:
     """Run the coordinator: says which server owns which store."""
-    arguments = [*_common(settings, data, log_level), *(["--standby"] if standby else [])]
+    arguments = _common(settings, data, log_level)
+    if standby:
+        arguments.append("--standby")
+    if replace_damaged_state:
+        arguments.append("--replace-damaged-state")
     _become("holdfast.coordinator.__main__", arguments)
 
 

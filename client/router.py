@@ -69,6 +69,15 @@ class Router:
         except (KeyError, TypeError) as error:
             raise MalformedFrameError(reason=f"servers: {error!r}") from error
 
+    async def drain(self, server: str, *, undo: bool = False) -> None:
+        """Have a server hand over all of its stores and get no more, or (`undo`) take stores again.
+
+        The coordinator has it on record when this returns; the stores follow. Raises
+        InvalidNameError, NotFoundError, LastServerError when nobody else could take them,
+        NoCoordinatorError, ConnectionFailedError.
+        """
+        await self._ask("undrain" if undo else "drain", server=server)
+
     async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
         """Yield the tenant's stores in order of (name, kind), page by page.
 

@@ -64,4 +64,7 @@ class Errands:
         except asyncio.CancelledError:
             if not running.done():
                 await asyncio.wait([running])
+            if not running.cancelled():
+                # Nobody is left to hear of it, and asyncio would complain that nobody did.
+                running.exception()
             raise

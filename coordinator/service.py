@@ -145,6 +145,7 @@ class Coordinator:
         self._waiting_count = 0
         self._errands = Errands(run_blocking)
         self._term = 0
+        self._had_past = False
         self._orders: Orders
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -153,13 +154,13 @@ class Coordinator:
         Raises AlreadyRunningError (not as a standby, which waits), DeposedError,
         StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
-        had_past = await self._errands.blocking(has_past, self._layout, self._disk)
+        self._had_past = await self._errands.blocking(has_past, self._layout, self._disk)
         await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
         lock = await self._take_lock()
         if lock is None:
             return
         try:
-            state = await self._errands.blocking(self._open_state, had_past)
+            state = await self._errands.blocking(self._open_state)
             try:
                 await self._serve(state, ready)
             finally:
@@ -184,7 +185,8 @@ class Coordinator:
                     raise
             if not waiting:
                 logger.info("coordinator.standing_by lock=%s", path)
-                waiting = True
+                # Whoever has the lock is a past by the time that it is free.
+                waiting = self._had_past = True
             try:
                 async with asyncio.timeout(STANDBY_POLL_SECONDS):
                     await self._stopping.wait()
@@ -192,11 +194,11 @@ class Coordinator:
                 continue
         return None
 
-    def _open_state(self, had_past: bool) -> StateFile:
+    def _open_state(self) -> StateFile:
         return open_state(
             self._layout,
             self._disk,
-            had_past=had_past,
+            had_past=self._had_past,
             replace_damaged=self._replace_damaged_state,
             now_ms=self._clock_ms(),
         )

@@ -43,7 +43,7 @@ _RETRY_SECONDS: Final = 0.1
 
 
 class Drainer:
-    """Hands over the stores of one incarnation. Not to be used by two tasks at once."""
+    """Hands over the stores of one incarnation."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Drainer:
         self._checkpointer = checkpointer
         self._coordination = coordination
         self._give_up = give_up
+        self._one_at_a_time = asyncio.Lock()
         self._vacated_count = 0
         #: Told to the coordinator, who may not have heard: until it has, nothing may be opened.
         self.vacating = False
@@ -70,9 +71,10 @@ class Drainer:
 
     async def step(self) -> None:
         """Hand over a few open stores; without one that can be now, wait a moment."""
-        stores = self._ownership.least_recently_used(HAND_OVER_STORES)
-        released = await self._hand_over(stores) if stores else 0
-        self.released_count += released
+        async with self._one_at_a_time:
+            stores = self._ownership.least_recently_used(HAND_OVER_STORES)
+            released = await self._hand_over(stores) if stores else 0
+            self.released_count += released
         if released == 0:
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -92,13 +94,13 @@ class Drainer:
         self.vacating = False
         return True
 
-    async def release(self, stores: list[tuple[StoreId, int]]) -> None:
-        """Tell the coordinator until it has heard, or there is no use."""
+    async def release(self, stores: list[tuple[StoreId, int]]) -> bool:
+        """Tell the coordinator until it has heard, or there is no use; return which."""
         warned = False
         while True:
             try:
                 await self._coordination.release(stores)
-                return
+                return True
             except UnavailableError as error:
                 if not warned:
                     logger.warning(
@@ -106,7 +108,7 @@ class Drainer:
                     )
                     warned = True
             if self._give_up():
-                return
+                return False
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _hand_over(self, stores: list[Store]) -> int:
@@ -123,9 +125,9 @@ class Drainer:
                     self._pipeline.unhold(store.id)
         if not closed:
             return 0
-        await self.release([(store.id, store.epoch) for store in closed])
+        heard = await self.release([(store.id, store.epoch) for store in closed])
         error = NotOwnerError(server=self._server)
         for store in closed:
             self._ownership.closed(store.id)
             self._pipeline.turn_away(store.id, error)
-        return len(closed)
+        return len(closed) if heard else 0

@@ -9,8 +9,8 @@ The order, each step of which a crash may interrupt and the next owner repeats:
 2. Damaged: move it to quarantine and rebuild it, if the logs of dead owners reach back to the
    store's beginning; otherwise refuse, and say what is missing. Never an empty store in its place.
 3. Apply what the logs of dead owners have beyond the file (`takeover.py`).
-4. Record the new owner and epoch. A grant whose epoch is not above the file's comes from a
-   coordinator that has lost its state: it is told, and grants a higher one.
+4. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
+   comes from a coordinator that has lost its state: it is told, and grants a higher one.
 5. If anything may not be durable, checkpoint with full sync, before the first answer.
 """
 
@@ -85,8 +85,10 @@ class StoreOpener:
         file = await self._open_newest(store, state)
         try:
             found = self._missing_changes(store, file)
-            if file is not None and file.meta.epoch >= epoch and not self._is_mine(file, epoch):
-                epoch = await self._raise_epoch(store, file.meta.epoch)
+            if file is None or not self._is_mine(file, epoch):
+                known_epoch = self._known_epoch(store, file)
+                if known_epoch >= epoch:
+                    epoch = await self._raise_epoch(store, known_epoch)
             if file is None and found.batches:
                 file = self._create(store, epoch)
             if file is not None:
@@ -145,6 +147,11 @@ class StoreOpener:
             file_revision=file.meta.revision if file is not None else 0,
         )
 
+    def _known_epoch(self, store: StoreId, file: StoreFile | None) -> int:
+        """Return the highest epoch that anything on disk has for the store."""
+        epochs = [record.epoch for record in self._dead_logs.records(store)]
+        return max([*epochs, file.meta.epoch if file is not None else 0])
+
     async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> None:
         before = file.meta.revision
         replayed = bool(found.batches or found.outcomes)
@@ -155,7 +162,7 @@ class StoreOpener:
         if replayed or file.was_left_open:
             # It comes from an owner that died. Once it is durable here, no log of a dead owner is
             # needed for it any more.
-            await self._run_in_thread(file.checkpoint)
+            await self._run_in_thread(lambda: self._make_durable(file))
             logger.info(
                 "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
                 file.store,
@@ -163,6 +170,12 @@ class StoreOpener:
                 file.meta.revision,
                 file.meta.revision - before,
             )
+
+    def _make_durable(self, file: StoreFile) -> None:
+        file.checkpoint()
+        # SQLite syncs the name of a file only where it has made the WAL itself; who made this one
+        # may have died before it did.
+        self._disk.sync_directory(file.path.parent)
 
     def _is_mine(self, file: StoreFile, epoch: int) -> bool:
         return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation

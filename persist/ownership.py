@@ -31,6 +31,8 @@ class Arrival(NamedTuple):
     writer: bytes
     store: StoreId
     group: Group
+    #: Its share of the frame that it came in.
+    size_bytes: int = 0
 
     @property
     def writes(self) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     StorageError,
     StorageFailedError,
+    TooLargeError,
 )
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
@@ -56,6 +57,9 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Operations one turn of the loop executes before it lets heartbeats and replies have theirs.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
+#: Groups that wait for one store while another thread has its file, or while the coordinator is
+#: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
+MAX_HELD_GROUPS = 16384
 #: Between two tries to read a fence file that cannot be read.
 _GATE_RETRY_SECONDS = 0.05
 
@@ -121,6 +125,7 @@ class Pipeline:
         self._next_sync = asyncio.Event()
         self._to_release = asyncio.Event()
         self._releasing = False
+        self._failure: Exception | None = None
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
 
@@ -142,8 +147,9 @@ class Pipeline:
             or self._written_tick > self._synced_tick
         )
 
-    def submit(self, arrivals: list[Arrival], size_bytes: int) -> None:
-        """Take the groups of one frame of `size_bytes`."""
+    def submit(self, arrivals: list[Arrival]) -> None:
+        """Take the groups of one frame."""
+        size_bytes = sum(arrival.size_bytes for arrival in arrivals)
         if self._inbox_bytes + size_bytes > MAX_INBOX_BYTES:
             error = BusyError(what=f"the inbox of server {self._server!r}")
             self._refusals.extend((each.reply, each.position, error) for each in arrivals)
@@ -163,9 +169,15 @@ class Pipeline:
         self._schedule_turn()
 
     def refuse(self, reply: str, index: int, error: HoldfastError) -> None:
-        """Answer a group, or with index -1 a whole frame, with an error."""
+        """Answer a group that was not submitted, or with index -1 a whole frame, with an error."""
         self._refusals.append((reply, index, error))
         self._schedule_turn()
+
+    def refuse_waiting(self, arrivals: Iterable[Arrival], error: HoldfastError) -> None:
+        """Answer submitted groups, which have waited for their store, with an error."""
+        for arrival in arrivals:
+            self._inbox_bytes -= arrival.size_bytes
+            self.refuse(arrival.reply, arrival.position, error)
 
     def unhold(self, store: StoreId) -> None:
         """The store's file is back from the other thread: go on with what waited for it."""
@@ -175,8 +187,7 @@ class Pipeline:
 
     def turn_away(self, store: StoreId, error: HoldfastError) -> None:
         """The store's file does not come back: refuse what waited for it."""
-        for arrival in self._held.pop(store, ()):
-            self.refuse(arrival.reply, arrival.position, error)
+        self.refuse_waiting(self._held.pop(store, ()), error)
 
     async def settled(self, tick: int) -> None:
         """Return once `tick` is durable and everything that waited for that has left."""
@@ -200,7 +211,17 @@ class Pipeline:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
+        """Build a tick. An error here is a bug, and the end of this incarnation: what it took from
+        the inbox would never be answered."""
         self._turn_scheduled = False
+        try:
+            self._build_tick()
+        except Exception as error:  # noqa: BLE001 (raised where it ends the server)
+            self._failure = error
+            self._to_sync.set()
+            self._to_release.set()
+
+    def _build_tick(self) -> None:
         tick = Tick(self._written_tick + 1, self._clock_ms(), self._default_durability)
         for reply, index, error in self._refusals:
             tick.refuse_at(reply, index, error)
@@ -213,37 +234,44 @@ class Pipeline:
         while self._inbox and operation_count < _TURN_OPERATIONS:
             arrival = self._inbox.popleft()
             operation_count += len(arrival.group.operations)
-            self._execute(tick, arrival, now)
-        if not self._inbox:
-            self._inbox_bytes = 0
+            if self._execute(tick, arrival, now):
+                self._inbox_bytes -= arrival.size_bytes
         self.operation_count += operation_count
         self._append(tick)
         self._queue(tick)
         if self._inbox:
             self._schedule_turn()
 
-    def _execute(self, tick: Tick, arrival: Arrival, now: float) -> None:
+    def _execute(self, tick: Tick, arrival: Arrival, now: float) -> bool:
+        """Return False if the group has to wait for its store, and still counts as waiting."""
         store = self._ownership.find(arrival.store)
         if store is not None and store.busy:
-            self._held.setdefault(store.id, []).append(arrival)
-            return
+            return self._hold(tick, store, arrival)
         if store is None or (arrival.writes and not store.writable):
             self._ownership.wait(arrival)
             self._want_stores()
-            return
+            return False
         store.used_at = now
         if not arrival.writes:
             tick.read(store, arrival)
-            return
-        if self._log.size_bytes > 2 * LOG_CAP_BYTES:
+        elif self._log.size_bytes > 2 * LOG_CAP_BYTES:
             tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
-            return
-        try:
-            tick.write(store, arrival)
-        except StorageError as error:
-            logger.warning("store.failed store=%s reason=%s", store.id, error)
-            tick.refuse(arrival, error)
-            tick.abort(store, error)
+        else:
+            try:
+                tick.write(store, arrival)
+            except StorageError as error:
+                logger.warning("store.failed store=%s reason=%s", store.id, error)
+                tick.refuse(arrival, error)
+                tick.abort(store, error)
+        return True
+
+    def _hold(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
+        held = self._held.setdefault(store.id, [])
+        if len(held) < MAX_HELD_GROUPS:
+            held.append(arrival)
+            return False
+        tick.refuse(arrival, BusyError(what=f"the queue of {store.id}"))
+        return True
 
     def _append(self, tick: Tick) -> None:
         records = tick.records()
@@ -280,6 +308,8 @@ class Pipeline:
         while True:
             await self._to_sync.wait()
             self._to_sync.clear()
+            if self._failure is not None:
+                raise self._failure
             tick, size_bytes = self._written_tick, self._unsynced_bytes
             try:
                 await self._run_in_thread(self._log.prepare_sync())
@@ -336,6 +366,7 @@ class Pipeline:
     def _read(self, release: _Release) -> None:
         for store, arrival in release.reads:
             if store.busy or self._ownership.find(store.id) is not store:
+                self._inbox_bytes += arrival.size_bytes
                 self.submit_again([arrival])
                 continue
             elements = release.answers.setdefault(arrival.reply, [])
@@ -361,13 +392,20 @@ class Pipeline:
         return reads.execute(store, self._server, operations)
 
     async def _send(self, release: _Release) -> None:
-        publish = self._bus.publish
         for reply, elements in release.answers.items():
             for payload in self._reply_payloads(elements):
-                await publish(reply, payload)
+                await self._publish(reply, payload)
         changes = self._subjects.changes
         for store, payload in release.broadcasts:
-            await publish(changes(store), payload)
+            await self._publish(changes(store), payload)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._bus.publish(subject, payload)
+        except TooLargeError as error:
+            # NATS was started again with a smaller max_payload. The message is lost like any other:
+            # writers ask again, followers find the gap.
+            logger.error("server.payload_too_large subject=%s reason=%s", subject, error)
 
     def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
         """Return replies that each fit in one payload (one element always does)."""

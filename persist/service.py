@@ -4,7 +4,8 @@
     serve     frames in, through `pipeline.py`; stores opened when first used, after the coordinator
               granted them and `takeover.py` has brought their files up to date; heartbeats
     maintain  `checkpointing.py`, four times a second
-    stop      answer what has arrived, checkpoint and close everything, release, leave nothing behind
+    drain     `draining.py`, when the coordinator says so: opens nothing, hands over what is open
+    stop      hand over likewise, answer what has arrived, release, leave nothing behind
 
 An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing more;
 its supervisor starts the next one, which is a new incarnation like any other.
@@ -21,6 +22,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.coordination import Coordination
+from holdfast.persist.draining import Drainer
+from holdfast.persist.fence_watch import Watch, watch_folder
 from holdfast.persist.log_reaper import LogReaper
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.ownership import Arrival, Ownership, Wanted
@@ -28,20 +32,19 @@ from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.takeover import DeadLogs
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
-from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
     InvalidNameError,
     MalformedFrameError,
-    NoCoordinatorError,
+    NotOwnerError,
     ProtocolError,
     StorageError,
     UnavailableError,
     error_from_wire,
 )
 from holdfast.protocol.limits import (
-    CONTROL_TIMEOUT_SECONDS,
     HEARTBEAT_SECONDS,
     IDLE_CLOSE_SECONDS,
     MAX_OPEN_STORES,
@@ -66,8 +69,12 @@ _PARALLEL_OPENS: Final = 8
 #: Between two tries to open a file whose lock another process still holds.
 _LOCK_RETRY_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.1
-#: How long a stopping server waits for what has arrived to be answered.
-_DRAIN_SECONDS: Final = 5.0
+#: How long a stopping server hands its stores over while clients write, and how long it waits for
+#: the first or next store to go; the rest is released with the incarnation, at once.
+_HAND_OVER_SECONDS: Final = 5.0
+_HAND_OVER_PATIENCE_SECONDS: Final = 1.5
+#: How long it then waits for what has arrived to be answered.
+_ANSWER_SECONDS: Final = 2.0
 
 
 def new_incarnation() -> str:
@@ -92,6 +99,7 @@ class PersistServer:
         durability: Durability = Durability.SYNCED,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
+        watch: Watch = watch_folder,
     ) -> None:
         self._bus = bus
         self._layout = layout
@@ -104,15 +112,38 @@ class PersistServer:
         self._durability = durability
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
+        self._watch = watch
         self._ownership = Ownership()
         self._dead_logs = DeadLogs(disk, layout, self.incarnation)
         self._subscriptions: list[BusSubscription] = []
         self._stopping = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._register_again = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        #: The coordinator has accepted this incarnation: it may own stores.
-        self.registered = False
+        #: Held while stores are being opened.
+        self._opens = asyncio.Lock()
+        self._draining = False
+        self._mode_changed = asyncio.Event()
+        self._give_up_at = float("inf")
+        self._operations_per_second = 0.0
+        self._coordination = Coordination(
+            bus=bus,
+            subjects=self._subjects,
+            server=self.server,
+            incarnation=self.incarnation,
+            mode=lambda: self.mode,
+            drain=self._set_draining,
+        )
+
+    @property
+    def registered(self) -> bool:
+        """The coordinator has accepted this incarnation: it may own stores."""
+        return self._coordination.registered
+
+    @property
+    def mode(self) -> ServerMode:
+        if self._stopping.is_set():
+            return ServerMode.STOPPING
+        return ServerMode.DRAINING if self._draining else ServerMode.RUNNING
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns when everything is durable and released."""
@@ -165,7 +196,7 @@ class PersistServer:
             gate=self._gate,
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
-            raise_epoch=self._raise_epoch,
+            raise_epoch=self._coordination.raise_epoch,
         )
         self._checkpointer = Checkpointer(
             log=self._log,
@@ -174,14 +205,22 @@ class PersistServer:
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
-            confirm=self._confirm,
+            confirm=self._coordination.created,
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,
+        )
+        self._drainer = Drainer(
+            server=self.server,
+            ownership=self._ownership,
+            pipeline=self._pipeline,
+            checkpointer=self._checkpointer,
+            coordination=self._coordination,
+            give_up=lambda: asyncio.get_running_loop().time() > self._give_up_at,
         )
 
     async def _live(self, ready: asyncio.Event | None) -> None:
         await self._subscribe(self._subjects.control(self.server), self._on_control)
-        await self._register()
+        await self._coordination.register(self._stopping.is_set)
         await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
         await self._bus.flush()
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
@@ -192,11 +231,14 @@ class PersistServer:
                 running = [
                     tasks.create_task(self._pipeline.run()),
                     tasks.create_task(self._heartbeat_loop()),
+                    tasks.create_task(self._watch_fence()),
                     tasks.create_task(self._open_loop()),
-                    tasks.create_task(self._register_loop()),
+                    tasks.create_task(self._coordination.keep_registered(self._stopping.is_set)),
+                    tasks.create_task(self._drain_loop()),
                     tasks.create_task(self._reap_loop()),
                 ]
                 await self._maintain_until_stopped()
+                await self._hand_over()
                 await self._stop_cleanly()
                 for task in running:
                     task.cancel()
@@ -211,7 +253,7 @@ class PersistServer:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._answered()
         left = await self._checkpointer.close_all()
         if left:
@@ -221,7 +263,7 @@ class PersistServer:
             self._gate.fence_myself()
             return
         try:
-            await self._ask("release", stores=None)
+            await self._coordination.release_all()
         except HoldfastError as error:
             logger.warning("server.release_failed server=%s reason=%s", self.server, error)
         self._gate.fence_myself()
@@ -267,35 +309,18 @@ class PersistServer:
             self._pipeline.answer_empty(message.reply)
             return
         arrivals = []
+        share_bytes = len(message.payload) // len(groups)
         for index, group in enumerate(groups):
             wrong = _check_group(group)
             if wrong is not None:
                 self._pipeline.refuse(message.reply, index, wrong)
                 continue
             store = StoreId(tenant, group.kind, group.name)
-            arrivals.append(Arrival(message.reply, index, writer, store, group))
-        self._pipeline.submit(arrivals, len(message.payload))
+            arrivals.append(Arrival(message.reply, index, writer, store, group, share_bytes))
+        self._pipeline.submit(arrivals)
 
     def _on_control(self, message: BusMessage) -> None:
-        try:
-            command = frames.decode_control(message.payload).get("command")
-        except HoldfastError as error:
-            self._reply(message, frames.encode_control_error(error))
-            return
-        if command == "probe":
-            state = "draining" if self._stopping.is_set() else "running"
-            self._reply(
-                message,
-                frames.encode_control(
-                    server=self.server, incarnation=self.incarnation, state=state
-                ),
-            )
-        elif command == "register":
-            self._register_again.set()
-            self._reply(message, frames.encode_control())
-        else:
-            unknown = MalformedFrameError(reason=f"unknown command {command!r}")
-            self._reply(message, frames.encode_control_error(unknown))
+        self._reply(message, self._coordination.command(message.payload))
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
         if self._subjects.may_answer(message.reply):
@@ -306,59 +331,40 @@ class PersistServer:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    # --- the coordinator ---------------------------------------------------------------------
-    async def _ask(self, verb: str, **fields: object) -> Any:
-        """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
-        payload = frames.encode_control(
-            server=self.server, incarnation=self.incarnation, **fields
-        )
-        try:
-            answer = await self._bus.request(
-                self._subjects.cluster(verb), payload, CONTROL_TIMEOUT_SECONDS
-            )
-        except UnavailableError as error:
-            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
-        return frames.decode_control(answer)
-
-    async def _register(self) -> None:
-        warned = False
-        while not self._stopping.is_set():
-            try:
-                await self._ask("register")
-                self.registered = True
-                return
-            except UnavailableError as error:
-                if not warned:
-                    logger.warning("server.waiting server=%s reason=%s", self.server, error)
-                    warned = True
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _register_loop(self) -> None:
-        while True:
-            await self._register_again.wait()
-            self._register_again.clear()
-            await self._register()
-
+    # --- heartbeats ---------------------------------------------------------------------------
     async def _heartbeat_loop(self) -> None:
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
         while True:
             self._look_at_fence()
             now, count = loop.time(), self._pipeline.operation_count
-            rate = (count - last_count) / (now - last_at) if now > last_at else 0.0
+            if now > last_at:
+                self._operations_per_second = (count - last_count) / (now - last_at)
             last_count, last_at = count, now
-            beat = Heartbeat(
+            await self._beat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _beat(self) -> None:
+        await self._coordination.beat(
+            Heartbeat(
                 self.server,
                 self.incarnation,
-                "draining" if self._stopping.is_set() else "running",
+                self.mode,
                 self._ownership.open_count,
                 self._log.size_bytes,
-                rate,
+                self._operations_per_second,
             )
-            await self._bus.publish(
-                self._subjects.heartbeat(), frames.encode_control(**beat._asdict())
-            )
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+        )
+
+    async def _watch_fence(self) -> None:
+        changed = asyncio.Event()
+        folder = self._layout.incarnation(self.server, self.incarnation)
+        with self._watch(folder, changed.set):
+            while True:
+                # At first too: for what changed before there was a watch.
+                self._look_at_fence()
+                await changed.wait()
+                changed.clear()
 
     def _look_at_fence(self) -> None:
         """A fenced server that nobody asks anything would never look, and keep its files."""
@@ -369,8 +375,63 @@ class PersistServer:
         except StorageError as error:
             logger.error("fence.unreadable reason=%s", error)
 
-    async def _confirm(self, stores: list[StoreId]) -> None:
-        await self._ask("created", stores=[list(store) for store in stores])
+    # --- draining ----------------------------------------------------------------------------
+    def _set_draining(self, draining: bool) -> None:
+        if draining != self._draining:
+            logger.info("server.draining server=%s draining=%s", self.server, draining)
+            self._draining = draining
+            self._mode_changed.set()
+
+    async def _drain_loop(self) -> None:
+        while True:
+            await self._mode_changed.wait()
+            self._mode_changed.clear()
+            # At once: from the next heartbeat on the coordinator assigns nothing to this server.
+            await self._beat()
+            while self.mode is ServerMode.DRAINING or self._drainer.vacating:
+                if self._ownership.open_count:
+                    await self._drainer.step()
+                elif await self._vacate():
+                    logger.info(
+                        "server.drained server=%s stores=%d",
+                        self.server,
+                        self._drainer.released_count,
+                    )
+                    break
+
+    async def _vacate(self) -> bool:
+        async with self._opens:
+            return self._ownership.open_count == 0 and await self._drainer.vacate()
+
+    async def _hand_over(self) -> None:
+        """Let other servers have the open stores, few by few, as long as that gets on."""
+        clock = asyncio.get_running_loop().time
+        stop_at = clock() + _HAND_OVER_SECONDS
+        self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
+        await self._beat()
+        while self._ownership.open_count and clock() < min(stop_at, self._give_up_at):
+            before = self._drainer.released_count
+            await self._drainer.step()
+            if self._drainer.released_count > before:
+                self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
+
+    @property
+    def _opens_nothing(self) -> bool:
+        return self.mode is not ServerMode.RUNNING or self._drainer.vacating
+
+    async def _turn_away(self, wanted: list[Wanted], grants: list[list[Any]]) -> None:
+        """Release what was asked of this server but is not open, and send the clients elsewhere."""
+        granted = []
+        for each, grant in zip(wanted, grants, strict=True):
+            if grant[0] is not None:
+                granted.append((each.store, int(grant[0])))
+                # Open at the most as one that nobody ever wrote to, for reads.
+                self._ownership.closed(each.store)
+        if granted:
+            await self._drainer.release(granted)
+        error = NotOwnerError(server=self.server)
+        for each in wanted:
+            self._refuse_waiting(each.store, error)
 
     # --- opening stores ----------------------------------------------------------------------
     async def _open_loop(self) -> None:
@@ -378,14 +439,15 @@ class PersistServer:
             await self._wanted.wait()
             self._wanted.clear()
             while wanted := self._ownership.take_wanted(_OPEN_BATCH):
-                await self._open_batch(wanted)
+                async with self._opens:
+                    await self._open_batch(wanted)
 
     async def _open_batch(self, wanted: list[Wanted]) -> None:
         try:
-            answer = await self._ask(
-                "open", stores=[[*store, create] for store, create in wanted]
-            )
-            grants = answer["grants"]
+            grants = await self._coordination.open(wanted)
+            if self._opens_nothing:
+                await self._turn_away(wanted, grants)
+                return
             await self._run_in_thread(self._dead_logs.refresh)
         except UnavailableError as error:
             # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
@@ -434,21 +496,8 @@ class PersistServer:
         self._ownership.ask_again([wanted])
         self._wanted.set()
 
-    async def _raise_epoch(self, store: StoreId, known_epoch: int) -> int:
-        answer = await self._ask("open", stores=[[*store, False, known_epoch]])
-        grant = answer["grants"][0]
-        if grant[0] is None:
-            raise error_from_wire(grant[1], grant[2])
-        if grant[0] <= known_epoch:
-            raise ProtocolError(
-                reason=f"the coordinator granted epoch {grant[0]} after {known_epoch}"
-            )
-        epoch: int = grant[0]
-        return epoch
-
     def _refuse_waiting(self, store: StoreId, error: HoldfastError) -> None:
-        for arrival in self._ownership.refused(store):
-            self._pipeline.refuse(arrival.reply, arrival.position, error)
+        self._pipeline.refuse_waiting(self._ownership.refused(store), error)
 
     # --- maintenance -------------------------------------------------------------------------
     async def _reap_loop(self) -> None:

@@ -135,11 +135,18 @@ def without_passwords(url: str) -> str:
 
 
 async def connect_nats(
-    url: str, *, name: str, timeout_seconds: float = 5.0, **options: Any
+    url: str,
+    *,
+    name: str,
+    timeout_seconds: float = 5.0,
+    patient: bool = False,
+    **options: Any,
 ) -> NatsBus:
     """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
 
-    `options` go to nats-py's `connect` as they are (`tls`, `user_credentials`, `token`, ...).
+    `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
+    refused connection is an error at once. `options` go to nats-py's `connect` as they are (`tls`,
+    `user_credentials`, `token`, ...).
     """
     client = Client()
     bus = NatsBus(client)
@@ -152,7 +159,12 @@ async def connect_nats(
         reason = str(error) or type(error).__name__
         if reason != last_reason:
             last_reason = reason
-            logger.warning("bus.error reason=%s", reason)
+            # Before the first connection the reason is part of the error that is raised.
+            logger.log(
+                logging.WARNING if client.is_connected or client.is_reconnecting else logging.DEBUG,
+                "bus.error reason=%s",
+                reason,
+            )
 
     try:
         await asyncio.wait_for(
@@ -162,7 +174,7 @@ async def connect_nats(
                 error_cb=on_error,
                 reconnected_cb=bus._reconnected,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                max_reconnect_attempts=-1,
+                max_reconnect_attempts=-1 if patient else 1,
                 allow_reconnect=True,
                 connect_timeout=2,
                 ping_interval=10,
@@ -173,8 +185,10 @@ async def connect_nats(
     except (OSError, TimeoutError, nats.errors.Error) as error:
         if not client.is_closed:
             await client.close()
-        reason = str(error) or f"no answer within {timeout_seconds:g} s"
+        reason = last_reason or str(error) or f"no answer within {timeout_seconds:g} s"
         raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+    # Once connected, it comes back however long NATS stays away.
+    client.options["max_reconnect_attempts"] = -1
     if client.max_payload < MIN_PAYLOAD_BYTES:
         limit = client.max_payload
         await client.close()

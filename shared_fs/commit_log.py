@@ -3,16 +3,17 @@
 A log is a folder of segments, `<number>.log`, written by one incarnation and by nobody else, ever.
 A segment is a run of frames, one for each tick that wrote:
 
-    magic "HFlg" | u32 length | u64 tick | u32 crc32 of length, tick and body | body
+    magic "HFlg" | u32 length | u64 tick | u64 synced | u32 crc32 of the three and the body | body
 
 little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch, previous_revision,
 revision, [changes payload, ...], [[writer, counter, floor, time, outcome], ...]]`. The payloads are
 byte for byte what is broadcast. Invariants:
 
 - Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
-- A torn end (a crash between two pages of one write) is cut at the last whole frame and reported;
-  nothing acknowledged lies behind it, since an ack needs the sync of its frame. A bad frame with
-  good frames behind it is damage, and is reported as that.
+- Each frame says up to which tick the log was synced when it was written. So a bad or missing frame
+  is known to be harmless or not: later than every such mark, it was never acknowledged, and neither
+  was anything behind it (a power cut may keep the second of two unsynced frames and not the first).
+  The log then ends there, and the end is reported as torn. Any other bad frame is damage.
 - A segment is removed whole, by `retire`, and only by its caller's word that no store needs it.
 
 Files are appended to and never reused: a stale frame of an earlier life cannot appear.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,8 +35,8 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import AppendFile, Disk
 
 _MAGIC: Final = b"HFlg"
-_HEADER: Final = struct.Struct("<4sIQI")
-_CHECKED: Final = struct.Struct("<IQ")
+_HEADER: Final = struct.Struct("<4sIQQI")
+_CHECKED: Final = struct.Struct("<IQQ")
 _SUFFIX: Final = ".log"
 
 
@@ -79,6 +80,8 @@ class CommitLog:
         self._directory = directory
         self._sizes: dict[int, int] = {}
         self._segment = 0
+        self._last_tick = 0
+        self._synced_tick = 0
         disk.make_directory(directory)
         self._file = self._start_segment()
         #: Files with content that no sync covers yet, oldest first; the last one is the current.
@@ -108,8 +111,9 @@ class CommitLog:
             if full not in self._unsynced:
                 # Synced or being synced already: the next sync is where it is closed.
                 self._unsynced.append(full)
-        frame = encode_frame(tick, records)
+        frame = encode_frame(tick, records, synced_tick=self._synced_tick)
         self._file.write(frame)
+        self._last_tick = tick
         self._sizes[self._segment] += len(frame)
         if not self._unsynced or self._unsynced[-1] is not self._file:
             self._unsynced.append(self._file)
@@ -122,13 +126,14 @@ class CommitLog:
         itself, since a second sync could succeed without having written anything.
         """
         files, self._unsynced = self._unsynced, []
-        current = self._file
+        current, tick = self._file, self._last_tick
 
         def sync() -> None:
             for file in files:
                 file.sync()
                 if file is not current:
                     file.close()
+            self._synced_tick = tick
 
         return sync
 
@@ -162,67 +167,112 @@ def segment_name(segment: int) -> str:
     return f"{segment:010d}{_SUFFIX}"
 
 
-def encode_frame(tick: int, records: Sequence[LogRecord]) -> bytes:
-    """Return one frame as bytes."""
+def encode_frame(
+    tick: int, records: Sequence[LogRecord], *, synced_tick: int | None = None
+) -> bytes:
+    """Return one frame as bytes. `synced_tick` is by default the tick before."""
+    synced = tick - 1 if synced_tick is None else synced_tick
     body = frames.pack([(*record.store, *record[1:]) for record in records])
-    checksum = zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), tick)))
-    return _HEADER.pack(_MAGIC, len(body), tick, checksum) + body
+    checksum = zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), tick, synced)))
+    return _HEADER.pack(_MAGIC, len(body), tick, synced, checksum) + body
+
+
+class _Frame(NamedTuple):
+    segment: str
+    offset: int
+    tick: int
+    synced_tick: int
+    records: list[LogRecord]
+    end: int
+
+
+class _Gap(NamedTuple):
+    """Bytes that are no frame."""
+
+    segment: str
+    offset: int
 
 
 def read_log(disk: Disk, directory: Path) -> LogContents:
     """Read the whole log of an incarnation that is fenced. Raises StorageFailedError."""
     contents = LogContents()
-    segments = [name for name in disk.names(directory) if name.endswith(_SUFFIX)]
-    last_tick: int | None = None
-    for index, name in enumerate(segments):
+    pieces: list[_Frame | _Gap] = []
+    for name in disk.names(directory):
+        if not name.endswith(_SUFFIX):
+            continue
         try:
             data = disk.read(directory / name)
         except FileNotFoundError:
             # Retired between the listing and now: its stores are durable elsewhere.
             continue
         contents.size_bytes += len(data)
-        last_tick = _read_segment(
-            name, data, last_tick, contents, is_last=index == len(segments) - 1
-        )
+        pieces.extend(_pieces(name, data))
+    _judge(pieces, contents)
     return contents
 
 
-def _read_segment(
-    name: str, data: bytes, last_tick: int | None, contents: LogContents, *, is_last: bool
-) -> int | None:
+def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:
+    """Yield the frames of a segment, and what lies between them, in order."""
     offset = 0
     while offset < len(data):
-        frame = _frame_at(data, offset)
-        if frame is None:
-            following = _next_frame(data, offset + 1)
-            torn_end = is_last and following is None
-            reason = "a torn end" if torn_end else "a damaged frame"
-            contents.damage.append(LogDamage(name, offset, reason, torn_end))
-            if following is None:
-                break
-            offset = following
-            last_tick = None
+        frame = _frame_at(name, data, offset)
+        if frame is not None:
+            yield frame
+            offset = frame.end
             continue
-        tick, records, end = frame
-        if last_tick is not None and tick != last_tick + 1:
-            reason = f"tick {tick} follows tick {last_tick}"
-            contents.damage.append(LogDamage(name, offset, reason, torn_end=False))
-        last_tick = tick
-        contents.records.extend(records)
-        offset = end
-    return last_tick
+        yield _Gap(name, offset)
+        following = _next_frame(name, data, offset + 1)
+        if following is None:
+            return
+        offset = following
 
 
-def _frame_at(data: bytes, offset: int) -> tuple[int, list[LogRecord], int] | None:
-    """Return `(tick, records, end)` of the whole, intact frame at `offset`, else None."""
+def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
+    """Take the frames that count, and report what is bad and whether it matters."""
+    synced_tick = max((each.synced_tick for each in pieces if type(each) is _Frame), default=0)
+    last_tick: int | None = None
+    gap: _Gap | None = None
+    for piece in pieces:
+        if type(piece) is _Gap:
+            gap = gap or piece
+            continue
+        assert type(piece) is _Frame
+        follows = last_tick is None or piece.tick == last_tick + 1
+        if gap is not None or not follows:
+            # Before the first segment's first frame nothing was synced.
+            before = 0 if last_tick is None and piece.segment == segment_name(1) else last_tick
+            if before is not None and before >= synced_tick:
+                place = gap or piece
+                contents.damage.append(
+                    LogDamage(place.segment, place.offset, "a torn end", torn_end=True)
+                )
+                return
+            if gap is not None:
+                contents.damage.append(
+                    LogDamage(gap.segment, gap.offset, "a damaged frame", torn_end=False)
+                )
+            else:
+                reason = f"tick {piece.tick} follows tick {last_tick}"
+                contents.damage.append(
+                    LogDamage(piece.segment, piece.offset, reason, torn_end=False)
+                )
+            gap = None
+        contents.records.extend(piece.records)
+        last_tick = piece.tick
+    if gap is not None:
+        contents.damage.append(LogDamage(gap.segment, gap.offset, "a torn end", torn_end=True))
+
+
+def _frame_at(name: str, data: bytes, offset: int) -> _Frame | None:
+    """Return the whole, intact frame at `offset`, if there is one."""
     start = offset + _HEADER.size
     if start > len(data):
         return None
-    magic, length, tick, checksum = _HEADER.unpack_from(data, offset)
+    magic, length, tick, synced_tick, checksum = _HEADER.unpack_from(data, offset)
     if magic != _MAGIC or start + length > len(data):
         return None
     body = data[start : start + length]
-    if zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, tick))) != checksum:
+    if zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, tick, synced_tick))) != checksum:
         return None
     try:
         records = [
@@ -231,12 +281,12 @@ def _frame_at(data: bytes, offset: int) -> tuple[int, list[LogRecord], int] | No
         ]
     except (MalformedFrameError, IndexError, TypeError):
         return None
-    return tick, records, start + length
+    return _Frame(name, offset, tick, synced_tick, records, start + length)
 
 
-def _next_frame(data: bytes, offset: int) -> int | None:
+def _next_frame(name: str, data: bytes, offset: int) -> int | None:
     while (offset := data.find(_MAGIC, offset)) >= 0:
-        if _frame_at(data, offset) is not None:
+        if _frame_at(name, data, offset) is not None:
             return offset
         offset += 1
     return None

@@ -1,7 +1,7 @@
 """Where everything lies on the shared file system.
 
     FORMAT                                     the format version of this tree
-    coordinator/lock, state.db                 the active coordinator's
+    coordinator/lock, state.db, term           the active coordinator's
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log

@@ -145,6 +145,7 @@ SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries W
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
 DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {_ENTRY_BYTES}"
 DELETE_ALL_ENTRIES: Final = "DELETE FROM entries"
+SUM_ENTRIES: Final = f"SELECT count(*), coalesce(sum({_ENTRY_BYTES}), 0) FROM entries"
 #: A half-open range of keys; a blob sorts after every text and so stands for "no end".
 SELECT_ENTRIES: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE key >= ? AND key < ?"

@@ -595,7 +595,7 @@ def _wal_of(path: Path) -> Path:
 
 def _connect(path: Path, flags: int, vfs: str | None) -> apsw.Connection:
     connection = apsw.Connection(
-        str(path), flags=flags, vfs=vfs or _checksum_vfs(), statementcachesize=32
+        str(path), flags=flags, vfs=vfs or checksum_vfs(), statementcachesize=32
     )
     # Before the first access, or WAL would want shared memory: sqlite.org/wal.html#noshm.
     connection.pragma("locking_mode", "exclusive")
@@ -604,7 +604,7 @@ def _connect(path: Path, flags: int, vfs: str | None) -> apsw.Connection:
 
 
 @functools.cache
-def _checksum_vfs() -> str:
+def checksum_vfs() -> str:
     """Load SQLite's checksum VFS (sqlite.org/cksumvfs.html) and return its name.
 
     It keeps a checksum in the last eight bytes of each page and verifies it at each read, in C;

@@ -18,11 +18,13 @@ import pytest
 from nats_server import NatsServer, running_nats_server
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.term import TermFile
 from holdfast.protocol.bus import BusMessage, BusSubscription, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.errors import (
     BusyError,
+    DeposedError,
     FencedError,
     HoldfastError,
     InvalidNameError,
@@ -31,7 +33,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     UnknownOperationError,
 )
-from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk import Disk
@@ -62,6 +64,7 @@ class FakeServer:
         self.incarnation = incarnation
         self.state = "running"
         self.mute = False
+        self.refusal: HoldfastError | None = None
         self.registered_count = 0
         self._subscription: BusSubscription | None = None
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +133,9 @@ class FakeServer:
 
     async def _answer(self, message: BusMessage) -> None:
         command = decode_control(message.payload)["command"]
-        if command == "probe":
+        if self.refusal is not None:
+            await self.bus.publish(message.reply, encode_control_error(self.refusal))
+        elif command == "probe":
             reply = encode_control(server=self.name, incarnation=self.incarnation, state=self.state)
             await self.bus.publish(message.reply, reply)
         else:
@@ -292,9 +297,9 @@ def test_a_store_is_resolved_opened_created_and_released(run: Run) -> None:
             assert (await b.open("one"))[:2] == [None, "not_owner"]
             assert await a.open("one") == [1, StoreState.UNKNOWN]
             assert await a.open("one", create=True) == [1, StoreState.CREATED]
-            assert await a.ask("created", stores=[["acme", 1, "one"]]) == {}
+            assert await a.ask("created", stores=[["acme", 1, "one"]]) == {"term": 1}
             assert await a.open("one") == [1, StoreState.DURABLE]
-            assert await a.ask("release", stores=[["acme", 1, "one"]]) == {}
+            assert await a.ask("release", stores=[["acme", 1, "one"]]) == {"term": 1}
             assert (await a.open("one"))[:2] == [None, "not_owner"]
             server, _, epoch = await client.owner("one")
             assert epoch == 2
@@ -442,7 +447,7 @@ def test_a_server_that_releases_everything_is_gone_and_its_stores_move(run: Run)
             a = await cluster.server("a")
             client = await cluster.client()
             await client.owner("one")
-            a.state = "draining"
+            a.state = "stopping"
 
             async def draining() -> bool:
                 return (await client.servers())["a"].state == "draining"
@@ -451,8 +456,8 @@ def test_a_server_that_releases_everything_is_gone_and_its_stores_move(run: Run)
             assert await client.owner("one") == ["a", "1", 1]
             assert (await client.owner("two"))[:2] == [None, "no_server"]
             await cluster.server("b")
-            assert await a.ask("release", stores=None) == {}
-            assert await a.ask("release", stores=None) == {}
+            assert await a.ask("release", stores=None) == {"term": 1}
+            assert await a.ask("release", stores=None) == {"term": 1}
             assert await client.owner("one") == ["b", "1", 2]
             with pytest.raises(FencedError):
                 await a.register()
@@ -674,6 +679,48 @@ def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
             assert asyncio.run(resolve()) == (2, ["a", "1", 1])
             standby.process.send_signal(signal.SIGINT)
             assert standby.wait()[0] == 0
+
+
+def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: Layout) -> None:
+    async def scenario() -> None:
+        async with Cluster(nats, layout) as cluster:
+            server = await cluster.server("a")
+            # As when the network file system had given its lock to another, which then died.
+            TermFile(Disk(), layout.coordinator / "term").begin()
+            server.mute = True
+            while deposed.process.poll() is None:
+                await asyncio.sleep(0.02)
+            assert server.fence_is_open
+
+    with CoordinatorProcess(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
+        code, errors = deposed.wait()
+        assert code == 1
+        assert "the coordinator of term 1 has been succeeded by that of term 2" in errors
+        assert "Traceback" not in errors
+
+
+def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario() -> None:
+        async with Cluster(nats, layout) as cluster:
+            server = await cluster.server("a")
+            server.refusal = DeposedError(term=1, newer_term=5)
+            client = await cluster.client()
+            with contextlib.suppress(NoRespondersError, BusTimeoutError):
+                await client.suspect(server)
+            while deposed.process.poll() is None:
+                await asyncio.sleep(0.02)
+            assert server.fence_is_open
+
+    with CoordinatorProcess(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
+        code, errors = deposed.wait()
+        assert code == 1
+        assert "succeeded by that of term 5" in errors
 
 
 def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:

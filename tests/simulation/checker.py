@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from history import ChangeOf, Final, Following, History, Key, Operation, Outcome, Store, What
+from simulation.history import ChangeOf, Final, Following, History, Key, Operation, Outcome, Store, What
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreKind
 
@@ -223,7 +223,9 @@ def _every_value_was_asked_for(facts: _Facts) -> Iterator[str]:
     asked: dict[bytes, Operation] = {}
     for operation in facts.operations:
         for value in operation.values:
-            asked[value] = operation
+            # A value with a `msg_id` may be asked for again, after an outcome that was not known.
+            if value not in asked or asked[value].outcome is Outcome.REFUSED:
+                asked[value] = operation
     for value, revisions in facts.by_value.items():
         asker = asked.get(value)
         change, source = facts.changes[revisions[0]]
@@ -304,8 +306,12 @@ def _conditions_held(facts: _Facts) -> Iterator[str]:
         elif operation.revisions and operation.action == "set":
             key, revision = operation.keys[0], operation.revisions[0]
             before = facts.last_change(key, revision - 1)
-            if before > operation.expected and (
-                operation.expected > 0 or facts.changes[before][0].what is What.SET
+            if before > operation.expected and not (
+                operation.expected == 0
+                and (
+                    facts.changes[before][0].what is not What.SET
+                    or facts.may_be_removed(key, before, operation.returned)
+                )
             ):
                 yield (
                     f"expected revision {operation.expected} of {key!r} held at {revision}, though "
@@ -373,40 +379,35 @@ def _check_following(facts: _Facts, following: Following) -> Iterator[str]:
     changes = [
         (revision, change) for _, revision, change in following.changes if change is not None
     ]
-    live = _live_part(changes)
+    live = 0
+    while live < len(changes) and changes[live][0] <= following.live_after:
+        live += 1
     yield from _history_part(following, changes[:live])
+    last = following.live_after
+    for revision, change in changes[live:]:
+        if revision <= last:
+            yield f"out of order or twice: {_text(change)} at revision {revision} after {last}"
+        last = max(last, revision)
     known = facts.changes
     delivered = {revision for revision, _ in changes}
     for revision, change in changes:
         there = known.get(revision)
         if there is not None and not following.prefix and not _agree(there[0], change):
             yield f"got {_text(change)} at revision {revision}, which is {_text(there[0])}"
-    if live < len(changes):
-        start = changes[live][0]
-        end = facts.final.revision if following.complete else changes[-1][0]
-        for revision in sorted(known):
-            if start <= revision <= end and revision not in delivered:
-                change = known[revision][0]
-                if _concerns(change, following.prefix) and not _overwritten(facts, revision):
-                    yield f"never got {_text(change)} at revision {revision}"
+    end = facts.final.revision if following.complete else last
+    first = 0
+    if following.live_after == 0:
+        first = changes[0][0] if changes else end + 1
+    for revision in sorted(known):
+        if following.live_after < revision <= end and revision not in delivered:
+            change = known[revision][0]
+            if revision < first and change.what is not What.SET:
+                # Who starts at nothing is not told what went before it was told that it came.
+                continue
+            if _concerns(change, following.prefix) and not _overwritten(facts, revision):
+                yield f"never got {_text(change)} at revision {revision}"
     if following.complete:
-        yield from _ends_right(facts, following, changes, live)
-
-
-def _live_part(changes: list[tuple[int, ChangeOf]]) -> int:
-    """Return where the changes begin to come in the order of revisions, above all before."""
-    highest = [0]
-    for revision, _ in changes:
-        highest.append(max(highest[-1], revision))
-    live = len(changes)
-    following_revision = None
-    while live and changes[live - 1][0] > highest[live - 1]:
-        revision = changes[live - 1][0]
-        if following_revision is not None and revision >= following_revision:
-            break
-        following_revision = revision
-        live -= 1
-    return live
+        yield from _ends_right(facts, following, changes)
 
 
 def _history_part(following: Following, history: list[tuple[int, ChangeOf]]) -> Iterator[str]:
@@ -449,7 +450,7 @@ def _overwritten(facts: _Facts, revision: int) -> bool:
 
 
 def _ends_right(
-    facts: _Facts, following: Following, changes: list[tuple[int, ChangeOf]], live: int
+    facts: _Facts, following: Following, changes: list[tuple[int, ChangeOf]]
 ) -> Iterator[str]:
     state: dict[Key, tuple[bytes, int]] = {}
     for revision, change in changes:
@@ -464,9 +465,8 @@ def _ends_right(
         expected = {k: row for k, row in expected.items() if str(k).startswith(following.prefix)}
         state = {k: row for k, row in state.items() if str(k).startswith(following.prefix)}
     elif start_seq is None:
-        # It knows what happened since its first change, and nothing of before.
-        first = changes[live][0] if live < len(changes) else facts.final.revision + 1
-        expected = {seq: row for seq, row in expected.items() if row[1] >= first}
+        after = following.live_after
+        expected = {seq: row for seq, row in expected.items() if row[1] > after}
     else:
         expected = {seq: row for seq, row in expected.items() if int(seq) >= start_seq}
         state = {seq: row for seq, row in state.items() if int(seq) >= start_seq}

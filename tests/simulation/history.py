@@ -106,6 +106,8 @@ class Following:
     store: Store
     start_seq: int | None = None
     prefix: str = ""
+    #: The revision that history or state was asked for; what comes after it is live.
+    live_after: int = 0
     changes: list[tuple[ChangeKind, int, ChangeOf | None]] = field(default_factory=list)
     #: It ran until the end and had the time to catch up.
     complete: bool = False

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from simulated_cluster import Node, ServerNode, Simulation
+from simulation.simulated_cluster import Node, ServerNode, Simulation
 
 #: Seconds from the start until the first fault: the cluster is up and has data.
 _FIRST_SECONDS: Final = 1.5
@@ -21,7 +21,8 @@ _FIRST_SECONDS: Final = 1.5
 class Nemesis:
     """Harms one cluster."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, only: str | None = None) -> None:
+        """With `only`, the name of a fault, there is no other."""
         self._simulation = simulation
         self._chance: random.Random = simulation.chance("nemesis")
         faults: list[tuple[Callable[[], Awaitable[None]], int]] = [
@@ -44,6 +45,9 @@ class Nemesis:
         self._faults = [fault for fault, _ in faults]
         self._weights = [weight * self._chance.choice((0, 1, 1, 3)) for _, weight in faults]
         self._weights[0] += 1
+        if only is not None:
+            self._faults = [getattr(self, f"_{only}")]
+            self._weights = [1]
         self._pause_seconds = self._chance.choice((0.7, 1.5, 3.0))
 
     async def run(self, until: float) -> None:
@@ -126,7 +130,7 @@ class Nemesis:
         nodes = self._simulation.nodes
         for node in nodes:
             node.kill(power=True)
-        self._simulation.files.power_cut({node.name for node in nodes})
+        self._simulation.files.power_cut({node.name for node in nodes}, file_server=True)
         await asyncio.sleep(self._chance.choice((0.2, 2.0)))
         for node in nodes:
             node.start()
@@ -181,7 +185,7 @@ class Nemesis:
         self._simulation.network.return_all()
 
     async def _storm(self) -> None:
-        weather = self._simulation.weather
-        before, weather.loss = weather.loss, self._chance.choice((0.05, 0.3))
+        loss, weather = self._chance.choice((0.05, 0.3)), self._simulation.weather
+        weather.loss += loss
         await asyncio.sleep(self._chance.uniform(0.5, 3.0))
-        weather.loss = before
+        weather.loss -= loss

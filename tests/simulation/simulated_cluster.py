@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from history import Broadcast, History, change_of_wire
+from simulation.history import Broadcast, History, change_of_wire
 from holdfast.client.connection import Client
 from holdfast.client.follower import Follower
 from holdfast.client.link import Link
 from holdfast.coordinator.service import Coordinator
 from holdfast.persist import checkpointing, pipeline
+from holdfast.persist.fence_watch import no_watch
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
 from holdfast.protocol.bus import BusMessage
@@ -34,8 +35,8 @@ from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs import commit_log
 from holdfast.shared_fs.layout import Layout, open_layout
-from simulated_disk import HostDisk, Inode, Operation, SimulatedFileSystem
-from virtual_loop import Process, current_process
+from simulation.simulated_disk import HostDisk, Inode, Operation, SimulatedFileSystem
+from simulation.virtual_loop import Process, current_process
 
 ROOT: Final = Path("/data")
 TENANT: Final = "acme"
@@ -52,12 +53,13 @@ class Trace:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self._loop = asyncio.get_running_loop()
 
     def add(self, text: str) -> None:
         """Note `text` with the time and the process."""
         process = current_process()
         name = process.name if process is not None else "-"
-        self.lines.append(f"{asyncio.get_running_loop().time():12.6f} {name:8} {text}")
+        self.lines.append(f"{self._loop.time():12.6f} {name:8} {text}")
 
     @property
     def checksum(self) -> int:
@@ -358,7 +360,7 @@ class ServerNode(Node):
     async def live(self) -> None:
         simulation = self.simulation
         layout = open_layout(ROOT, self.disk)
-        incarnation = f"{self.life:04d}"
+        incarnation = f"{self.life:04d}{self.name}"
         simulation.started(self, incarnation)
         self.server = PersistServer(
             self.bus,
@@ -370,6 +372,7 @@ class ServerNode(Node):
             run_in_thread=self.run_in_thread,
             idle_close_seconds=simulation.idle_close_seconds,
             max_open_stores=simulation.max_open_stores,
+            watch=no_watch,
         )
         await self.server.run()
 

@@ -3,12 +3,14 @@
 `SimulatedFileSystem` is what all hosts share. `HostDisk` is how one process on one host sees it: a
 `Disk` for plain files, with `vfs` the name of an SQLite VFS that sees the same files. The model:
 
-- Writes are seen by everyone at once, and survive the process that made them.
+- Writes are seen by everyone at once, and survive the process that made them. Once another host has
+  seen them they are on the file server, and survive the host too.
 - A file's content is durable after a sync of the file, its name after a sync of its directory (for a
   journal or WAL that SQLite created: after its first sync, as SQLite's unix VFS does it).
-- A power cut of some hosts takes of each file what they wrote since its last sync, as the seed says:
+- A power cut, of some hosts or of everything, takes of each file what was written there since its
+  last sync, as the seed says:
   all, none, all after a point, or any 512-byte sectors, with zeros or nothing where they lay. Of each
-  directory it takes the changes of names after some point.
+  directory it takes the changes of names after some point. Who cuts may name the `Survival` instead.
 - Locks are held by a process until it lets go of them or dies; a paused one holds them.
 
 Every primitive operation is told to `observe` before it happens; what that raises happens instead: an
@@ -25,7 +27,9 @@ import errno
 import itertools
 import os
 import random
+import sys
 from collections.abc import Callable, Collection, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +54,22 @@ class Operation(NamedTuple):
 
 
 Observer = Callable[[Operation], None]
+
+#: The host of writes that more than one host has seen.
+_FILE_SERVER: Final = ""
+
+
+class Survival(StrEnum):
+    """What of the unsynced writes to a file is on the disk after a power cut."""
+
+    NONE = "none"
+    ALL = "all"
+    #: All up to some point.
+    PREFIX = "prefix"
+    #: Any sectors, whatever the order in which they were written.
+    SECTORS = "sectors"
+    #: All but some sectors of the last write.
+    TORN = "torn"
 
 
 class _Write(NamedTuple):
@@ -83,18 +103,25 @@ class Inode:
         _resize(self.content, size_bytes)
         self._unsynced.append(_Write(host, size_bytes, None))
 
+    def see(self, host: str) -> None:
+        """`host` looks at the content: what others wrote is on the file server."""
+        if self._unsynced and self._unsynced[-1].host not in (host, _FILE_SERVER):
+            self._unsynced = [write._replace(host=_FILE_SERVER) for write in self._unsynced]
+
     def sync(self) -> None:
         for write in self._unsynced:
             _apply(self._durable, write)
         self._unsynced.clear()
 
-    def cut(self, hosts: Collection[str], chance: random.Random) -> None:
+    def cut(
+        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
+    ) -> None:
         """Forget what the seed says of the unsynced writes of `hosts`."""
         lost = [write for write in self._unsynced if write.host in hosts]
         if not lost:
             return
         kept = [write for write in self._unsynced if write.host not in hosts]
-        for write in _survivors(lost, chance):
+        for write in _survivors(lost, chance, survival):
             _apply(self._durable, write)
         if chance.random() < 0.3 and len(self._durable) < len(self.content):
             # The size reached the disk and the data did not.
@@ -105,11 +132,16 @@ class Inode:
             _apply(self.content, write)
 
 
-def _survivors(writes: list[_Write], chance: random.Random) -> Iterator[_Write]:
+def _survivors(
+    writes: list[_Write], chance: random.Random, survival: Survival | None
+) -> Iterator[_Write]:
     """Yield what of `writes` reached the disk though nobody asked for it."""
-    mode = chance.choice(("none", "all", "prefix", "sectors"))
+    mode = survival or chance.choice(("none", "all", "prefix", "sectors"))
     if mode == "none":
         return
+    if mode == "torn":
+        yield from writes[:-1]
+        writes, mode = writes[-1:], "sectors"
     pieces = [piece for write in writes for piece in _sectors(write)]
     count = chance.randrange(len(pieces) + 1) if mode == "prefix" else len(pieces)
     ratio = chance.uniform(0.1, 0.95) if mode == "sectors" else 1.0
@@ -163,24 +195,42 @@ class _Directory:
 
     def change(self, host: str, names: dict[str, _Node | None]) -> None:
         """Put or remove (None) all of `names`, atomically."""
+        self.see(host)
         _rename(self.entries, names)
         self._unsynced.append((host, names))
+
+    def see(self, host: str) -> None:
+        """`host` looks at the names: what others changed is on the file server."""
+        if self._unsynced and self._unsynced[-1][0] not in (host, _FILE_SERVER):
+            self._unsynced = [(_FILE_SERVER, names) for _, names in self._unsynced]
 
     def sync(self) -> None:
         self._durable = dict(self.entries)
         self._unsynced.clear()
 
-    def cut(self, hosts: Collection[str], chance: random.Random) -> None:
+    def cut(
+        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
+    ) -> None:
         lost = [names for host, names in self._unsynced if host in hosts]
         if lost:
             self._unsynced = [change for change in self._unsynced if change[0] not in hosts]
-            for names in lost[: chance.randrange(len(lost) + 1)]:
+            for names in lost[: _surviving_count(lost, chance, survival)]:
                 _rename(self._durable, names)
             self.entries = dict(self._durable)
             for _, names in self._unsynced:
                 _rename(self.entries, names)
         for name in sorted(self.entries):
-            self.entries[name].cut(hosts, chance)
+            self.entries[name].cut(hosts, chance, survival)
+
+
+def _surviving_count(
+    changes: list[dict[str, _Node | None]], chance: random.Random, survival: Survival | None
+) -> int:
+    if survival is Survival.NONE:
+        return 0
+    if survival is Survival.ALL:
+        return len(changes)
+    return chance.randrange(len(changes) + 1)
 
 
 _Node = Inode | _Directory
@@ -206,29 +256,39 @@ class SimulatedFileSystem:
         self._chance = chance
         self._root = _Directory()
 
-    def power_cut(self, hosts: Collection[str]) -> None:
-        """Lose what `hosts` had not synced. Their processes must be dead already."""
-        self._root.cut(hosts, self._chance)
+    def power_cut(
+        self,
+        hosts: Collection[str],
+        *,
+        file_server: bool = False,
+        survival: Survival | None = None,
+    ) -> None:
+        """Lose what `hosts` had not synced, with `file_server` also what others have seen of it.
+        The processes on them must be dead already. Without `survival` each file has its own."""
+        cut_off = {*hosts, _FILE_SERVER} if file_server else hosts
+        self._root.cut(cut_off, self._chance, survival)
 
-    def find(self, path: Path) -> _Node | None:
-        """Return what lies at an absolute path."""
+    def find(self, path: Path, host: str = _FILE_SERVER) -> _Node | None:
+        """Return what lies at an absolute path; `host` looks at it, or nobody."""
         node: _Node | None = self._root
         for part in path.parts[1:]:
             if not isinstance(node, _Directory):
                 return None
             node = node.entries.get(part)
+            if node is not None and host != _FILE_SERVER:
+                node.see(host)
         return node
 
-    def file(self, path: Path) -> Inode:
+    def file(self, path: Path, host: str) -> Inode:
         """Return the file at a path. Raises FileNotFoundError."""
-        node = self.find(path)
+        node = self.find(path, host)
         if not isinstance(node, Inode):
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
         return node
 
-    def directory(self, path: Path) -> _Directory:
+    def directory(self, path: Path, host: str) -> _Directory:
         """Return the directory at a path. Raises FileNotFoundError."""
-        node = self.find(path)
+        node = self.find(path, host)
         if not isinstance(node, _Directory):
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
         return node
@@ -258,6 +318,15 @@ class HostDisk(Disk):
         """Take the VFS out of SQLite's list. Connections that are open keep it alive."""
         self._vfs.unregister()
 
+    @contextlib.contextmanager
+    def while_alive(self) -> Iterator[None]:
+        """Swallow the error of a process that is dead."""
+        try:
+            yield
+        except (OSError, StorageFailedError):
+            if not self.dead:
+                raise
+
     # --- primitives ------------------------------------------------------------------------------
     def enter(self, kind: str, path: Path, size_bytes: int = 0) -> None:
         """An operation is about to happen. Raises what the observer raises, and OSError when dead."""
@@ -266,14 +335,14 @@ class HostDisk(Disk):
         self._files.observe(Operation(self.host, self.process, kind, str(path), size_bytes))
 
     def create_file(self, path: Path, *, exclusive: bool = False) -> Inode:
-        node = self._files.find(path)
+        node = self._files.find(path, self.host)
         if isinstance(node, Inode) and not exclusive:
             return node
         if node is not None:
             raise FileExistsError(errno.EEXIST, "it exists", str(path))
         self.enter("create", path)
         inode = Inode()
-        self._files.directory(path.parent).change(self.host, {path.name: inode})
+        self._files.directory(path.parent, self.host).change(self.host, {path.name: inode})
         return inode
 
     def write_file(self, path: Path, inode: Inode, offset: int, data: bytes) -> None:
@@ -289,13 +358,13 @@ class HostDisk(Disk):
         inode.sync()
 
     def open_file(self, path: Path) -> Inode:
-        return self._files.file(path)
+        return self._files.file(path, self.host)
 
     # --- Disk ------------------------------------------------------------------------------------
     def read(self, path: Path) -> bytes:
         with _storage_errors(path):
             self.enter("read", path)
-            return bytes(self._files.file(path).content)
+            return bytes(self._files.file(path, self.host).content)
 
     def write_durably(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{path.name}.{self.process}.tmp")
@@ -313,14 +382,14 @@ class HostDisk(Disk):
 
     def overwrite_durably(self, path: Path, content: bytes) -> None:
         with _storage_errors(path):
-            inode = self._files.file(path)
+            inode = self._files.file(path, self.host)
             self.write_file(path, inode, 0, content)
             self.sync_file(path, inode)
 
     def copy_durably(self, source: Path, target: Path) -> None:
         with _storage_errors(source):
             self.enter("read", source)
-            content = bytes(self._files.file(source).content)
+            content = bytes(self._files.file(source, self.host).content)
             inode = self.create_file(target)
             self.truncate_file(target, inode, 0)
             self.write_file(target, inode, 0, content)
@@ -348,9 +417,9 @@ class HostDisk(Disk):
     def make_directory(self, path: Path) -> None:
         with _storage_errors(path):
             for parent in (*reversed(path.parents), path):
-                if self._files.find(parent) is None:
+                if self._files.find(parent, self.host) is None:
                     self.enter("make_directory", parent)
-                    self._files.directory(parent.parent).change(
+                    self._files.directory(parent.parent, self.host).change(
                         self.host, {parent.name: _Directory()}
                     )
                     self.sync_directory(parent.parent)
@@ -359,33 +428,33 @@ class HostDisk(Disk):
         with _storage_errors(path):
             self.enter("read", path)
             try:
-                return sorted(self._files.directory(path).entries)
+                return sorted(self._files.directory(path, self.host).entries)
             except FileNotFoundError:
                 return []
 
     def exists(self, path: Path) -> bool:
-        return self._files.find(path) is not None
+        return self._files.find(path, self.host) is not None
 
     def size_bytes(self, path: Path) -> int:
         with _storage_errors(path):
             self.enter("read", path)
-            return len(self._files.file(path).content)
+            return len(self._files.file(path, self.host).content)
 
     def remove(self, path: Path) -> None:
         with _storage_errors(path):
-            if self._files.find(path) is not None:
+            if self._files.find(path, self.host) is not None:
                 self.enter("remove", path)
-                self._files.directory(path.parent).change(self.host, {path.name: None})
+                self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
 
     def remove_directory(self, path: Path) -> None:
         with _storage_errors(path):
-            node = self._files.find(path)
+            node = self._files.find(path, self.host)
             if node is None:
                 return
             if not isinstance(node, _Directory) or node.entries:
                 raise OSError(errno.ENOTEMPTY, "not an empty directory", str(path))
             self.enter("remove_directory", path)
-            self._files.directory(path.parent).change(self.host, {path.name: None})
+            self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
 
     def rename(self, source: Path, target: Path) -> None:
         with _storage_errors(source):
@@ -397,11 +466,11 @@ class HostDisk(Disk):
     def sync_directory(self, path: Path) -> None:
         with _storage_errors(path):
             self.enter("sync_directory", path)
-            self._files.directory(path).sync()
+            self._files.directory(path, self.host).sync()
 
     def _rename(self, source: Path, target: Path) -> None:
-        inode = self._files.file(source)
-        here, there = self._files.directory(source.parent), self._files.directory(target.parent)
+        inode = self._files.file(source, self.host)
+        here, there = self._files.directory(source.parent, self.host), self._files.directory(target.parent, self.host)
         self.enter("rename", target)
         if here is there:
             here.change(self.host, {target.name: inode, source.name: None})
@@ -505,14 +574,10 @@ class _Vfs(apsw.VFS):
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
         path = Path(filename)
-        if not self._disk.exists(path):
-            raise apsw.IOError(f"no {path.name} to delete")
-        try:
+        with _sqlite_errors(), self._disk.while_alive():
             self._disk.remove(path)
             if syncdir:
                 self._disk.sync_directory(path.parent)
-        except StorageFailedError as error:
-            raise apsw.IOError(str(error)) from error
 
 
 class _VfsFile:
@@ -527,21 +592,24 @@ class _VfsFile:
         self._path = path
         self._name_unsynced = name_unsynced
 
+    # A dead process reads what is there, and what it writes goes nowhere. Its connections are closed
+    # when its tasks end, and in a close SQLite has nobody to report an error to.
+
     def xRead(self, amount: int, offset: int) -> bytes:
-        with _sqlite_errors():
+        with _sqlite_errors(), self._disk.while_alive():
             self._disk.enter("read", self._path, amount)
         return bytes(self.inode.content[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        with _sqlite_errors():
+        with _sqlite_errors(), self._disk.while_alive():
             self._disk.write_file(self._path, self.inode, offset, bytes(data))
 
     def xTruncate(self, newsize: int) -> None:
-        with _sqlite_errors():
+        with _sqlite_errors(), self._disk.while_alive():
             self._disk.truncate_file(self._path, self.inode, newsize)
 
     def xSync(self, flags: int) -> None:
-        with _sqlite_errors():
+        with _sqlite_errors(), self._disk.while_alive():
             self._disk.sync_file(self._path, self.inode)
             if self._name_unsynced:
                 self._disk.sync_directory(self._path.parent)
@@ -588,12 +656,39 @@ class _VfsFile:
 
 @contextlib.contextmanager
 def _sqlite_errors() -> Iterator[None]:
+    """Raise what SQLite's own VFS would have made of an OSError."""
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise apsw.FullError(os.strerror(errno.ENOSPC)) from error
-        raise apsw.IOError(str(error)) from error
+        raise _apsw_error(error) from error
     except StorageFailedError as error:
-        raise apsw.IOError(str(error)) from error
+        raise _apsw_error(error) from error
 
+
+@contextlib.contextmanager
+def errors_may_go_unheard() -> Iterator[None]:
+    """Ignore errors of this VFS that SQLite met where it has nobody to report them to, in a close
+    for example; Python would print them."""
+    print_it = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not getattr(unraisable.exc_value, "simulated", False):
+            print_it(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = print_it
+
+
+def _apsw_error(error: Exception) -> apsw.Error:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return _made(apsw.FullError(os.strerror(errno.ENOSPC)), apsw.SQLITE_FULL)
+    return _made(apsw.IOError(str(error)), apsw.SQLITE_IOERR)
+
+
+def _made(error: apsw.Error, result: int) -> apsw.Error:
+    error.result = error.extendedresult = result
+    error.simulated = True  # type: ignore[attr-defined]
+    return error

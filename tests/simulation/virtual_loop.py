@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -85,13 +86,11 @@ class _Clock:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Deadlock(f"nothing is scheduled at {self.now:.6f}")
-        if timeout > 0:
-            self.now += timeout
-            self._turns = 0
-        else:
-            self._turns += 1
-            if self._turns > _MAX_TURNS_AT_ONCE:
-                raise Livelock(f"time stands still at {self.now:.6f}")
+        # Each turn takes an instant, so that a timer is always passed, however a sum is rounded.
+        self.now = math.nextafter(self.now + timeout, math.inf)
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > _MAX_TURNS_AT_ONCE:
+            raise Livelock(f"time stands still at {self.now:.6f}")
         return []
 
 
@@ -101,9 +100,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._clock = _Clock()
-        # These four are what BaseEventLoop asks of its subclasses.
         self._selector = self._clock
-        self._clock_resolution = 1e-9
+        # A timer must not be early, not by a nanosecond: some would wait for that to pass.
+        self._clock_resolution = 0.0
         numbers = itertools.count(1)
         self.set_task_factory(
             lambda loop, work, **options: _Task(next(numbers), work, loop=loop, **options)
@@ -145,15 +144,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = context.get(_current)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, self._fire, process, callback, args, context=context)
+        cell: list[asyncio.TimerHandle] = []
+        timer = super().call_at(when, self._fire, cell, process, callback, args, context=context)
+        cell.append(timer)
+        return timer
 
     def make_ready(self, handles: deque[asyncio.Handle]) -> None:
         """Run these in the next turn, unless they were cancelled."""
         self._ready.extend(handle for handle in handles if not handle.cancelled())
 
-    def _fire(self, process: Process, callback: Callable[..., object], args: Any) -> None:
+    def _fire(
+        self,
+        timer: list[asyncio.TimerHandle],
+        process: Process,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+    ) -> None:
         if process.paused:
+            # It may be cancelled yet, by what is held before it.
             context = contextvars.copy_context()
-            process.held.append(asyncio.Handle(callback, args, self, context))
-        else:
+            process.held.append(
+                asyncio.Handle(self._fire, (timer, process, callback, args), self, context)
+            )
+        elif not timer[0].cancelled():
             callback(*args)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from typing import Final as Constant
 
-from history import Final, Following, History, Key, Operation, Outcome, Store, change_of
+from simulation.history import Final, Following, History, Key, Operation, Outcome, Store, change_of
 from holdfast.client.connection import Client
 from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
@@ -25,20 +25,19 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import Ack, Change, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
-from simulated_cluster import ClientNode, Simulation
+from simulation.simulated_cluster import ClientNode, Simulation
 
 STREAMS: Constant = ("log", "chat.7", "edits")
 KVS: Constant = ("settings", "jobs")
 KEYS: Constant = ("a", "a.b", "b", "b.1", "c")
-PREFIXES: Constant = ("", "a", "b")
+#: The empty one is last, so that its last value is the store's.
+PREFIXES: Constant = ("a", "b", "")
 STORES: Constant[tuple[Store, ...]] = (
     *((int(StoreKind.STREAM), name) for name in STREAMS),
     *((int(StoreKind.KV), name) for name in KVS),
 )
 #: Errors after which nothing was, or ever will be, stored.
 _DEFINITE: Constant = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
-#: What a follower waits for in the end, in each store; the key has no prefix but the empty one.
-LAST_VALUE: Constant = b"the end"
 
 
 _Answer = TypeVar("_Answer")
@@ -310,6 +309,7 @@ class Follow:
         while True:
             try:
                 async with self._subscription(client) as subscription:
+                    self._following.live_after = subscription._until.revision
                     async for change in subscription:
                         if self._take(change):
                             self._following.complete = True
@@ -331,7 +331,14 @@ class Follow:
         followed = change_of(change)
         self._following.changes.append((change.kind, change.revision, followed))
         self._trace.add(f"{self!r} gets {change.kind} {change.revision}")
-        return followed is not None and followed.value.startswith(LAST_VALUE)
+        return followed is not None and followed.value == last_value(
+            self._following.store, self._following.prefix
+        )
+
+
+def last_value(store: Store, prefix: str) -> bytes:
+    """Return what a follower of `prefix` waits for in the end."""
+    return f"the end of {store[1]} {prefix}".encode()
 
 
 async def read_final(client: Client, store: Store) -> Final:
@@ -355,7 +362,7 @@ async def write_last_values(history: History, client: Client, store: Store) -> N
     """Write what followers wait for in the end. Raises HoldfastError."""
     kind, name = store
     for prefix in PREFIXES if kind == StoreKind.KV else ("",):
-        value = LAST_VALUE + f" {name} {prefix}".encode()
+        value = last_value(store, prefix)
         if kind == StoreKind.STREAM:
             operation = history.invoke("last", store, "append", values=(value,))
             ack = await client.stream(name).append(value)

@@ -15,12 +15,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
+
+from holdfast.cli.advice import first_error
+from holdfast.cli.signals import cancelled_by_signals
 from torture.report import print_report
 from torture.run import Result, Torture
 
-from holdfast.cli.signals import cancelled_by_signals
+#: Into a pipe or a file nothing has to be wrapped.
+_PIPE_WIDTH: Final = 160
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = options.seed if options.seed is not None else random.randrange(1_000_000)
     data = options.data or Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
     began_at = time.monotonic()
 
     def say(line: str) -> None:
@@ -46,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_report(result, console)
             ok = not result.violations
             exit_code = 0 if ok else 1
+    except BaseExceptionGroup as group:
+        error = first_error(group)
+        if not isinstance(error, Exception):
+            raise
+        say(f"FAILED: {error!r}")
+        exit_code = 1
     finally:
         if options.data is not None or not ok:
             say(f"the data and the histories are in {data}")

@@ -138,16 +138,13 @@ def _check_seq(timeline: Timeline, known: Known, last_seq: int, unseen: int) -> 
     return max(last_seq, seq)
 
 
-def _check_condition(
-    timeline: Timeline, operation: Operation, state: State, last_seq: int
-) -> None:
+def _check_condition(timeline: Timeline, operation: Operation, state: State, last_seq: int) -> None:
     """Check that a conditional write that succeeded had met what it expected."""
-    if operation.expected_last_seq is not None and operation.expected_last_seq != last_seq:
-        if timeline.gap_count == 0:
-            expected = operation.expected_last_seq
-            timeline.violate(
-                Rule.ORDER, f"{operation.id} expected last seq {expected}, it was {last_seq}"
-            )
+    expected_seq = operation.expected_last_seq
+    if expected_seq not in (None, last_seq) and timeline.gap_count == 0:
+        timeline.violate(
+            Rule.ORDER, f"{operation.id} expected last seq {expected_seq}, it was {last_seq}"
+        )
     if operation.expected_revision is None:
         return
     target = operation.targets[0]
@@ -291,7 +288,8 @@ def _check_errors(timeline: Timeline) -> None:
     for operation in timeline.operations:
         if operation.code and operation.code not in EXPECTED_ERRORS:
             timeline.violate(
-                Rule.ERROR, f"{operation.id} ({operation.label}): {operation.code}: {operation.text}"
+                Rule.ERROR,
+                f"{operation.id} ({operation.label}): {operation.code}: {operation.text}",
             )
 
 
@@ -324,9 +322,7 @@ def _superseded(timeline: Timeline) -> dict[int, float]:
     return gone_at
 
 
-def _check_session(
-    timeline: Timeline, session: Session, superseded: dict[int, float]
-) -> None:
+def _check_session(timeline: Timeline, session: Session, superseded: dict[int, float]) -> None:
     def violate(text: str) -> None:
         timeline.violate(Rule.FOLLOWER, f"{session.id}: {text}")
 
@@ -372,11 +368,11 @@ def _begin_of_live(segment: Sequence[Seen]) -> int | None:
     for index in range(begin):
         if segment[index].kind is not SeenKind.SET:
             return None
-        if index and not segment[index - 1].targets < segment[index].targets:  # type: ignore[operator]
+        if index and not segment[index - 1].targets < segment[index].targets:
             return None
     # Rows whose revisions happen to grow belong to the history too.
     while begin < len(segment) and segment[begin].revision <= highest:
-        in_order = begin == 0 or segment[begin - 1].targets < segment[begin].targets  # type: ignore[operator]
+        in_order = begin == 0 or segment[begin - 1].targets < segment[begin].targets
         if segment[begin].kind is not SeenKind.SET or not in_order:
             return None
         begin += 1
@@ -420,4 +416,3 @@ def _check_end(
             f"{len(wrong)} differ in the end, first {first}: told {state.get(first)}, "
             f"is {final.get(first)}"
         )
-

@@ -11,11 +11,12 @@ import gzip
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.client import Client
+from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import pack, unpack
 
 Patch = Sequence[Any]
@@ -71,33 +72,44 @@ def replay(document: str, transactions: Iterable[Iterable[Patch]]) -> str:
     return document
 
 
+@dataclass(slots=True)
+class Typed:
+    """What a typist did, and what went wrong: a fault must cost a pause, not a keystroke."""
+
+    transactions: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
 async def type_trace(
     client: Client, trace: EditingTrace, seconds: float, finish: asyncio.Event
-) -> int:
-    """Append the transactions in order, spread over `seconds`, at most until `finish`; return how
-    many. Raises what an append raises: a fault must cost a pause, not a keystroke."""
+) -> Typed:
+    """Append the transactions in order, spread over `seconds`, until `finish` or a problem."""
     stream = client.stream(trace.stream)
     room = asyncio.Semaphore(_IN_FLIGHT)
     per_second = min(len(trace.transactions) / seconds, MAX_TRANSACTIONS_PER_SECOND)
     began_at = time.monotonic()
-    count = 0
+    typed = Typed()
 
     async def append(number: int, patches: Sequence[Patch]) -> None:
         try:
             ack = await stream.append(pack(patches), timeout_seconds=_TIMEOUT_SECONDS)
+        except HoldfastError as error:
+            typed.problems.append(f"transaction {number}: {error}")
+        else:
+            if ack.seq != number:
+                typed.problems.append(f"transaction {number} became message {ack.seq}")
         finally:
             room.release()
-        assert ack.seq == number, f"transaction {number} became message {ack.seq}"
 
     async with asyncio.TaskGroup() as tasks:
         for number, patches in enumerate(trace.transactions, 1):
             await asyncio.sleep(began_at + number / per_second - time.monotonic())
-            if finish.is_set():
+            if finish.is_set() or typed.problems:
                 break
             await room.acquire()
             tasks.create_task(append(number, patches))
-            count = number
-    return count
+            typed.transactions = number
+    return typed
 
 
 async def read_document(client: Client, trace: EditingTrace) -> tuple[int, str]:

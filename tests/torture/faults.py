@@ -43,6 +43,8 @@ ROUND: Final[tuple[tuple[FaultKind, ...], ...]] = (
 )
 PAUSE_SECONDS: Final = (1.0, 8.0)
 REST_SECONDS: Final = (0.5, 3.0)
+#: Before and after a kill that is to be measured by itself.
+CALM_SECONDS: Final = (3.2, 4.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Strike:
 
     faults: tuple[PlannedFault, ...]
     rest_seconds: float
+
+    @property
+    def is_calm(self) -> bool:
+        """A kill alone waits until all is well, and has time to be measured."""
+        return [fault.kind for fault in self.faults] == [FaultKind.KILL]
 
     @property
     def servers_hit(self) -> int:
@@ -80,10 +87,16 @@ class Fault:
 def strikes(seed: int) -> Iterator[Strike]:
     """Yield what to do, for ever."""
     rng = random.Random(seed)
+    after_calm = False
     while True:
         for kinds in rng.sample(ROUND, len(ROUND)):
             faults = tuple(_plan(kind, rng) for kind in kinds)
-            yield Strike(faults, rng.uniform(*REST_SECONDS))
+            rest = rng.uniform(*REST_SECONDS)
+            strike = Strike(faults, rest)
+            if strike.is_calm or after_calm:
+                strike = Strike(faults, rng.uniform(*CALM_SECONDS))
+            after_calm = strike.is_calm
+            yield strike
 
 
 def _plan(kind: FaultKind, rng: random.Random) -> PlannedFault:
@@ -91,10 +104,12 @@ def _plan(kind: FaultKind, rng: random.Random) -> PlannedFault:
     return PlannedFault(kind, rng.random(), pause)
 
 
-def choose(strike: Strike, well: Sequence[str]) -> list[str] | None:
+def choose(strike: Strike, well: Sequence[str], server_count: int) -> list[str] | None:
     """Return the server that each fault hits ("" where it hits none), or None while that would
-    leave no server that is well."""
+    leave no server that is well, or while it is not calm enough."""
     if strike.servers_hit and strike.servers_hit >= len(well):
+        return None
+    if strike.is_calm and len(well) < server_count:
         return None
     left = sorted(well)
     chosen = []

@@ -12,11 +12,10 @@ import random
 import time
 from typing import Final
 
-from torture.history import Recorder, Seen, SeenKind, name_of
-from torture.workload import KVS, MARKER_ID, STREAMS, is_stream, name_in_cluster
-
 from holdfast.client import Change, Client, Subscription
 from holdfast.protocol.errors import UnavailableError
+from torture.history import Recorder, Seen, SeenKind, name_of
+from torture.workload import KVS, MARKER_ID, STREAMS, is_stream, name_in_cluster
 
 _SESSION_SECONDS: Final = (3.0, 20.0)
 _RETRY_SECONDS: Final = 0.2
@@ -47,9 +46,7 @@ class Follower:
     async def run(self, finish: asyncio.Event, end: asyncio.Event) -> None:
         """Follow until `end`; see `settled` and `caught_up`."""
         async with asyncio.TaskGroup() as tasks:
-            following = [
-                tasks.create_task(self._follow(store, finish)) for store in STREAMS + KVS
-            ]
+            following = [tasks.create_task(self._follow(store, finish)) for store in STREAMS + KVS]
             await finish.wait()
             tasks.create_task(self._settle())
             await end.wait()

@@ -19,11 +19,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from torture.worker import Task
-
 from holdfast.cli.nats_binary import find_nats_server
 from holdfast.cli.part import Part
 from holdfast.cli.tether import tethered
+from torture.worker import Task
 
 SERVERS: Final = ("s1", "s2", "s3")
 _COORDINATORS: Final = ("c1", "c2")

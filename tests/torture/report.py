@@ -9,8 +9,9 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+
 from torture.faults import FaultKind
-from torture.history import Operation, Outcome
+from torture.history import Operation, Outcome, SeenKind
 from torture.measure import pauses, recoveries
 from torture.run import Result
 from torture.timeline import Rule
@@ -25,9 +26,9 @@ def print_report(result: Result, console: Console) -> None:
     """Print all numbers, and then what is wrong."""
     operations = [one for one in result.history.all_operations() if one.label != "marker"]
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=not console.is_terminal)
     table.add_row("seed", str(result.seed))
     table.add_row("seconds", f"{result.seconds:g}")
     _add_operations(table, operations, result.seconds)
@@ -89,7 +90,10 @@ def _add_pauses(table: Table, result: Result) -> None:
 def _add_verdict(table: Table, result: Result) -> None:
     sessions = [one for sessions in result.history.sessions.values() for one in sessions]
     told = sum(len(session.changes) for session in sessions)
-    table.add_row("subscriptions", f"{len(sessions):,}", f"told {told:,} changes")
+    resets = sum(seen.kind is SeenKind.RESET for session in sessions for seen in session.changes)
+    table.add_row(
+        "subscriptions", f"{len(sessions):,}", f"told {told:,} changes, {resets:,} resets"
+    )
     counts = Counter(violation.rule for violation in result.violations)
     for rule in Rule:
         if rule in _MAIN_RULES or counts[rule]:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.client import Client, connect
 from torture import editing_trace
 from torture.checker import check
-from torture.editing_trace import EditingTrace
+from torture.editing_trace import EditingTrace, Typed
 from torture.faults import Fault
 from torture.history import (
     FinalState,
@@ -40,8 +41,6 @@ from torture.worker import Task
 from torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream, name_in_cluster
 from torture.writer import perform
 
-from holdfast.client import Client, connect
-
 WRITER_COUNT: Final = 4
 #: Of all writers together. More would be no harder on the cluster, only on the checker's memory.
 OPERATIONS_PER_SECOND: Final = 1200.0
@@ -50,6 +49,8 @@ _READY_SECONDS: Final = 60.0
 _FINISH_SECONDS: Final = 120.0
 _CATCH_UP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.1
+#: A longer run has more typists.
+_SECONDS_OF_A_TRACE: Final = 180.0
 
 
 @dataclass(slots=True)
@@ -110,15 +111,19 @@ class Torture:
         ]
         writers += [
             self._client_process(parts, "typist", path.name.partition(".")[0], str(path))
-            for path in editing_trace.traces()[:1]
+            for path in editing_trace.traces()[: 1 + int(self._seconds // _SECONDS_OF_A_TRACE)]
         ]
         async with asyncio.TaskGroup() as tasks:
             for follower in followers:
                 tasks.create_task(follower.run())
             writing = [tasks.create_task(writer.run()) for writer in writers]
+            await _heard("connected", writers + followers)
             await tormentor.run(time.monotonic() + self._seconds)
             self._say("faults are over: healing")
-            await _wait_until_well(tormentor)
+            try:
+                await _wait_until_well(tormentor)
+            except TimeoutError as error:
+                self._violations.append(Violation(Rule.ERROR, "every store", str(error)))
             for process in writers + followers:
                 process.tell("finish")
             _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
@@ -158,28 +163,24 @@ class Torture:
 
     async def _check_document(self, client: Client, typist: ClientProcess) -> None:
         """Compare the document that a typist's stream makes with the trace's."""
-        typed = json.loads(Path(typist.task.file).read_text())["transactions"]
+        typed = Typed(**json.loads(Path(typist.task.file).read_text()))
         trace = EditingTrace.load(Path(typist.task.trace))
         count, document = await editing_trace.read_document(client, trace)
-        expected = trace.document_after(typed)
-        same = count == typed and document.encode() == expected.encode()
+        expected = trace.document_after(typed.transactions)
+        same = count == typed.transactions and document.encode() == expected.encode()
+        store = f"stream:{trace.stream}"
+        self._violations += [Violation(Rule.ERROR, store, one) for one in typed.problems]
         if not same:
-            self._violations.append(
-                Violation(
-                    Rule.LOST if count < typed else Rule.DUPLICATED,
-                    f"stream:{trace.stream}",
-                    f"{typed} transactions were typed, {count} are there, the document differs",
-                )
-            )
-        whole = "all" if typed == len(trace.transactions) else f"of {len(trace.transactions):,}"
+            rule = Rule.DUPLICATED if count > typed.transactions else Rule.LOST
+            text = f"{typed.transactions} transactions were typed, {count} are there"
+            self._violations.append(Violation(rule, store, text))
+        total = len(trace.transactions)
         self._documents.append(
-            f"{trace.name}: {typed:,} transactions ({whole}), {len(document.encode()):,} bytes, "
-            + ("identical" if same else "DIFFERS")
+            f"{trace.name}: {typed.transactions:,} of {total:,} transactions, "
+            f"{len(document.encode()):,} bytes, {'identical' if same else 'DIFFERS'}"
         )
 
-    def _client_process(
-        self, parts: Parts, role: str, name: str, trace: str = ""
-    ) -> ClientProcess:
+    def _client_process(self, parts: Parts, role: str, name: str, trace: str = "") -> ClientProcess:
         suffix = "json" if role == "typist" else "jsonl"
         return ClientProcess(
             Task(
@@ -206,14 +207,14 @@ async def _wait_until_well(tormentor: Tormentor) -> None:
         raise TimeoutError(f"after {_READY_SECONDS:g} s not live: {ill}") from None
 
 
-async def _heard(word: str, followers: list[ClientProcess]) -> None:
-    """Wait until all followers have said `word`. Raises TimeoutError."""
+async def _heard(word: str, processes: list[ClientProcess]) -> None:
+    """Wait until all have said `word`. Raises TimeoutError."""
     try:
         async with asyncio.timeout(_CATCH_UP_SECONDS):
-            for follower in followers:
-                await follower.hear(word)
+            for process in processes:
+                await process.hear(word)
     except TimeoutError:
-        silent = [follower.task.name for follower in followers if word not in follower.said]
+        silent = [process.task.name for process in processes if word not in process.said]
         raise TimeoutError(
             f"not {word} within {_CATCH_UP_SECONDS:g} s: {', '.join(silent)}"
         ) from None

@@ -195,9 +195,7 @@ class Timeline:
             self.violate(Rule.INVENTED, f"{_words(seen)}, which nobody wrote")
             return False
         if operation.outcome is Outcome.REFUSED:
-            self.violate(
-                Rule.INVENTED, f"{_words(seen)}, which was refused with {operation.code}"
-            )
+            self.violate(Rule.INVENTED, f"{_words(seen)}, which was refused with {operation.code}")
             return False
         if operation.kind is OperationKind.SET:
             wanted = operation.targets[operation.values.index(value)]

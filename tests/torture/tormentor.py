@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from torture.faults import Fault, FaultKind, PlannedFault, Strike, choose, strikes
-from torture.processes import Parts
-from torture.workload import KVS, STREAMS
-
 from holdfast.client import Client
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import UnavailableError
 from holdfast.protocol.names import StoreKind
+from torture.faults import Fault, FaultKind, PlannedFault, Strike, choose, strikes
+from torture.processes import SERVERS, Parts
+from torture.workload import KVS, STREAMS
 
 #: How long a strike waits for its servers; then another one gets its turn.
 _WELL_SECONDS: Final = 12.0
 _LOOK_SECONDS: Final = 0.2
 _ASK_SECONDS: Final = 5.0
 #: A server that was stopped and goes on may find itself fenced: give it time to notice.
-_AFTER_PAUSE_SECONDS: Final = 2.0
+_AFTER_PAUSE_SECONDS: Final = 3.2
 
 
 class Tormentor:
@@ -68,7 +67,7 @@ class Tormentor:
         give_up_at = time.monotonic() + _WELL_SECONDS
         while True:
             well = await self.well_servers()
-            targets = choose(strike, list(well))
+            targets = choose(strike, list(well), len(SERVERS))
             coordinator = self._parts.active_coordinator
             wants_coordinator = any(f.kind is FaultKind.COORDINATOR for f in strike.faults)
             if targets is not None and (coordinator or not wants_coordinator):

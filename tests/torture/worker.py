@@ -1,6 +1,7 @@
 """A client process: `python -m torture.worker TASK`, where TASK is a Task as JSON.
 
-It hears words on stdin, one to a line, and says on stdout how far it is, as JSON lines:
+It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and hears words on stdin, one
+to a line:
 
     finish   a writer and a typist: answer what was begun, and end
              a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers
@@ -18,12 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from holdfast.client import Client, connect
 from torture.editing_trace import EditingTrace, type_trace
 from torture.follower import Follower
 from torture.history import Recorder
 from torture.writer import Writer
-
-from holdfast.client import Client, connect
 
 _FLUSH_SECONDS: Final = 0.5
 
@@ -47,19 +47,19 @@ class Task:
 
 async def run(task: Task) -> None:
     """Do the task."""
+    _fail_on_callback_errors()
     async with AsyncExitStack() as stack:
         words = await _listen(stack)
         client = await stack.enter_async_context(connect(task.nats, name=task.name))
+        _say(connected=True)
         if task.role == "typist":
             await _type(task, client, words["finish"])
             return
-        file = stack.enter_context(Path(task.file).open("w"))
+        file = stack.enter_context(open(task.file, "w"))  # noqa: PTH123, SIM115
         recorder = Recorder(file)
         async with _flushing(file):
             if task.role == "writer":
-                writer = Writer(
-                    task.name, task.seed, client, recorder, task.operations_per_second
-                )
+                writer = Writer(task.name, task.seed, client, recorder, task.operations_per_second)
                 await writer.run(words["finish"])
             else:
                 await _follow(task, client, recorder, words)
@@ -86,8 +86,8 @@ async def _follow(
 
 async def _type(task: Task, client: Client, finish: asyncio.Event) -> None:
     trace = EditingTrace.load(Path(task.trace))
-    count = await type_trace(client, trace, task.seconds, finish)
-    Path(task.file).write_text(json.dumps({"trace": task.trace, "transactions": count}))
+    typed = await type_trace(client, trace, task.seconds, finish)
+    Path(task.file).write_text(json.dumps(asdict(typed)))
 
 
 @asynccontextmanager
@@ -105,6 +105,19 @@ async def _flushing(file: TextIO) -> AsyncIterator[None]:
             yield
         finally:
             flushing.cancel()
+
+
+def _fail_on_callback_errors() -> None:
+    """End this process when a callback of the client raises: no caller would ever hear of it."""
+    main = asyncio.current_task()
+    assert main is not None
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if "handle" in context:
+            main.cancel()
+
+    asyncio.get_running_loop().set_exception_handler(handle)
 
 
 async def _listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:

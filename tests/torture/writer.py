@@ -7,12 +7,11 @@ import random
 import time
 from typing import Final
 
-from torture.history import Operation, OperationKind, Outcome, Place, Recorder, name_of, value_of
-from torture.workload import Workload, is_stream, name_in_cluster
-
 from holdfast.client import Client
 from holdfast.protocol.errors import HoldfastError, RequestError, StaleWriteError
 from holdfast.protocol.messages import Ack, Deleted, Entry, Message
+from torture.history import Operation, OperationKind, Outcome, Place, Recorder, name_of, value_of
+from torture.workload import Workload, is_stream, name_in_cluster
 
 _CONCURRENT_ACTORS: Final = 16
 #: How often an application tries an append with a `msg_id` again after an error.
@@ -195,6 +194,5 @@ def _place(operation: Operation, acks: list[Ack]) -> None:
         operation.places = tuple(Place(ack.seq or 0, ack.revision) for ack in acks)
     else:
         operation.places = tuple(
-            Place(target, ack.revision)
-            for target, ack in zip(operation.targets, acks, strict=True)
+            Place(target, ack.revision) for target, ack in zip(operation.targets, acks, strict=True)
         )

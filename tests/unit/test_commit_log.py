@@ -183,8 +183,8 @@ def test_no_bytes_make_reading_fail(
 @pytest.mark.parametrize("body", [5, [5], [[1, 2]], {"a": 1}, None])
 def test_a_sound_frame_of_a_foreign_shape_is_damage(tmp_path: Path, body: Any) -> None:
     packed = frames.pack(body)
-    checksum = zlib.crc32(packed, zlib.crc32(commit_log._CHECKED.pack(len(packed), 1)))
-    frame = commit_log._HEADER.pack(b"HFlg", len(packed), 1, checksum) + packed
+    checksum = zlib.crc32(packed, zlib.crc32(commit_log._CHECKED.pack(len(packed), 1, 0)))
+    frame = commit_log._HEADER.pack(b"HFlg", len(packed), 1, 0, checksum) + packed
     (tmp_path / segment_name(1)).write_bytes(frame + encode_frame(2, [record(2)]))
     contents = read_log(DISK, tmp_path)
     assert [found.revision for found in contents.records] == [2]
@@ -344,3 +344,39 @@ def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
     disk.refuse_syncs = True
     log.prepare_sync()()
     log.close()
+
+
+def test_a_frame_lost_before_an_unacknowledged_one_ends_the_log_and_is_no_damage(
+    tmp_path: Path,
+) -> None:
+    # A power cut may keep the second of two unsynced frames and not the first.
+    pieces = [encode_frame(tick, [record(tick)], synced_tick=2) for tick in (3, 4, 5, 6)]
+    torn = bytearray(pieces[1])
+    torn[-1] ^= 1
+    (tmp_path / segment_name(1)).write_bytes(
+        encode_frame(1, [record(1)]) + encode_frame(2, [record(2)]) + pieces[0] + torn + pieces[2]
+    )
+    (tmp_path / segment_name(2)).write_bytes(pieces[3])
+    contents = read_log(DISK, tmp_path)
+    assert [each.revision for each in contents.records] == [1, 2, 3]
+    assert [damage.torn_end for damage in contents.damage] == [True]
+
+
+def test_a_frame_lost_that_a_later_one_knows_to_be_synced_is_damage(tmp_path: Path) -> None:
+    torn = bytearray(encode_frame(2, [record(2)]))
+    torn[-1] ^= 1
+    (tmp_path / segment_name(1)).write_bytes(
+        encode_frame(1, [record(1)]) + torn + encode_frame(3, [record(3)], synced_tick=2)
+    )
+    contents = read_log(DISK, tmp_path)
+    assert [each.revision for each in contents.records] == [1, 3]
+    assert [damage.torn_end for damage in contents.damage] == [False]
+
+
+def test_a_first_frame_torn_before_anything_was_synced_leaves_an_empty_log(tmp_path: Path) -> None:
+    torn = bytearray(encode_frame(1, [record(1)], synced_tick=0))
+    torn[-1] ^= 1
+    (tmp_path / segment_name(1)).write_bytes(torn + encode_frame(2, [record(2)], synced_tick=0))
+    contents = read_log(DISK, tmp_path)
+    assert contents.records == []
+    assert [damage.torn_end for damage in contents.damage] == [True]

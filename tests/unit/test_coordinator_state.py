@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordinator.batch import Batch, Reply, execute
+from holdfast.coordinator.batch import (
+    Batch,
+    Record,
+    RecordFound,
+    RecordSurveyed,
+    Reply,
+    execute,
+)
 from holdfast.coordinator.events import (
     RecordDead,
     RecordLive,
@@ -22,15 +29,21 @@ from holdfast.coordinator.membership import (
     MemberView,
 )
 from holdfast.coordinator.requests import (
+    _CLIENT_VERBS,
+    _CLUSTER_VERBS,
     Created,
+    Drain,
     ListServers,
+    ListStores,
     Open,
     OpenStore,
     Register,
     Release,
     ReleaseAll,
+    ReleasedStore,
     Request,
     Resolve,
+    Vacate,
     parse,
 )
 from holdfast.coordinator.state_file import (
@@ -40,13 +53,17 @@ from holdfast.coordinator.state_file import (
     StateFile,
     open_state_file,
 )
+from holdfast.coordinator.term import TermFile
 from holdfast.protocol.control import Owner, ServerState, StoreState
 from holdfast.protocol.errors import (
+    DeposedError,
     FencedError,
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    LastServerError,
     NewerFormatError,
+    NotFoundError,
     StorageFailedError,
     StoreDamagedError,
     TooLargeError,
@@ -79,7 +96,7 @@ def member(server: str, state: ServerState = ServerState.LIVE) -> MemberView:
 def run(
     state: StateFile,
     *requests: Request,
-    records: tuple[RecordLive | RecordDead, ...] = (),
+    records: tuple[Record, ...] = (),
     members: tuple[MemberView, ...] = (),
 ) -> list[Reply]:
     outcome = execute(state, Batch(records, requests, members, now_ms=1_000))
@@ -218,10 +235,10 @@ def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> N
     replies = run(
         state,
         Created("a", "a1", (ONE,)),
-        Release("b", "b1", (ONE,)),
+        Release("b", "b1", (ReleasedStore(ONE),)),
         Resolve((ONE,)),
-        Release("a", "a1", (ONE, TWO)),
-        Release("a", "a1", (ONE,)),
+        Release("a", "a1", (ReleasedStore(ONE), ReleasedStore(TWO))),
+        Release("a", "a1", (ReleasedStore(ONE),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
         Resolve((ONE,)),
         members=(member("a"),),
@@ -234,6 +251,240 @@ def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> N
         assert row is not None
         assert row.state == StoreState.DURABLE
         assert state.present() == {("a", "a1"): 1, ("b", "b1"): 0}
+
+
+def test_a_drain_of_an_unknown_a_dead_or_the_last_server_is_refused(state: StateFile) -> None:
+    members = (member("a"), member("b", ServerState.DEAD), member("c", ServerState.SUSPECT))
+    replies = run(
+        state,
+        *(Drain(server, True) for server in ("nobody", "b", "a")),
+        records=(LIVE_A,),
+        members=members,
+    )
+    assert [type(reply) for reply in replies] == [NotFoundError, NotFoundError, LastServerError]
+    with state.transaction():
+        assert state.drains() == set()
+
+
+def test_of_two_drains_at_once_the_one_that_would_leave_nobody_is_refused(
+    state: StateFile,
+) -> None:
+    members = (member("a"), member("b"))
+    first, second, again, resolved = run(
+        state,
+        Drain("a", True),
+        Drain("b", True),
+        Drain("a", True),
+        Resolve((ONE, TWO)),
+        records=(LIVE_A, LIVE_B),
+        members=members,
+    )
+    assert fields(first) == fields(again) == {"term": 1, "incarnation": "a1"}
+    assert isinstance(second, LastServerError)
+    assert [owner[0] for owner in fields(resolved)["owners"]] == ["b", "b"]  # type: ignore[index]
+
+
+def test_a_drain_is_remembered_through_restarts_and_deaths_until_a_release(path: Path) -> None:
+    members = (member("a"), member("b"))
+    dead = (RecordDead("a", "a1", "silent", released=False), RecordLive("a", "a2"))
+    released = (RecordDead("a", "a2", "released", released=True),)
+    for records, expected in (((LIVE_A, LIVE_B), {"a"}), (dead, {"a"}), (released, set())):
+        with closing(open_state_file(path, Disk())) as state:
+            run(state, records=records)
+            if records == (LIVE_A, LIVE_B):
+                run(state, Drain("a", True), members=members)
+            with state.transaction():
+                assert state.drains() == expected
+
+
+def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) -> None:
+    members = (member("a"),)
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, False, 7), OpenStore(TWO, False, 3))),
+        Open("a", "a1", (OpenStore(ONE, False, 7),)),
+        Open("a", "a1", (OpenStore(ONE, False, 2),)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        Resolve((ONE,)),
+        members=members,
+    )
+    assert fields(replies[0])["grants"] == [[8, 0], [4, 0]]
+    assert [fields(reply)["grants"] for reply in replies[1:4]] == [[[8, 0]]] * 3
+    assert fields(replies[4])["owners"] == [["a", "a1", 8]]
+
+
+def test_who_does_not_own_a_store_cannot_raise_its_epoch(state: StateFile) -> None:
+    members = (member("a"), member("b"))
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    refused, kept = run(
+        state,
+        Open("b", "b1", (OpenStore(ONE, False, 7),)),
+        Resolve((ONE,)),
+        records=(LIVE_B,),
+        members=members,
+    )
+    assert fields(refused)["grants"] == [[None, "not_owner", {"server": "b"}]]
+    assert fields(kept)["owners"] == [["a", "a1", 1]]
+
+
+def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) -> None:
+    members = (member("a"),)
+    replies = run(
+        state,
+        Resolve((ONE,)),
+        Release("a", "a1", (ReleasedStore(ONE, 1),)),
+        Resolve((ONE,)),
+        Release("a", "a1", (ReleasedStore(ONE, 1),)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        records=(LIVE_A,),
+        members=members,
+    )
+    assert fields(replies[2])["owners"] == [["a", "a1", 2]]
+    assert fields(replies[4])["grants"] == [[2, 0]]
+
+
+def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
+    members = (member("a"), member("b"))
+    run(state, Resolve((ONE, TWO)), records=(LIVE_A,), members=members[:1])
+    replies = run(
+        state,
+        Vacate("a", "a1", 1),
+        ListStores("acme", None, "", None, 10),
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Register("a", "a1"),
+        Resolve((ONE,)),
+        records=(LIVE_B,),
+        members=(member("a", ServerState.DRAINING), member("b")),
+    )
+    assert fields(replies[0]) == {"term": 1}
+    stores = fields(replies[1])["stores"]
+    assert stores == [[1, "one", "", "", 1, 0], [1, "two", "", "", 1, 0]]
+    assert fields(replies[2])["grants"] == [[None, "not_owner", {"server": "a"}]]
+    assert fields(replies[3]) == {"term": 1}
+    assert fields(replies[4])["owners"] == [["b", "b1", 2]]
+    with state.transaction():
+        assert state.present() == {("a", "a1"): 0, ("b", "b1"): 1}
+
+
+def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_since(
+    state: StateFile,
+) -> None:
+    members = (member("a"),)
+    replies = run(
+        state,
+        Resolve((ONE,)),
+        Vacate("a", "a1", 1),
+        Resolve((ONE,)),
+        Vacate("a", "a1", 1),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        Vacate("a", "a1", 2),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        records=(LIVE_A,),
+        members=members,
+    )
+    assert fields(replies[2])["owners"] == [["a", "a1", 2]]
+    assert fields(replies[4])["grants"] == [[2, 0]]
+    assert fields(replies[6])["grants"] == [[None, "not_owner", {"server": "a"}]]
+
+
+def test_an_incarnation_that_has_ended_vacates_nothing(state: StateFile) -> None:
+    run(state, records=(LIVE_A, DEAD_A))
+    (reply,) = run(state, Vacate("a", "a1", 1))
+    assert isinstance(reply, FencedError)
+
+
+def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile) -> None:
+    members = (member("a"),)
+    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    listed, resolved = run(
+        state,
+        ListStores("acme", None, "", None, 10),
+        Resolve((ONE, TWO)),
+        records=(RecordFound((ONE, TWO)), RecordFound((TWO,)), RecordSurveyed()),
+        members=members,
+    )
+    durable = int(StoreState.DURABLE)
+    assert fields(listed)["stores"] == [
+        [1, "one", "a", "a1", 1, durable],
+        [1, "two", "", "", 0, durable],
+    ]
+    assert fields(resolved)["owners"] == [["a", "a1", 1], ["a", "a1", 1]]
+
+
+def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
+    with closing(open_state_file(path, Disk())) as state:
+        run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("DROP TABLE drains")
+        older.execute("ALTER TABLE cluster DROP COLUMN surveying")
+        older.execute("PRAGMA user_version = 1")
+        older.commit()
+    for term in (2, 3):
+        with closing(open_state_file(path, Disk())) as state:
+            assert state.term == term
+            (reply,) = run(state, Resolve((ONE,)))
+            assert fields(reply)["owners"] == [["a", "a1", 1]]
+            with state.transaction():
+                assert state.drains() == set()
+                assert not state.surveying()
+
+
+def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(
+    state: StateFile, path: Path
+) -> None:
+    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=(member("a"),))
+    log = path.with_name("state.db-wal")
+    before = (path.read_bytes(), log.read_bytes())
+    successor = TermFile(Disk(), path.with_name("term"))
+    successor.begin()
+    with pytest.raises(DeposedError) as deposed:
+        run(state, Resolve((TWO,)), members=(member("b"),))
+    assert deposed.value.fields == {"term": 1, "newer_term": 2}
+    state.close()
+    assert (path.read_bytes(), log.read_bytes()) == before
+
+
+def test_what_was_committed_while_a_successor_began_is_told_to_nobody(
+    state: StateFile, path: Path
+) -> None:
+    run(state, records=(LIVE_A,))
+    with pytest.raises(DeposedError), state.transaction():
+        state.assign(ONE, Owner("a", "a1", 1))
+        TermFile(Disk(), path.with_name("term")).begin()
+    with pytest.raises(DeposedError):
+        state.check_term()
+
+
+def test_a_term_file_that_cannot_be_read_fails_requests_and_deposes_nobody(
+    state: StateFile, path: Path
+) -> None:
+    term = path.with_name("term")
+    content = term.read_bytes()
+    term.unlink()
+    term.mkdir()
+    outcome = execute(state, Batch((), (Resolve((ONE,)),), (), 0))
+    assert isinstance(outcome.replies[0], StorageFailedError)
+    term.rmdir()
+    term.write_bytes(content)
+    assert fields(run(state, Resolve((ONE,)))[0])["term"] == 1
+
+
+def test_a_term_never_goes_back_when_the_state_file_or_the_term_file_is_lost(path: Path) -> None:
+    term = path.with_name("term")
+
+    def next_term() -> int:
+        with closing(open_state_file(path, Disk())) as state:
+            return state.term
+
+    assert [next_term(), next_term()] == [1, 2]
+    path.unlink()
+    assert next_term() == 3
+    term.unlink()
+    assert next_term() == 4
+    term.write_bytes(b"torn")
+    assert next_term() == 5
+    assert term.read_bytes() == b"%020d\n" % 5
 
 
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
@@ -297,7 +548,7 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
     assert isinstance(outcome.replies[0], StorageFailedError)
     assert not path.exists(), "a file that went missing is not made anew"
     away.rename(path)
-    assert run(state, ReleaseAll("a", "a1"), records=(dead,)) == [{}]
+    assert run(state, ReleaseAll("a", "a1"), records=(dead,)) == [{"term": 1}]
 
 
 def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
@@ -397,6 +648,21 @@ def test_a_wrong_name_fails_in_its_own_slot() -> None:
         ("_", "register", encode_control(server="a", incarnation="../../x"), InvalidNameError),
         ("_", "register", encode_control(server="a"), InvalidNameError),
         ("_", "release", encode_control(server="a", incarnation="1"), InvalidArgumentError),
+        ("acme", "drain", encode_control(), InvalidNameError),
+        ("_", "drain", encode_control(server="a"), UnknownOperationError),
+        ("_", "vacate", encode_control(server="a", incarnation="1"), InvalidArgumentError),
+        (
+            "_",
+            "vacate",
+            encode_control(server="a", incarnation="1", number=1 << 63),
+            InvalidArgumentError,
+        ),
+        (
+            "_",
+            "release",
+            encode_control(server="a", incarnation="1", stores=[["acme", 1, "one", "1"]]),
+            InvalidArgumentError,
+        ),
         ("acme", "stores", encode_control(after=["a"]), InvalidArgumentError),
         ("acme", "stores", encode_control(limit=-1), InvalidArgumentError),
         ("acme", "stores", encode_control(prefix=b"x"), InvalidArgumentError),
@@ -421,12 +687,13 @@ _VALUES = st.recursive(
 )
 _FIELDS = st.dictionaries(
     st.sampled_from(
-        ["stores", "server", "incarnation", "kind", "prefix", "after", "limit", "error", "fields"]
+        ["stores", "server", "incarnation", "kind", "prefix", "after", "limit", "number", "error",
+         "fields"]
     ),
     _VALUES | st.sampled_from(["a", "s1"]),
 )
 _VERBS = st.sampled_from(
-    ["resolve", "suspect", "servers", "stores", "register", "open", "created", "release", ""]
+    [*_CLIENT_VERBS, *_CLUSTER_VERBS, ""]
 )
 
 

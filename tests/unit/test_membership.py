@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from holdfast.coordinator.events import (
     AskToRegister,
     Connected,
+    DrainChanged,
     Effect,
     Event,
     FenceFailed,
@@ -22,6 +23,7 @@ from holdfast.coordinator.events import (
     Registered,
     Released,
     Suspected,
+    TellToDrain,
     TimePassed,
     WriteFence,
 )
@@ -32,7 +34,7 @@ from holdfast.coordinator.membership import (
     Membership,
     Standing,
 )
-from holdfast.protocol.control import Heartbeat, ServerState
+from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, SILENCE_SECONDS
 
 LONG_SECONDS = SILENCE_SECONDS + 0.1
@@ -225,7 +227,7 @@ def test_an_unknown_incarnation_is_asked_to_register(world: World) -> None:
 
 
 def test_a_draining_server_keeps_its_state_through_a_suspicion(world: World) -> None:
-    world.beat("1", "draining")
+    world.beat("1", "stopping")
     assert world.state is ServerState.DRAINING
     assert not world.takes_new_stores
     world(TimePassed(), LONG_SECONDS)
@@ -277,14 +279,79 @@ def test_the_memory_of_ended_incarnations_is_bounded(world: World) -> None:
     world.membership.validate()
 
 
+def test_a_drained_server_gets_no_new_work_and_is_told_until_it_says_so(world: World) -> None:
+    assert world(DrainChanged("a", True)) == [TellToDrain("a", "1", True)]
+    assert world.state is ServerState.DRAINING
+    assert not world.takes_new_stores
+    assert world.beat("1") == [TellToDrain("a", "1", True)]
+    assert world.beat("1", "draining") == []
+    assert world.state is ServerState.DRAINING
+    assert world(DrainChanged("a", True)) == []
+
+
+def test_an_undrained_server_is_live_and_is_told_until_it_says_so(world: World) -> None:
+    world(DrainChanged("a", True))
+    world.beat("1", "draining")
+    assert world(DrainChanged("a", False)) == [TellToDrain("a", "1", False)]
+    assert world.beat("1", "draining") == [TellToDrain("a", "1", False)]
+    assert world.beat("1") == []
+    assert world.takes_new_stores
+
+
+def test_a_server_that_stops_or_is_being_fenced_is_told_nothing(world: World) -> None:
+    world.beat("1", "stopping")
+    assert world(DrainChanged("a", True)) == []
+    assert world(DrainChanged("a", False)) == []
+    world(Suspected("a", "1"))
+    world(ProbeFailed("a", "1", no_responders=True))
+    assert world(DrainChanged("a", True)) == []
+    assert world.beat("1") == []
+    assert world.state is ServerState.SUSPECT
+
+
+def test_a_drain_outlives_a_death_and_ends_with_a_release(world: World) -> None:
+    world(DrainChanged("a", True))
+    world(Registered("a", "2"))
+    world(FenceWritten("a", "1"))
+    assert world.state is ServerState.DRAINING
+    assert world.beat("2") == [TellToDrain("a", "2", True)]
+    world(Released("a", "2"))
+    world(Registered("a", "3"))
+    assert world.state is ServerState.LIVE
+    assert world.beat("3") == []
+
+
+def test_a_drained_server_that_was_suspected_drains_on(world: World) -> None:
+    world(DrainChanged("a", True))
+    world(TimePassed(), LONG_SECONDS)
+    assert world.state is ServerState.SUSPECT
+    world(ProbeAnswered("a", "1", draining=True))
+    assert world.state is ServerState.DRAINING
+
+
+def test_after_a_restart_a_drained_server_is_draining_at_once() -> None:
+    world = World()
+    world.membership.restore([("a", "1")], [], world.now, drains=["a"])
+    world.membership.validate()
+    assert world.state is ServerState.DRAINING
+    assert world.beat("1") == [TellToDrain("a", "1", True)]
+
+
+def test_draining_a_server_that_is_not_there_does_nothing(world: World) -> None:
+    assert world(DrainChanged("b", True)) == []
+    world(Released("a", "1"))
+    assert world(DrainChanged("a", True)) == []
+
+
 _NAMES = st.sampled_from(["a", "b"])
 _INCARNATIONS = st.sampled_from(["1", "2", "3", "4"])
 _EVENTS = st.one_of(
     st.builds(Registered, _NAMES, _INCARNATIONS),
     st.builds(
         HeartbeatArrived,
-        st.builds(Heartbeat, _NAMES, _INCARNATIONS, st.sampled_from(["running", "draining"])),
+        st.builds(Heartbeat, _NAMES, _INCARNATIONS, st.sampled_from(list(ServerMode))),
     ),
+    st.builds(DrainChanged, _NAMES, st.booleans()),
     st.builds(Suspected, _NAMES, _INCARNATIONS),
     st.builds(ProbeAnswered, _NAMES, _INCARNATIONS, st.booleans()),
     st.builds(ProbeFailed, _NAMES, _INCARNATIONS, st.booleans()),

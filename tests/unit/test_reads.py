@@ -162,7 +162,8 @@ def test_changes_come_whole_in_pages_that_fit(kv: Bench) -> None:
     changes = entries(1500, 1000)
     kv.apply(*changes)
     kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, [change[1]]] for change in changes[:600]])
-    revision, state_revision = 0, None
+    revision = 0
+    state_revision: int | None = None
     found: list[Any] = []
     while True:
         wanted = [frames.CHANGES, revision, 0, None, state_revision]
@@ -213,10 +214,10 @@ WRONG: list[Any] = [True, 1.5, "text", b"bytes", [], {}, 1 << 63, (1 << 64) - 1]
 def test_a_wrong_argument_is_a_typed_refusal_beside_good_answers(
     stream: Bench, kv: Bench, wrong: Any
 ) -> None:
-    for bench, operations in (
-        (stream, [[frames.GET_MESSAGE, 0], [frames.GET_MESSAGES, *[None] * 5], [frames.CHANGES, 0, 0, 0, 0]]),
-        (kv, [[frames.GET_ENTRY, 0], [frames.GET_ENTRIES, None, None, None], [frames.CHANGES, 0, 0, 0, 0]]),
-    ):  # fmt: skip
+    changes: list[Any] = [frames.CHANGES, 0, 0, 0, 0]
+    of_stream: list[list[Any]] = [[frames.GET_MESSAGE, 0], [frames.GET_MESSAGES, *[None] * 5]]
+    of_kv: list[list[Any]] = [[frames.GET_ENTRY, 0], [frames.GET_ENTRIES, None, None, None]]
+    for bench, operations in ((stream, [*of_stream, changes]), (kv, [*of_kv, changes])):
         for operation in operations:
             for position in range(1, len(operation)):
                 tried = list(operation)

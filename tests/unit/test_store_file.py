@@ -476,6 +476,27 @@ def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path:
 
 
 # --- reading -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bounds", [(2, 1 << 30), (100, 1)])
+def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
+    path: Path, bounds: tuple[int, int]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 6)])
+    file.apply([AppliedBatch(6, 2000, [[frames.CHANGE_SET_MESSAGE, 2, b"w"], [3, [4]]])])
+    found, complete = file.changes_after(
+        0, 0, deletes_after=0, max_rows=bounds[0], max_bytes=bounds[1]
+    )
+    # Seqs 3, 5 and 6 come later: so do the replacement and the delete, which are newer.
+    assert [change[2][1] for change in found] == ([1, 3] if bounds[0] == 2 else [1])
+    assert not complete
+    everything, complete = file.changes_after(
+        0, 0, deletes_after=0, max_rows=100, max_bytes=1 << 30
+    )
+    assert [change[0] for change in everything] == [1, 3, 5, 6, 7, 8]
+    assert complete
+    file.close()
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=25), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=60)
 def test_reading_from_a_time_misses_nothing_appended_since(
@@ -551,9 +572,14 @@ def test_first_last_and_the_last_few_of_a_stream(path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("read", [lambda f: f.message(1), lambda f: f.quick_check()])
+def read_all(file: StoreFile) -> None:
+    for seq in range(1, 301):
+        file.message(seq)
+
+
+@pytest.mark.parametrize("read", [read_all, StoreFile.quick_check])
 def test_damage_inside_a_file_is_reported_when_it_is_read(
-    path: Path, read: Callable[[StoreFile], object]
+    path: Path, read: Callable[[StoreFile], None]
 ) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     file.apply([appends(1, 300, size_bytes=300)])
@@ -561,11 +587,7 @@ def test_damage_inside_a_file_is_reported_when_it_is_read(
     raw = bytearray(path.read_bytes())
     raw[20 * schema.PAGE_BYTES :] = b"\xff" * (len(raw) - 20 * schema.PAGE_BYTES)
     path.write_bytes(raw)
+    file = StoreFile.open(path, STREAM)
     with pytest.raises(StorageError):
-        file = StoreFile.open(path, STREAM)
-        try:
-            for seq in range(1, 301):
-                file.message(seq)
-            read(file)
-        finally:
-            file.abandon()
+        read(file)
+    file.abandon()

@@ -1,33 +1,23 @@
-"""One seed, one run; as a program, many of them in parallel.
-
-    python tests/simulation/simulate.py --seeds 200           fresh seeds
-    python tests/simulation/simulate.py --seed 42 --trace     one again, with everything that happened
-
-Exits with 1 if a seed fails, and prints the command that runs it again.
-"""
+"""One seed, one run: harm a cluster at work, let it heal, and judge what everybody saw."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
-import multiprocessing
-import os
-import secrets
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from checker import check
-from history import Store
+from simulation.checker import check
+from simulation.history import Store
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
-from nemesis import Nemesis
-from simulated_cluster import ClientNode, Simulation, small_limits
-from virtual_loop import VirtualLoop
-from workload import STORES, Application, Follow, read_final, write_last_values
+from simulation.nemesis import Nemesis
+from simulation.planted import PLANTED
+from simulation.simulated_cluster import ClientNode, Simulation, small_limits
+from simulation.simulated_disk import errors_may_go_unheard
+from simulation.virtual_loop import VirtualLoop
+from simulation.workload import STORES, Application, Follow, read_final, write_last_values
 
 #: How long the workload and the faults go on, in virtual seconds.
 RUN_SECONDS: Final = 20.0
@@ -48,11 +38,16 @@ class Result(NamedTuple):
     acknowledged: int
 
 
-def run_seed(seed: int, seconds: float = RUN_SECONDS) -> Result:
-    """Run one seed and judge it."""
-    with _without_collection():
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            simulation = runner.run(_run(seed, seconds))
+def run_seed(seed: int, fault: str | None = None, planted: str | None = None) -> Result:
+    """Run one seed and judge it; with `fault`, only that one happens, again and again; with
+    `planted`, the shipped code is broken like this."""
+    with (
+        contextlib.nullcontext() if planted is None else PLANTED[planted](),
+        _without_collection(),
+        errors_may_go_unheard(),
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+    ):
+        simulation = runner.run(_run(seed, fault))
     history = simulation.history
     return Result(
         seed,
@@ -63,7 +58,7 @@ def run_seed(seed: int, seconds: float = RUN_SECONDS) -> Result:
     )
 
 
-async def _run(seed: int, seconds: float) -> Simulation:
+async def _run(seed: int, fault: str | None) -> Simulation:
     simulation = Simulation(seed)
     chance = simulation.chance("run")
     with small_limits(simulation.chance("limits")):
@@ -77,7 +72,7 @@ async def _run(seed: int, seconds: float) -> Simulation:
                 client = await node.run(node.start(timeout_seconds=10.0))
                 application = Application(simulation, node, client)
                 applications.append(application)
-                work += [node.run(application.work(seconds)) for _ in range(_WORKERS)]
+                work += [node.run(application.work(RUN_SECONDS)) for _ in range(_WORKERS)]
                 for _ in range(_FOLLOWERS):
                     follows += 1
 
@@ -85,8 +80,8 @@ async def _run(seed: int, seconds: float) -> Simulation:
                         made = len(simulation.history.followings)
                         return Follow(simulation, first + made, chance)
 
-                    work.append(node.run(application.follow(seconds, make)))
-            await Nemesis(simulation).run(seconds)
+                    work.append(node.run(application.follow(RUN_SECONDS, make)))
+            await Nemesis(simulation, fault).run(RUN_SECONDS)
             simulation.trace.add("everything has healed")
             await _finish(simulation, work)
     return simulation
@@ -113,8 +108,10 @@ async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> Non
             if task.done() and not task.cancelled() and task.exception() is not None:
                 simulation.fail(f"an application failed: {task.exception()!r}")
         for store in STORES:
-            with contextlib.suppress(HoldfastError):
+            try:
                 simulation.history.final[store] = await read_final(client, store)
+            except HoldfastError as error:
+                simulation.fail(f"{store[1]} cannot be read in the end: {error!r}")
 
     await reader.run(last())
 
@@ -135,46 +132,3 @@ def _without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run seeds; return 1 if one fails."""
-    parser = argparse.ArgumentParser(description="Run seeds of the deterministic simulation.")
-    parser.add_argument("--seeds", type=int, default=1, help="how many; default: %(default)s")
-    parser.add_argument("--seed", type=int, help="the first one; default: a fresh one")
-    parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="virtual, of each run")
-    parser.add_argument("--trace", action="store_true", help="print everything that happens")
-    options = parser.parse_args(arguments)
-    first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
-    started = time.monotonic()
-    failed = 0
-    work = [(seed, options.seconds, options.trace) for seed in range(first, first + options.seeds)]
-    processes = min(len(work), os.cpu_count() or 1)
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
-        for result in pool.imap_unordered(_run_for_pool, work):
-            if options.trace:
-                print("\n".join(result.trace))
-            if result.violations:
-                failed += 1
-                print(f"seed {result.seed} FAILED: make simulate SEEDS=1 SEED={result.seed}")
-                for violation in result.violations[:10]:
-                    print(f"    {violation}")
-            elif options.seeds == 1:
-                print(f"seed {result.seed}: well, {result.acknowledged} operations answered")
-            sys.stdout.flush()
-    seconds = time.monotonic() - started
-    print(
-        f"{len(work) - failed} of {len(work)} seeds from {first} on are well ({seconds:.1f} s)",
-        flush=True,
-    )
-    return 1 if failed else 0
-
-
-def _run_for_pool(work: tuple[int, float, bool]) -> Result:
-    seed, seconds, keep_trace = work
-    result = run_seed(seed, seconds)
-    return result if keep_trace else result._replace(trace=[])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,316 @@
+"""The checks of `holdfast doctor`: their codes, what each is about, what to do, and what was found.
+
+A code is stable: it is never given to another check. The catalogue is also a table in docs/cli.md,
+which a test compares. Memory is bounded: of each check the number of findings is kept, and the first
+few of each severity as examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+#: Findings of one severity that are kept of one check.
+MAX_EXAMPLES: Final = 5
+
+
+class Severity(IntEnum):
+    """How bad a finding is. The numbers order them, and two are exit codes."""
+
+    #: Worth knowing, nothing to do: the check is still ok.
+    NOTE = 0
+    WARNING = 1
+    CRITICAL = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Check(NamedTuple):
+    """One thing that is checked. `advice` is what to do about a warning or worse."""
+
+    code: str
+    name: str
+    about: str
+    advice: str
+
+
+FORMAT = Check(
+    "HF-001",
+    "format",
+    "the FORMAT file says that holdfast made this folder, in a format that this holdfast knows",
+    "name the right folder with --data; upgrade holdfast for a later format; restore a missing "
+    "FORMAT file from a backup",
+)
+FILE_SYSTEM = Check(
+    "HF-002",
+    "file system",
+    "what kind of file system it is, and if other hosts share it",
+    "on a file system that several hosts share, find out that it carries POSIX locks between them "
+    "and has close-to-open consistency, as NFSv4 does; otherwise run all parts on one host",
+)
+ROOM = Check("HF-003", "room", "free space and free inodes", "make room before writes are refused")
+SYNC = Check(
+    "HF-004",
+    "sync",
+    "a new file can be made durable",
+    "look at the disk and the kernel's log; run the doctor as the user that the servers run as",
+)
+LOCKS = Check(
+    "HF-005",
+    "locks",
+    "a POSIX lock keeps another process of this host out",
+    "do not run holdfast here: mount the file system with locks",
+)
+OPEN_FENCES = Check(
+    "HF-006",
+    "open fences",
+    "every incarnation that may acknowledge has a process",
+    "start the coordinator and a persist server: they fence it and apply its log",
+)
+MISSING_FENCES = Check(
+    "HF-007",
+    "missing fences",
+    "every incarnation with a log has a fence file",
+    "nothing is lost, it counts as fenced; find out who removed the file",
+)
+LOG_DAMAGE = Check(
+    "HF-008",
+    "log damage",
+    "the logs of incarnations that ended can be read from end to end",
+    "keep a copy of the log before anything else; look at the disk; stores that lack what it held "
+    "are under HF-021",
+)
+DEAD_LOGS = Check(
+    "HF-009",
+    "waiting logs",
+    "logs of incarnations that ended, which some store may still need",
+    "a running server lets go of them once every store in them was taken over",
+)
+EMPTY_FILES = Check(
+    "HF-010",
+    "empty files",
+    "no store file has a length of zero",
+    "restore the file from a backup; where its logs reach back to its beginning a server rebuilds it",
+)
+FOREIGN_FILES = Check(
+    "HF-011",
+    "foreign files",
+    "every store file was made by holdfast",
+    "find out what replaced it and restore the file from a backup",
+)
+NEWER_FILES = Check(
+    "HF-012", "newer files", "no store file is of a later format", "upgrade holdfast"
+)
+MISPLACED_FILES = Check(
+    "HF-013",
+    "misplaced files",
+    "every store file lies in the folder of its name's hash, the only place where it is looked for",
+    "with the cluster stopped, move the file (and its -wal) to where it belongs",
+)
+MISNAMED_FILES = Check(
+    "HF-014",
+    "misnamed files",
+    "every store file is of the store that its name says",
+    "with the cluster stopped, give the file its right name, or restore it from a backup",
+)
+DAMAGED_FILES = Check(
+    "HF-015",
+    "damaged files",
+    "the pages of every store file are sound, checksums included",
+    "look at the disk; restore the file from a backup; where its logs reach back to its beginning a "
+    "server rebuilds it",
+)
+MISCOUNTED_FILES = Check(
+    "HF-016",
+    "miscounted files",
+    "the rows of every store file add up to what it says (--deep only)",
+    "report it: this is a bug of holdfast, or somebody wrote to the file",
+)
+UNREADABLE_FILES = Check(
+    "HF-017",
+    "unreadable files",
+    "every file can be read",
+    "run the doctor as the user that the servers run as; look at the disk",
+)
+UNCHECKED_FILES = Check(
+    "HF-018",
+    "unchecked files",
+    "files that are in use or, without --deep, too large for a look",
+    "stop the cluster and use --deep to check all of everything",
+)
+LONE_WALS = Check(
+    "HF-019",
+    "lone WALs",
+    "no WAL is without its store file",
+    "find the file that belongs to it, or restore both from a backup; never start without it",
+)
+GENERATIONS = Check(
+    "HF-020",
+    "generations",
+    "earlier generations of store files, unfinished copies and other leftovers",
+    "unfinished copies of incarnations that ended may be removed",
+)
+SEQUENCE = Check(
+    "HF-021",
+    "sequence",
+    "each store's file and the logs form one sequence without a gap",
+    "keep the file and all logs; restore the store from a backup that has what is missing",
+)
+STRANGERS = Check(
+    "HF-022",
+    "strangers",
+    "nothing lies among the stores that holdfast did not put there",
+    "move it elsewhere",
+)
+QUARANTINE = Check(
+    "HF-023",
+    "quarantine",
+    "no damaged file was moved to quarantine",
+    "report.json beside the file says why; restore the store if it was not rebuilt, then move the "
+    "folder away",
+)
+STATE = Check(
+    "HF-024",
+    "coordinator state",
+    "state.db of the coordinator is sound",
+    "restore coordinator/state.db from a backup, or start the coordinator with --replace-damaged-state",
+)
+MISSING_FILES = Check(
+    "HF-025",
+    "missing files",
+    "every store that has had a durable file still has one",
+    "restore the file from a backup; nothing opens the store as a new one meanwhile",
+)
+UNRECORDED_FILES = Check(
+    "HF-026",
+    "unrecorded files",
+    "the coordinator knows every store that has a file",
+    "nothing is lost: a store is recorded when it is next used; state.db may be an old one",
+)
+EPOCHS = Check(
+    "HF-027",
+    "epochs",
+    "no store file has a higher epoch than the coordinator knows of",
+    "state.db is older than the files, so restore the newest one; servers ask for higher epochs by "
+    "themselves",
+)
+
+CHECKS: Final = (
+    FORMAT,
+    FILE_SYSTEM,
+    ROOM,
+    SYNC,
+    LOCKS,
+    OPEN_FENCES,
+    MISSING_FENCES,
+    LOG_DAMAGE,
+    DEAD_LOGS,
+    EMPTY_FILES,
+    FOREIGN_FILES,
+    NEWER_FILES,
+    MISPLACED_FILES,
+    MISNAMED_FILES,
+    DAMAGED_FILES,
+    MISCOUNTED_FILES,
+    UNREADABLE_FILES,
+    UNCHECKED_FILES,
+    LONE_WALS,
+    GENERATIONS,
+    SEQUENCE,
+    STRANGERS,
+    QUARANTINE,
+    STATE,
+    MISSING_FILES,
+    UNRECORDED_FILES,
+    EPOCHS,
+)
+
+
+class Finding(NamedTuple):
+    """One thing that was found. `where` is a path below the data directory, or empty."""
+
+    severity: Severity
+    where: str
+    what: str
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """What one check found. `skipped` says why it was not made, or is empty."""
+
+    check: Check
+    skipped: str = ""
+    counts: dict[Severity, int] = field(default_factory=lambda: dict.fromkeys(Severity, 0))
+    kept: dict[Severity, list[Finding]] = field(
+        default_factory=lambda: {one: [] for one in Severity}
+    )
+
+    @property
+    def severity(self) -> Severity:
+        return max((one for one in Severity if self.counts[one]), default=Severity.NOTE)
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `warning`, `critical` or `skipped`."""
+        if self.severity is not Severity.NOTE:
+            return self.severity.word
+        return "skipped" if self.skipped else "ok"
+
+    @property
+    def examples(self) -> list[Finding]:
+        """The first findings, the worst first."""
+        worst_first = sorted(Severity, reverse=True)
+        return [one for severity in worst_first for one in self.kept[severity]][:MAX_EXAMPLES]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "code": self.check.code,
+            "name": self.check.name,
+            "outcome": self.outcome,
+            "criticals": self.counts[Severity.CRITICAL],
+            "warnings": self.counts[Severity.WARNING],
+            "notes": self.counts[Severity.NOTE],
+            "skipped": self.skipped or None,
+            "examples": [
+                {"severity": one.severity.word, "where": one.where, "what": one.what}
+                for one in self.examples
+            ],
+            "advice": self.check.advice if self.severity is not Severity.NOTE else None,
+        }
+
+
+class Findings:
+    """What all checks found."""
+
+    def __init__(self) -> None:
+        self.results = {check.code: CheckResult(check) for check in CHECKS}
+
+    @property
+    def severity(self) -> Severity:
+        return max(result.severity for result in self.results.values())
+
+    def note(self, check: Check, where: object, what: str) -> None:
+        self.add(check, Severity.NOTE, where, what)
+
+    def warn(self, check: Check, where: object, what: str) -> None:
+        self.add(check, Severity.WARNING, where, what)
+
+    def alarm(self, check: Check, where: object, what: str) -> None:
+        self.add(check, Severity.CRITICAL, where, what)
+
+    def add(self, check: Check, severity: Severity, where: object, what: str) -> None:
+        result = self.results[check.code]
+        result.counts[severity] += 1
+        if len(result.kept[severity]) < MAX_EXAMPLES:
+            result.kept[severity].append(Finding(severity, str(where), what))
+
+    def skip(self, check: Check, reason: str) -> None:
+        """Say that a check was not made, or not to its end."""
+        self.results[check.code].skipped = reason
+
+    def void(self, check: Check, reason: str) -> None:
+        """Forget what a check found and say why it does not count."""
+        self.results[check.code] = CheckResult(check, skipped=reason)

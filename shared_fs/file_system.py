@@ -1,0 +1,156 @@
+"""The file system under a folder: its type, whether other hosts share it, and how much room it has.
+
+The type comes from the kernel's list of mounts, so it is known on Linux only; elsewhere it is
+unknown, and `local` is False: whoever asks must then expect the worst. A FUSE mount counts as not
+local, since nothing tells what is behind it.
+
+`time_sync` and `locks_exclude` try out what holdfast rests on. They see one host only: whether locks
+and syncs mean the same to the others is for the file system's documentation to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_MOUNTS: Final = Path("/proc/self/mounts")
+#: Spaces, tabs, newlines and backslashes are octal in the list.
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_NETWORK_TYPES: Final = frozenset(
+    # Clustered ones too: what matters is that another host may change a file.
+    ["9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"]
+) | frozenset(
+    ["nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"]
+)
+_PROCESS_SECONDS: Final = 30.0
+#: Exit codes of the program below.
+_LOCKED: Final = 10
+_REFUSED: Final = 11
+_LOCK_PROGRAM: Final = f"""
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except (BlockingIOError, PermissionError):
+    sys.exit({_REFUSED})
+sys.exit({_LOCKED})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One mounted file system; `type` is empty where it is not known."""
+
+    type: str
+    path: str
+
+    @property
+    def local(self) -> bool:
+        """Nobody but this host changes its files, as far as the type tells."""
+        return bool(self.type) and not (
+            self.type in _NETWORK_TYPES or self.type.partition(".")[0] in ("fuse", "fuseblk")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much fits on a file system. `file_count` and `free_file_count` are 0 where there is no
+    limit to the number of files."""
+
+    size_bytes: int
+    free_bytes: int
+    file_count: int
+    free_file_count: int
+
+
+def mount_of(path: Path) -> Mount:
+    """Return the mount that holds `path`, which exists. Does not touch other mounts."""
+    try:
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return Mount("", "")
+    return mount_in(lines, path.resolve())
+
+
+def mount_in(lines: Iterable[str], path: Path) -> Mount:
+    """Return the mount of the absolute `path` by the lines of a list of mounts."""
+    found = Mount("", "")
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mounted = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[1])
+        # Of several on one folder the last one hides the others.
+        if path.is_relative_to(mounted) and len(mounted) >= len(found.path):
+            found = Mount(fields[2], mounted)
+    return found
+
+
+def room_of(path: Path) -> Room:
+    """Return the room of the file system that holds `path`, for an unprivileged process."""
+    found = os.statvfs(path)
+    return Room(
+        size_bytes=found.f_blocks * found.f_frsize,
+        free_bytes=found.f_bavail * found.f_frsize,
+        file_count=found.f_files,
+        free_file_count=found.f_favail,
+    )
+
+
+def time_sync(folder: Path) -> float:
+    """Return how many seconds it takes to make a small new file in `folder` durable.
+
+    Raises OSError. The file is gone afterwards.
+    """
+    with _probe_file(folder) as path:
+        started_at = time.perf_counter()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"holdfast\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return time.perf_counter() - started_at
+
+
+def locks_exclude(folder: Path) -> bool:
+    """Tell if a POSIX record lock on a file in `folder` keeps another process of this host out, and
+    lets it in once released. Raises OSError where there are no such locks."""
+    with _probe_file(folder) as path:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while_held = _other_process_locks(path)
+        finally:
+            os.close(descriptor)
+        return not while_held and _other_process_locks(path)
+
+
+@contextlib.contextmanager
+def _probe_file(folder: Path) -> Iterator[Path]:
+    path = folder / f"probe.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        path.touch(exist_ok=False)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _other_process_locks(path: Path) -> bool:
+    command = [sys.executable, "-I", "-c", _LOCK_PROGRAM, str(path)]
+    ended = subprocess.run(
+        command, timeout=_PROCESS_SECONDS, capture_output=True, text=True, check=False
+    )
+    if ended.returncode not in (_LOCKED, _REFUSED):
+        raise OSError(f"cannot try a lock from another process: {ended.stderr.strip()[-200:]}")
+    return ended.returncode == _LOCKED

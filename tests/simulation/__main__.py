@@ -1,0 +1,72 @@
+"""Many seeds in parallel.
+
+    make simulate SEEDS=200            fresh seeds
+    make simulate SEED=42 TRACE=1      one again, with everything that happened
+
+Exits with 1 if a seed fails, and prints the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+
+from simulation.planted import PLANTED
+from simulation.run import run_seed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run seeds; return 1 if one fails."""
+    parser = argparse.ArgumentParser(
+        prog="simulation", description="Run seeds of the deterministic simulation."
+    )
+    parser.add_argument("--seeds", type=int, help="how many; default: 1 with --seed, else 50")
+    parser.add_argument("--seed", type=int, help="the first one; default: a fresh one")
+    parser.add_argument("--fault", help="let only this happen, see nemesis.py; default: any")
+    parser.add_argument("--planted", choices=PLANTED, help="break the shipped code like this")
+    parser.add_argument("--trace", action="store_true", help="print everything that happens")
+    options = parser.parse_args(arguments)
+    first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    seeds = options.seeds or (50 if options.seed is None else 1)
+    started = time.monotonic()
+    failed = 0
+    processes = min(seeds, os.cpu_count() or 1)
+    run = functools.partial(run_seed, fault=options.fault, planted=options.planted)
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
+        for result in pool.imap_unordered(run, range(first, first + seeds)):
+            if options.trace:
+                print("\n".join(result.trace))
+            if result.violations:
+                failed += 1
+                print(f"seed {result.seed} FAILED; again: {_command(result.seed, options)}")
+                for violation in result.violations[:10]:
+                    print(f"    {violation}")
+            elif seeds == 1:
+                print(f"seed {result.seed}: well, {result.acknowledged} operations answered")
+            sys.stdout.flush()
+    seconds = time.monotonic() - started
+    print(
+        f"{seeds - failed} of {seeds} seeds from {first} on are well ({seconds:.1f} s)",
+        flush=True,
+    )
+    return 1 if failed else 0
+
+
+def _command(seed: int, options: argparse.Namespace) -> str:
+    if options.fault is None and options.planted is None:
+        return f"make simulate SEED={seed}"
+    words = [f"PYTHONPATH=tests {sys.executable} -P -m simulation --seed {seed}"]
+    for name in ("fault", "planted"):
+        if getattr(options, name) is not None:
+            words.append(f"--{name} {getattr(options, name)}")
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

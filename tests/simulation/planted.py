@@ -1,0 +1,120 @@
+"""Bugs planted on purpose, to show that the simulation finds them.
+
+Each is a context manager that breaks one safeguard of the shipped code while it is entered, and is
+named after what is left out. Nothing here is reachable from the shipped code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest.mock import patch
+
+import apsw
+
+from holdfast.client.merge import Merge
+from holdfast.persist import opening
+from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.takeover import Plan, plan
+from holdfast.persist.tick import Tick
+from holdfast.protocol.frames import ChangeBatch, decode_changes
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+
+
+@contextlib.contextmanager
+def skip_the_fence_check() -> Iterator[None]:
+    """A fenced incarnation goes on as if nothing had happened."""
+    with patch.object(FenceGate, "check", lambda gate: None):
+        yield
+
+
+@contextlib.contextmanager
+def ack_before_the_sync() -> Iterator[None]:
+    """Answers and broadcasts leave as soon as the frame is written to the log."""
+    queue = Pipeline._queue
+
+    def queue_at_once(pipeline: Pipeline, tick: Tick) -> None:
+        tick.wait_for = 0
+        queue(pipeline, tick)
+
+    with patch.object(Pipeline, "_queue", queue_at_once):
+        yield
+
+
+@contextlib.contextmanager
+def replay_old_epochs() -> Iterator[None]:
+    """A takeover applies whatever continues the file, of whatever epoch."""
+
+    def plan_without_bounds(
+        store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
+    ) -> Plan:
+        found = Plan([], [])
+        revision = file_revision
+        for record in sorted(records, key=lambda each: each.epoch):
+            if record.previous_revision == revision:
+                batches = [decode_changes(payload) for payload in record.payloads]
+                found.batches.extend(
+                    AppliedBatch(each.previous_revision, each.time, each.changes)
+                    for each in batches
+                )
+                found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
+                revision = record.revision
+        return found
+
+    with patch.object(opening, "plan", plan_without_bounds):
+        yield
+
+
+@contextlib.contextmanager
+def forget_outcomes_in_a_takeover() -> Iterator[None]:
+    """What writers were answered by the dead owner is not taken over, only what they wrote."""
+
+    def plan_without_outcomes(*arguments: Any, **options: Any) -> Plan:
+        return plan(*arguments, **options)._replace(outcomes=[])
+
+    with patch.object(opening, "plan", plan_without_outcomes):
+        yield
+
+
+@contextlib.contextmanager
+def retire_the_log_without_a_sync() -> Iterator[None]:
+    """A checkpoint moves the WAL into the file and syncs neither."""
+
+    def checkpoint(file: StoreFile) -> None:
+        file._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    with patch.object(StoreFile, "checkpoint", checkpoint):
+        yield
+
+
+@contextlib.contextmanager
+def follow_over_gaps() -> Iterator[None]:
+    """A follower takes the next broadcast for the next change."""
+    broadcast = Merge.broadcast
+
+    def broadcast_anyway(merge: Merge, batch: ChangeBatch) -> None:
+        cursor = merge.cursor
+        if cursor is not None and batch.previous_revision > cursor.revision and not merge.behind:
+            merge.cursor = cursor._replace(revision=batch.previous_revision)
+        broadcast(merge, batch)
+
+    with patch.object(Merge, "broadcast", broadcast_anyway):
+        yield
+
+
+PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
+    bug.__name__: bug
+    for bug in (
+        skip_the_fence_check,
+        ack_before_the_sync,
+        replay_old_epochs,
+        forget_outcomes_in_a_takeover,
+        retire_the_log_without_a_sync,
+        follow_over_gaps,
+    )
+}

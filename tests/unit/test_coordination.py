@@ -1,0 +1,160 @@
+"""What a server obeys and believes: only the latest coordinator that it has heard of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from holdfast.persist.coordination import Coordination
+from holdfast.protocol.bus import Bus, BusMessage
+from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.control import ServerMode
+from holdfast.protocol.errors import (
+    DeposedError,
+    HoldfastError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    NotOwnerError,
+    ProtocolError,
+)
+from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+
+ONE = StoreId("acme", 1, "one")
+
+
+class World:
+    """A server's coordination, what it was told to do, and the coordinator's next answer."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.mode = ServerMode.RUNNING
+        self.drains: list[bool] = []
+        self.answer: bytes | None = None
+        self.asked: list[Mapping[str, Any]] = []
+        self.coordination = Coordination(
+            bus=bus,
+            subjects=Subjects(),
+            server="a",
+            incarnation="1",
+            mode=lambda: self.mode,
+            drain=self.drains.append,
+        )
+
+    def command(self, **fields: object) -> Mapping[str, Any]:
+        return decode_control(self.coordination.command(encode_control(**fields)))
+
+    async def listen(self) -> None:
+        await self.bus.subscribe(Subjects().cluster("*"), self._on_request)
+
+    def _on_request(self, message: BusMessage) -> None:
+        self.asked.append(decode_control(message.payload))
+        if self.answer is not None:
+            self._task = asyncio.create_task(self.bus.publish(message.reply, self.answer))
+
+
+def run(body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bus = MemoryNetwork().connect("server")
+        try:
+            await body(World(bus))
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
+
+
+def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed() -> None:
+    async def body(world: World) -> None:
+        assert world.command(command="probe", term=7)["term"] == 7
+        for fields in (
+            {"command": "probe"},
+            {"command": "drain", "incarnation": "1"},
+            {"command": "register"},
+        ):
+            with pytest.raises(DeposedError) as deposed:
+                world.command(term=6, **fields)
+            assert deposed.value.fields == {"term": 6, "newer_term": 7}
+        assert world.drains == []
+        assert world.command(command="probe", term=8)["term"] == 8
+
+    run(body)
+
+
+def test_a_drain_that_was_for_another_incarnation_is_not_obeyed() -> None:
+    async def body(world: World) -> None:
+        world.command(command="drain", term=1, incarnation="0")
+        world.command(command="drain", term=1)
+        assert world.drains == []
+        world.command(command="drain", term=1, incarnation="1")
+        world.command(command="undrain", term=1, incarnation="1")
+        assert world.drains == [True, False]
+
+    run(body)
+
+
+def test_a_probe_is_answered_with_the_mode() -> None:
+    async def body(world: World) -> None:
+        for mode in ServerMode:
+            world.mode = mode
+            answer = world.command(command="probe", term=3)
+            assert answer == {"server": "a", "incarnation": "1", "state": mode, "term": 3}
+
+    run(body)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01\xc1", encode_control(command="dance", term=1)])
+def test_what_makes_no_sense_is_refused_with_a_typed_error(payload: bytes) -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(HoldfastError) as refused:
+            decode_control(world.coordination.command(payload))
+        assert isinstance(refused.value, MalformedFrameError | ProtocolError)
+
+    run(body)
+
+
+def test_an_answer_of_a_deposed_coordinator_counts_as_none() -> None:
+    async def body(world: World) -> None:
+        await world.listen()
+        world.command(command="probe", term=7)
+        world.answer = encode_control(term=6, grants=[[1, 2]])
+        with pytest.raises(DeposedError):
+            await world.coordination.open([(ONE, False)])
+        world.answer = encode_control(term=8, grants=[[1, 2]])
+        assert await world.coordination.open([(ONE, False)]) == [[1, 2]]
+        assert world.coordination.term == 8
+
+    run(body)
+
+
+def test_without_a_coordinator_the_error_says_so() -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(NoCoordinatorError):
+            await world.coordination.release([(ONE, 3)])
+        await world.coordination.register(lambda: True)
+        assert not world.coordination.registered
+
+    run(body)
+
+
+def test_an_epoch_that_was_found_is_told_and_a_higher_one_is_required() -> None:
+    async def body(world: World) -> None:
+        await world.listen()
+        world.answer = encode_control(term=1, grants=[[6, 2]])
+        assert await world.coordination.raise_epoch(ONE, 5) == 6
+        assert world.asked[-1]["stores"] == [["acme", 1, "one", False, 5]]
+        with pytest.raises(ProtocolError):
+            await world.coordination.raise_epoch(ONE, 6)
+        error = NotOwnerError(server="a")
+        world.answer = encode_control(term=1, grants=[[None, error.code, error.fields]])
+        with pytest.raises(NotOwnerError):
+            await world.coordination.raise_epoch(ONE, 5)
+        world.answer = encode_control_error(NotOwnerError(server="a"))
+        with pytest.raises(NotOwnerError):
+            await world.coordination.vacate(1)
+
+    run(body)

@@ -1,0 +1,158 @@
+"""A coordinator whose state file is lost or damaged: who is fenced, what is kept, what is found."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
+from holdfast.coordinator.state_file import StateFile, open_state_file
+from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import create_fence, is_open
+from holdfast.shared_fs.layout import Layout, open_layout
+
+NOTES = StoreId("acme", 1, "project.42.notes")
+SETTINGS = StoreId("acme", 2, "stream.1.db")
+OTHER = StoreId("other", 1, "notes")
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def layout(tmp_path: Path, disk: Disk) -> Layout:
+    layout = open_layout(tmp_path, disk)
+    disk.make_directory(layout.coordinator)
+    return layout
+
+
+@pytest.fixture
+def incarnation(layout: Layout, disk: Disk) -> Path:
+    """The open fence of an incarnation."""
+    disk.make_directory(layout.incarnation("s1", "i1"))
+    (layout.server("s1") / "lock").touch()
+    create_fence(disk, layout.fence("s1", "i1"))
+    return layout.fence("s1", "i1")
+
+
+def opened(layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool = False) -> StateFile:
+    return open_state(
+        layout, disk, had_past=had_past, replace_damaged=replace_damaged, now_ms=1_000
+    )
+
+
+def surveying(state: StateFile) -> bool:
+    with closing(state), state.transaction():
+        return state.surveying()
+
+
+def touch(layout: Layout, store: StoreId, generation: int = 1) -> Path:
+    path = layout.store(store, generation)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_without_a_past_nobody_is_fenced_and_nothing_is_surveyed(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    assert not has_past(layout, disk)
+    assert not surveying(opened(layout, disk, had_past=False))
+    assert is_open(disk, incarnation)
+    assert has_past(layout, disk)
+
+
+def test_with_a_past_everyone_is_fenced_before_a_new_file_appears(
+    layout: Layout, disk: Disk, incarnation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(layout, NOTES)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise StorageFailedError(reason="no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "overwrite_durably", refuse)
+        with pytest.raises(StorageFailedError):
+            opened(layout, disk, had_past=True)
+    assert not (layout.coordinator / "state.db").exists()
+    assert surveying(opened(layout, disk, had_past=True))
+    assert not is_open(disk, incarnation)
+
+
+def test_a_survey_that_was_cut_short_is_still_due(layout: Layout, disk: Disk) -> None:
+    touch(layout, NOTES)
+    assert surveying(opened(layout, disk, had_past=True))
+    assert surveying(opened(layout, disk, had_past=True))
+
+
+def test_a_state_file_that_is_there_is_opened_and_nobody_is_fenced(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    touch(layout, NOTES)
+    open_state_file(layout.coordinator / "state.db", disk).close()
+    for replace_damaged in (False, True):
+        state = opened(layout, disk, had_past=True, replace_damaged=replace_damaged)
+        assert not surveying(state)
+    assert is_open(disk, incarnation)
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "inside", "log alone"])
+def test_a_damaged_state_file_is_replaced_only_when_the_operator_says_so(
+    layout: Layout, disk: Disk, incarnation: Path, damage: str
+) -> None:
+    path = layout.coordinator / "state.db"
+    with closing(open_state_file(path, disk)) as state, state.transaction():
+        for number in range(2000):
+            state.found(StoreId("acme", 1, f"a.rather.long.name.of.a.store.{number}"))
+    content = path.read_bytes()
+    bad = {
+        "empty": b"",
+        "garbage": b"not a database" * 1000,
+        "inside": content[:-8192] + b"\xff" * 8192,
+    }.get(damage)
+    if bad is None:
+        path.unlink()
+        path.with_name("state.db-wal").write_bytes(b"frames")
+    else:
+        path.write_bytes(bad)
+    if damage != "inside":
+        with pytest.raises(StoreDamagedError):
+            opened(layout, disk, had_past=True)
+        assert is_open(disk, incarnation)
+    state = opened(layout, disk, had_past=True, replace_damaged=True)
+    assert state.term > 1
+    assert surveying(state)
+    assert not is_open(disk, incarnation)
+    kept = layout.quarantine / "_coordinator" / "state.db.1000"
+    assert {each.name for each in kept.iterdir()} & {"state.db", "state.db-wal"}
+
+
+def test_a_survey_finds_every_store_and_passes_over_what_is_not_ours(
+    layout: Layout, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for store in (NOTES, SETTINGS, OTHER):
+        touch(layout, store)
+    touch(layout, NOTES, 2)
+    folder = layout.store(NOTES).parent
+    for name in ("x.stream.1.db", "a b.stream.1.db", "x.blob.1.db", "x.stream.1.db-wal", "notes"):
+        (folder / name).touch()
+    stores = layout.root / "stores"
+    (stores / "no tenant").mkdir()
+    (stores / "acme" / "lost+found").mkdir()
+    assert set(stores_on_disk(layout, disk)) == {NOTES, SETTINGS, OTHER}
+    assert "survey_stranger" in caplog.text
+
+
+def test_a_survey_that_cannot_read_a_folder_does_not_count_as_done(
+    layout: Layout, disk: Disk
+) -> None:
+    touch(layout, NOTES)
+    (layout.root / "stores" / "acme" / "00").touch()
+    with pytest.raises(StorageFailedError):
+        list(stores_on_disk(layout, disk))
