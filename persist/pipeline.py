@@ -344,6 +344,8 @@ class Pipeline:
                     await self._send(release)
                     if release.left is not None:
                         release.left.set()
+                    # Publishing seldom suspends: heartbeats and new frames must have their turn.
+                    await asyncio.sleep(0)
                 self._materialise_long(ready)
                 self._releasing = False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -64,6 +65,10 @@ def run_server(
         level=options.log_level.upper(),
         format="%(asctime)s %(levelname)s %(message)s",
     )
+    # What is loaded by now lives for ever, and a server's many small objects die by reference count:
+    # the collector's full passes over all of them would only be pauses.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             runner.run(_run(parser.prog, options, serve))

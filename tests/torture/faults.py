@@ -42,6 +42,9 @@ ROUND: Final[tuple[tuple[FaultKind, ...], ...]] = (
     (FaultKind.RESTART, FaultKind.PAUSE),
 )
 PAUSE_SECONDS: Final = (1.0, 8.0)
+#: Half of the pauses end about when the coordinator fences (SILENCE_SECONDS and a probe): then the
+#: one that wakes up meets clients that still wait for it.
+FENCING_SECONDS: Final = (2.3, 3.6)
 REST_SECONDS: Final = (0.5, 3.0)
 #: Before and after a kill that is to be measured by itself.
 CALM_SECONDS: Final = (3.2, 4.5)
@@ -53,6 +56,7 @@ class PlannedFault:
 
     kind: FaultKind
     pick: float
+    #: Of a PAUSE.
     pause_seconds: float = 0.0
 
 
@@ -100,8 +104,8 @@ def strikes(seed: int) -> Iterator[Strike]:
 
 
 def _plan(kind: FaultKind, rng: random.Random) -> PlannedFault:
-    pause = rng.uniform(*PAUSE_SECONDS) if kind is FaultKind.PAUSE else 0.0
-    return PlannedFault(kind, rng.random(), pause)
+    pause_seconds = rng.uniform(*rng.choice((PAUSE_SECONDS, FENCING_SECONDS)))
+    return PlannedFault(kind, rng.random(), pause_seconds)
 
 
 def choose(strike: Strike, well: Sequence[str], server_count: int) -> list[str] | None:

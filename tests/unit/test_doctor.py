@@ -77,10 +77,12 @@ def make_log(
         fence.fence(DISK, folder / "fence")
     log = CommitLog(DISK, folder / "log")
     for tick, (previous, revision) in enumerate(revisions, start=1):
-        changes = [[frames.CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)]
+        changes = [
+            [frames.CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)
+        ]
         payload = frames.encode_changes(2, previous, 5, changes)
         log.append(tick, [LogRecord(store, 2, previous, revision, [payload], [])])
-    log.prepare_sync()()
+        log.prepare_sync()()
     log.close()
     return folder / "log" / "0000000001.log"
 
@@ -124,7 +126,7 @@ def test_a_new_data_directory_is_fine(tmp_path: Path) -> None:
 
 
 def test_a_log_that_goes_on_where_the_file_ends_is_fine(layout: Layout) -> None:
-    make_log(layout, (1, 2), (2, 4), (4, 9))
+    make_log(layout, (1, 2), (2, 3), (3, 9))
     findings = look(layout)
     assert outcomes(findings) == {}
     assert "1 stores" in text_of(findings, checks.DEAD_LOGS)

@@ -1,0 +1,375 @@
+"""The checker finds each kind of wrong history, and nothing in a right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.names import StoreKind
+from simulation.checker import check
+from simulation.history import (
+    Broadcast,
+    ChangeOf,
+    Final,
+    Following,
+    History,
+    Key,
+    Operation,
+    Outcome,
+    Store,
+    What,
+)
+
+_STREAM: Store = (int(StoreKind.STREAM), "s")
+_KV: Store = (int(StoreKind.KV), "k")
+
+
+class _Story:
+    """A history in the making: each operation ends before the next begins."""
+
+    def __init__(self, store: Store = _STREAM) -> None:
+        self.store = store
+        self.history = History()
+        self._revision = self._seq = 0
+        self.rows: dict[Key, tuple[bytes, int]] = {}
+
+    def call(self, action: str, outcome: Outcome = Outcome.OK, **fields: Any) -> Operation:
+        results = {
+            name: fields.pop(name)
+            for name in ("revisions", "seqs", "count", "seen", "head_revision", "duplicate")
+            if name in fields
+        }
+        operation = self.history.invoke("c", self.store, action, **fields)
+        for name, value in results.items():
+            setattr(operation, name, value)
+        self.history.complete(operation, outcome)
+        if outcome is Outcome.UNKNOWN:
+            operation.returned = None
+        return operation
+
+    def append(self, value: bytes) -> Operation:
+        """A right append."""
+        self._revision += 1
+        self._seq += 1
+        self.rows[self._seq] = (value, self._revision)
+        return self.call("append", values=(value,), revisions=(self._revision,), seqs=(self._seq,))
+
+    def set(self, key: Key, value: bytes, **fields: Any) -> Operation:
+        """A right set."""
+        self._revision += 1
+        if isinstance(key, int):
+            self._seq = max(self._seq, key)
+        self.rows[key] = (value, self._revision)
+        seqs = (key,) if isinstance(key, int) else ()
+        return self.call(
+            "set", keys=(key,), values=(value,), revisions=(self._revision,), seqs=seqs, **fields
+        )
+
+    def delete(self, key: Key) -> Operation:
+        """A right delete."""
+        self._revision += 1
+        del self.rows[key]
+        return self.call("delete", keys=(key,), count=1, revisions=(self._revision,))
+
+    def get(self, key: Key, seen: tuple[bytes, int] | None) -> Operation:
+        return self.call("get", keys=(key,), seen={} if seen is None else {key: seen})
+
+    def follow(self, *changes: tuple[int, ChangeOf | None], **fields: Any) -> Following:
+        following = Following("f", self.store, **fields)
+        following.changes = [(ChangeKind.SET, revision, change) for revision, change in changes]
+        self.history.followings.append(following)
+        return following
+
+    def broadcast(self, *changes: tuple[int, ChangeOf], incarnation: str = "i") -> None:
+        self.history.broadcasts.append(Broadcast(incarnation, self.store, 1, changes))
+
+    def found(self, **final: Any) -> list[str]:
+        """Judge, with a final state as it should be but for `final`."""
+        fields = {"revision": self._revision, "last_seq": self._seq, "rows": self.rows, **final}
+        self.history.final[self.store] = Final(**fields)
+        return check(self.history)
+
+
+def _set(key: Key, value: bytes) -> ChangeOf:
+    return ChangeOf(What.SET, (key,), value)
+
+
+def _assert_one(found: list[str], *words: str) -> None:
+    assert any(all(word in what for word in words) for what in found), found
+
+
+def test_a_right_history_is_right() -> None:
+    story = _Story()
+    for value in (b"a", b"b", b"c"):
+        story.append(value)
+    story.set(2, b"B")
+    story.delete(1)
+    story.get(2, (b"B", 4))
+    story.get(1, None)
+    story.call("head", head_revision=5)
+    story.call("get_all", seen=dict(story.rows))
+    story.broadcast((1, _set(1, b"a")), (2, _set(2, b"b")))
+    story.follow(
+        (1, _set(1, b"a")),
+        (3, _set(3, b"c")),
+        (4, _set(2, b"B")),
+        (5, ChangeOf(What.DELETE, (1,))),
+        start_seq=1,
+        complete=True,
+    )
+    assert story.found() == []
+
+
+def test_a_right_history_of_a_kv_is_right() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    story.set("b", b"2", expected=0)
+    story.set("a", b"3", expected=1)
+    story.call("set", Outcome.REFUSED, keys=("a",), values=(b"4",), expected=1)
+    story.call("set", Outcome.UNKNOWN, keys=("a",), values=(b"5",))
+    story.follow(
+        (3, _set("a", b"3")), (2, _set("b", b"2")), live_after=3, complete=True
+    ).changes.append((ChangeKind.READY, 3, None))
+    assert story.found() == []
+
+
+def test_an_operation_whose_outcome_is_unknown_may_or_may_not_have_happened() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.call("append", Outcome.UNKNOWN, values=(b"b",))
+    story.call("delete", Outcome.UNKNOWN, keys=(1,))
+    assert story.found() == []
+    assert story.found(revision=2, last_seq=2, rows={**story.rows, 2: (b"b", 2)}) == []
+    assert story.found(revision=2, rows={}) == []
+
+
+def test_a_lost_acknowledged_append_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.append(b"b")
+    _assert_one(story.found(revision=1, last_seq=1, rows={1: (b"a", 1)}), "lost", "revision 2")
+
+
+def test_a_value_that_vanished_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.append(b"b")
+    _assert_one(story.found(rows={2: (b"b", 2)}), "lost", "b'a'")
+
+
+def test_a_value_that_went_back_is_found() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    story.set("a", b"2")
+    _assert_one(story.found(rows={"a": (b"1", 1)}), "lost", "b'2'")
+
+
+def test_a_value_stored_twice_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    found = story.found(revision=2, last_seq=2, rows={1: (b"a", 1), 2: (b"a", 2)})
+    _assert_one(found, "stored twice")
+
+
+def test_a_refused_value_that_was_stored_is_found() -> None:
+    story = _Story(_KV)
+    story.call("set", Outcome.REFUSED, keys=("a",), values=(b"1",), expected=7)
+    _assert_one(story.found(revision=1, rows={"a": (b"1", 1)}), "refused and stored")
+
+
+def test_a_value_that_nobody_wrote_is_found() -> None:
+    _assert_one(_Story().found(revision=1, last_seq=1, rows={1: (b"?", 1)}), "made up")
+
+
+def test_a_value_at_another_key_is_found() -> None:
+    story = _Story(_KV)
+    story.call("set", Outcome.UNKNOWN, keys=("a",), values=(b"1",))
+    _assert_one(story.found(revision=1, rows={"b": (b"1", 1)}), "misplaced")
+
+
+def test_two_different_changes_of_one_revision_are_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.call("append", Outcome.UNKNOWN, values=(b"b",))
+    story.broadcast((1, _set(1, b"b")), incarnation="zombie")
+    _assert_one(story.found(), "two orders", "zombie")
+
+
+def test_a_broadcast_that_came_to_nothing_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.call("append", Outcome.UNKNOWN, values=(b"b",))
+    story.broadcast((2, _set(2, b"b")), incarnation="zombie")
+    _assert_one(story.found(), "lost", "zombie")
+
+
+def test_a_hole_in_the_seqs_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    _assert_one(story.found(last_seq=2), "not dense", "seq 2")
+
+
+def test_a_seq_given_twice_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.call("append", values=(b"b",), revisions=(2,), seqs=(1,))
+    _assert_one(story.found(revision=2, rows={1: (b"b", 2)}), "given twice")
+
+
+def test_seqs_that_go_back_are_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.append(b"b")
+    story.call("append", Outcome.UNKNOWN, values=(b"c",))
+    rows = {1: (b"a", 1), 2: (b"b", 2), 3: (b"c", 4), 4: (b"d", 3)}
+    story.call("append", Outcome.UNKNOWN, values=(b"d",))
+    _assert_one(story.found(revision=4, last_seq=4, rows=rows), "seqs go back")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.UNKNOWN])
+def test_half_a_batch_is_found(outcome: Outcome) -> None:
+    story = _Story()
+    acks = {"revisions": (1, 2), "seqs": (1, 2)} if outcome is Outcome.OK else {}
+    story.call("append_many", outcome, values=(b"a", b"b"), **acks)
+    _assert_one(story.found(revision=1, last_seq=1, rows={1: (b"a", 1)}), "torn")
+
+
+def test_a_delete_that_was_undone_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.delete(1)
+    _assert_one(story.found(rows={1: (b"a", 1)}), "undone")
+
+
+def test_a_trim_that_was_undone_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.broadcast((2, ChangeOf(What.TRIM, end=1)))
+    _assert_one(story.found(revision=2, rows={1: (b"a", 1)}), "undone")
+
+
+def test_an_expected_revision_that_did_not_hold_is_found() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    story.set("a", b"2")
+    story.set("a", b"3", expected=1)
+    _assert_one(story.found(), "expected revision 1")
+
+
+def test_an_expected_last_seq_that_did_not_hold_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.append(b"b").expected = 0
+    _assert_one(story.found(), "expected last seq 0")
+
+
+def test_a_stale_read_is_found() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    story.set("a", b"2")
+    story.get("a", (b"1", 1))
+    _assert_one(story.found(), "stale", "get")
+
+
+def test_a_read_that_misses_a_value_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.get(1, None)
+    _assert_one(story.found(), "stale", "no 1")
+
+
+def test_a_read_that_misses_what_an_earlier_read_saw_is_found() -> None:
+    story = _Story(_KV)
+    story.call("set", Outcome.UNKNOWN, keys=("a",), values=(b"1",))
+    story.rows["a"] = (b"1", 1)
+    story.get("a", (b"1", 1))
+    story.get("a", None)
+    _assert_one(story.found(revision=1), "stale", "no 'a'")
+
+
+def test_a_stale_head_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.call("head", head_revision=0)
+    _assert_one(story.found(), "stale", "head")
+
+
+def test_a_page_of_a_whole_read_that_misses_a_value_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.append(b"b")
+    story.call("get_all", seen={1: (b"a", 1)})
+    _assert_one(story.found(), "stale", "no 2")
+
+
+def test_writes_out_of_real_time_order_are_found() -> None:
+    story = _Story(_KV)
+    story.call("set", keys=("a",), values=(b"1",), revisions=(2,))
+    story.call("set", keys=("b",), values=(b"2",), revisions=(1,))
+    found = story.found(revision=2, rows={"a": (b"1", 2), "b": (b"2", 1)})
+    _assert_one(found, "stale", "set")
+
+
+def _followed(*changes: tuple[int, ChangeOf], **fields: Any) -> list[str]:
+    """Judge a follower of three appends, of which the second is then deleted."""
+    story = _Story()
+    for value in (b"a", b"b", b"c"):
+        story.append(value)
+    story.delete(2)
+    story.follow(*changes, **{"start_seq": 1, "complete": True, **fields})
+    return story.found()
+
+
+_A, _B, _C = ((number, _set(number, value)) for number, value in enumerate((b"a", b"b", b"c"), 1))
+_DELETED = (4, ChangeOf(What.DELETE, (2,)))
+
+
+def test_a_follower_may_miss_what_was_overwritten() -> None:
+    assert _followed(_A, _B, _C, _DELETED) == []
+    assert _followed(_A, _C, _DELETED) == []
+    assert _followed(_C, _DELETED, start_seq=None, live_after=2) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ((_A, _B, _C), "never got delete"),
+        ((_A, _B, _DELETED), "never got set 3"),
+        ((_A, _B, _C, _C, _DELETED), "twice"),
+        ((_A, _C, _B, _DELETED), "out of order"),
+        ((_A, (2, _set(2, b"x")), _C, _DELETED), "two orders"),
+    ],
+)
+def test_a_follower_that_was_told_something_else_is_found(
+    changes: tuple[tuple[int, ChangeOf], ...], word: str
+) -> None:
+    _assert_one(_followed(*changes), "follower f", word) if word != "two orders" else (
+        _assert_one(_followed(*changes), word)
+    )
+
+
+def test_a_follower_that_is_told_history_twice_is_found() -> None:
+    _assert_one(_followed(_A, _A, _C, live_after=4), "follower f", "twice")
+
+
+def test_a_reset_follower_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    story.follow(complete=True).changes.append((ChangeKind.RESET, 1, None))
+    _assert_one(story.found(), "was reset")
+
+
+def test_a_follower_that_ends_with_another_state_is_found() -> None:
+    story = _Story(_KV)
+    story.set("a.1", b"1")
+    story.set("b", b"2")
+    story.follow(prefix="a", complete=True, live_after=2)
+    _assert_one(story.found(), "ends with 'a.1'")
+
+
+def test_a_store_that_cannot_be_read_in_the_end_is_found() -> None:
+    story = _Story()
+    story.append(b"a")
+    _assert_one(check(story.history), "could not be read")

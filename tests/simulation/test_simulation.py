@@ -1,0 +1,77 @@
+"""A cluster under faults keeps every promise, for seeds that are fixed and for some that are new."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.planted import PLANTED
+from simulation.run import Result, run_seed
+
+#: Some at random, and some that found a bug once: what each found is in REGRESSIONS.
+_FIXED_SEEDS = range(1, 16)
+_REGRESSIONS = {
+    28: "the name of a store file was not durable after a takeover",
+    30: "the same, seen as a gap between file and log",
+}
+_FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(5)]
+#: Within how many seeds, from 1 on, the simulation finds each planted bug; and the fault that is
+#: repeated to that end, where the usual mixture would take several times as many.
+_PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
+    "skip_the_fence_check": (10, None),
+    "ack_before_the_sync": (10, None),
+    "replay_old_epochs": (40, "overtake"),
+    "forget_outcomes_in_a_takeover": (20, None),
+    "retire_the_log_without_a_sync": (20, None),
+    "follow_over_gaps": (10, None),
+}
+
+
+def _assert_well(result: Result) -> None:
+    again = f"seed {result.seed}; again: make simulate SEED={result.seed}"
+    assert not result.violations, "\n".join([again, *result.violations[:20]])
+    assert result.acknowledged > 50, f"next to nothing was answered with {again}"
+
+
+@pytest.mark.parametrize("seed", [*_FIXED_SEEDS, *_REGRESSIONS])
+def test_a_cluster_under_faults_keeps_its_promises(seed: int) -> None:
+    _assert_well(run_seed(seed))
+
+
+def test_a_cluster_under_faults_keeps_its_promises_with_fresh_seeds() -> None:
+    print(f"fresh seeds: {_FRESH_SEEDS}")
+    for seed in _FRESH_SEEDS:
+        _assert_well(run_seed(seed))
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    seeds, fault = _PLANTED_SEEDS[bug]
+    assert any(
+        run_seed(seed, fault, planted=bug).violations for seed in range(1, seeds + 1)
+    ), f"{bug} is not found within {seeds} seeds"
+
+
+def test_a_seed_replays_to_the_byte_in_this_process_and_in_another() -> None:
+    seed = 5
+    first, second = run_seed(seed), run_seed(seed)
+    assert first.trace == second.trace
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(_TESTS)}
+    program = f"from simulation.run import run_seed; print(run_seed({seed}).checksum)"
+    other = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(other.stdout) == first.checksum
+
+
+_TESTS = Path(__file__).parents[1]
