@@ -1,0 +1,375 @@
+"""What every Bus does, asked of the one over NATS (with a real nats-server) and of the one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from nats_server import NatsServer, running_nats_server
+
+from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
+
+_DEADLINE_SECONDS = 10.0
+
+Connect = Callable[[], Awaitable[Bus]]
+
+
+@dataclass
+class _System:
+    """A pub/sub system to connect to, which can be taken away and given back."""
+
+    connect: Connect
+    stop: Callable[[], None]
+    start: Callable[[], None]
+
+
+@asynccontextmanager
+async def _memory() -> AsyncIterator[_System]:
+    network = MemoryNetwork()
+
+    async def connect() -> Bus:
+        return network.connect("test")
+
+    yield _System(connect, network.drop_all, network.return_all)
+
+
+@pytest.fixture(scope="module")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with running_nats_server(tmp_path_factory.mktemp("bus")) as server:
+        yield server
+
+
+@pytest.fixture(params=["nats", "memory"])
+def system(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[_System]]:
+    if request.param == "memory":
+        return _memory
+    server: NatsServer = request.getfixturevalue("nats_server")
+
+    @asynccontextmanager
+    async def over_nats() -> AsyncIterator[_System]:
+        async def connect() -> Bus:
+            return await connect_nats(server.url, name="test")
+
+        yield _System(connect, server.kill, server.start)
+
+    return over_nats
+
+
+_AnySystem = Callable[[], AbstractAsyncContextManager[_System]]
+
+
+def _run(system: _AnySystem, test: Callable[[_System, Bus, Bus], Awaitable[None]]) -> None:
+    """Run `test` with two connections."""
+
+    async def main() -> None:
+        async with asyncio.timeout(4 * _DEADLINE_SECONDS), system() as running:
+            one, other = await running.connect(), await running.connect()
+            try:
+                await test(running, one, other)
+            finally:
+                await one.close()
+                await other.close()
+
+    asyncio.run(main())
+
+
+class _Received:
+    """Collects messages, and waits for them."""
+
+    def __init__(self) -> None:
+        self.messages: list[BusMessage] = []
+        self._arrived = asyncio.Event()
+
+    def __call__(self, message: BusMessage) -> None:
+        self.messages.append(message)
+        self._arrived.set()
+
+    async def first(self, count: int) -> list[BusMessage]:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while len(self.messages) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.messages[:count]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def _until_nobody_listens(bus: Bus, subject: str) -> None:
+    """The system may still deliver to a connection that was closed a moment ago."""
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while True:
+            try:
+                await bus.request(subject, b"", 0.1)
+            except NoRespondersError:
+                return
+            except BusTimeoutError:
+                continue
+
+
+def test_a_message_reaches_every_subscription_in_the_order_of_publishing(
+    system: _AnySystem,
+) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        first, second = _Received(), _Received()
+        await one.subscribe("a.b", first)
+        await other.subscribe("a.b", second)
+        await one.flush()
+        await other.flush()
+        for number in range(100):
+            await one.publish("a.b", b"%d" % number)
+        expected = [BusMessage("a.b", b"%d" % number, "") for number in range(100)]
+        assert await first.first(100) == expected
+        assert await second.first(100) == expected
+
+    _run(system, test)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("a.b", ["a.b"], ["a", "a.b.c", "a.c", "b.a"]),
+        ("a.*", ["a.b", "a.c"], ["a", "a.b.c", "b.a"]),
+        ("*.b", ["a.b", "c.b"], ["b", "a.b.c", "a.c"]),
+        ("a.>", ["a.b", "a.b.c"], ["a", "b.a"]),
+        ("a.*.c", ["a.b.c"], ["a.c", "a.b.d", "a.b.c.d"]),
+        (">", ["a", "a.b"], []),
+    ],
+)
+def test_wildcards_match_whole_tokens(
+    system: _AnySystem, pattern: str, matching: list[str], others: list[str]
+) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        received = _Received()
+        await one.subscribe(f"w.{pattern}", received)
+        await one.flush()
+        for subject in (*others, *matching):
+            await other.publish(f"w.{subject}", b"")
+        subjects = [message.subject for message in await received.first(len(matching))]
+        assert subjects == [f"w.{subject}" for subject in matching]
+        await other.flush()
+        assert len(received.messages) == len(matching)
+
+    _run(system, test)
+
+
+def test_nothing_arrives_once_unsubscribed(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        gone, control = _Received(), _Received()
+        subscription = await one.subscribe("u", gone)
+        await one.subscribe("u", control)
+        await one.flush()
+        await subscription.unsubscribe()
+        await subscription.unsubscribe()
+        await one.flush()
+        await other.publish("u", b"x")
+        await control.first(1)
+        assert gone.messages == []
+
+    _run(system, test)
+
+
+def test_a_request_gets_the_first_reply(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        answering: list[asyncio.Task[None]] = []
+
+        def answer(message: BusMessage) -> None:
+            assert message.reply
+            payload = message.payload + b"!"
+            answering.append(asyncio.ensure_future(other.publish(message.reply, payload)))
+
+        await other.subscribe("q", answer)
+        await other.flush()
+        replies = await asyncio.gather(
+            *(one.request("q", b"%d" % number, _DEADLINE_SECONDS) for number in range(20))
+        )
+        assert replies == [b"%d!" % number for number in range(20)]
+        await asyncio.gather(*answering)
+
+    _run(system, test)
+
+
+def test_a_request_that_nobody_listens_to_fails_at_once(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        with pytest.raises(NoRespondersError) as caught:
+            await one.request("nobody", b"", 60.0)
+        assert caught.value.fields == {"subject": "nobody"}
+
+    _run(system, test)
+
+
+def test_a_request_that_nobody_answers_times_out(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        await other.subscribe("silent", _Received())
+        await other.flush()
+        with pytest.raises(BusTimeoutError) as caught:
+            await one.request("silent", b"", 0.05)
+        assert caught.value.fields == {"subject": "silent", "timeout_seconds": 0.05}
+
+    _run(system, test)
+
+
+def test_a_publish_with_a_reply_that_nobody_listens_to_is_answered_so(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        mine, of_the_other = _Received(), _Received()
+        inbox = one.new_inbox()
+        await one.subscribe(f"{inbox}.*", mine)
+        await other.subscribe("replies", of_the_other)
+        await one.flush()
+        await one.publish("nobody", b"x", f"{inbox}.7")
+        await one.publish("nobody", b"x")
+        (message,) = await mine.first(1)
+        assert (message.subject, message.payload) == (f"{inbox}.7", b"")
+        assert message.no_responders
+        await one.flush()
+        assert len(mine.messages) == 1
+
+    _run(system, test)
+
+
+def test_an_inbox_is_used_by_nobody_else(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        inboxes = [bus.new_inbox() for bus in (one, other, one, other)]
+        assert len(set(inboxes)) == 4
+
+    _run(system, test)
+
+
+def test_a_payload_over_the_limit_is_refused_and_the_largest_arrives(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        received = _Received()
+        await other.subscribe("large", received)
+        await other.flush()
+        limit = one.max_payload_bytes
+        too_large = {"what": "payload", "size": limit + 1, "limit": limit}
+        with pytest.raises(TooLargeError) as caught:
+            await one.publish("large", bytes(limit + 1))
+        assert caught.value.fields == too_large
+        with pytest.raises(TooLargeError) as caught:
+            await one.request("large", bytes(limit + 1), 1.0)
+        assert caught.value.fields == too_large
+        await one.publish("large", bytes(limit))
+        (message,) = await received.first(1)
+        assert len(message.payload) == limit
+
+    _run(system, test)
+
+
+def test_a_callback_runs_in_the_context_of_its_subscription(system: _AnySystem) -> None:
+    variable = contextvars.ContextVar("variable", default="")
+
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        seen: list[str] = []
+        received = _Received()
+
+        def callback(message: BusMessage) -> None:
+            seen.append(variable.get())
+            received(message)
+
+        variable.set("subscriber")
+        await one.subscribe("c", callback)
+        variable.set("later")
+        await one.flush()
+        await other.publish("c", b"")
+        await received.first(1)
+        assert seen == ["subscriber"]
+
+    _run(system, test)
+
+
+def test_subscriptions_outlive_a_loss_of_the_connection(system: _AnySystem) -> None:
+    async def test(running: _System, one: Bus, other: Bus) -> None:
+        received, returns = _Received(), [0, 0]
+
+        def count(index: int) -> Callable[[], None]:
+            def callback() -> None:
+                returns[index] += 1
+
+            return callback
+
+        for index, bus in enumerate((one, other)):
+            bus.on_reconnect(count(index))
+        await one.subscribe("r", received)
+        await one.flush()
+        assert one.connected
+        running.stop()
+        await _until(lambda: not one.connected and not other.connected)
+        running.start()
+        await _until(lambda: returns == [1, 1])
+        assert one.connected
+        await one.flush()
+        await other.publish("r", b"after")
+        assert (await received.first(1))[-1].payload == b"after"
+
+    _run(system, test)
+
+
+def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
+    async def test(running: _System, one: Bus, other: Bus) -> None:
+        received = _Received()
+        await one.subscribe("x", received)
+        await one.flush()
+        await one.close()
+        await one.close()
+        assert not one.connected
+        await one.publish("x", b"lost in silence")
+        with pytest.raises(ConnectionFailedError):
+            await one.request("x", b"", 1.0)
+        with pytest.raises(ConnectionFailedError):
+            await one.flush()
+        await _until_nobody_listens(other, "x")
+        assert received.messages == []
+
+    _run(system, test)
+
+
+# --- what only the one in memory can ---------------------------------------------------------------
+def test_the_policy_of_the_one_in_memory_loses_doubles_and_delays() -> None:
+    fates = {b"lost": (), b"doubled": (0.0, 0.0), b"late": (0.02,), b"early": (0.0,)}
+
+    def policy(delivery: Delivery) -> tuple[float, ...]:
+        assert (delivery.sender, delivery.receiver) == ("sender", "receiver")
+        return fates[delivery.payload]
+
+    async def main() -> None:
+        network = MemoryNetwork(policy)
+        published: list[bytes] = []
+        network.taps.append(lambda sender, message: published.append(message.payload))
+        sender, receiver = network.connect("sender"), network.connect("receiver")
+        received = _Received()
+        await receiver.subscribe("s", received)
+        for payload in (b"late", b"lost", b"doubled", b"early"):
+            await sender.publish("s", payload)
+        payloads = [message.payload for message in await received.first(4)]
+        assert payloads == [b"doubled", b"doubled", b"early", b"late"]
+        assert published == [b"late", b"lost", b"doubled", b"early"]
+
+    asyncio.run(main())
+
+
+def test_what_is_on_its_way_when_the_connection_is_lost_does_not_arrive_after_its_return() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        sender, receiver = network.connect("sender"), network.connect("receiver")
+        received = _Received()
+        await receiver.subscribe("s", received)
+        await sender.publish("s", b"before")
+        receiver.drop()
+        await sender.publish("s", b"meanwhile")
+        receiver.come_back()
+        await sender.publish("s", b"after")
+        assert [message.payload for message in await received.first(1)] == [b"after"]
+        await sender.flush()
+        assert len(received.messages) == 1
+
+    asyncio.run(main())
