@@ -112,6 +112,9 @@ class NatsBus(Bus):
 
     async def flush(self) -> None:
         try:
+            # nats-py's PING overtakes the commands that wait in its buffer, a SUB for example; once
+            # it is answered they have been written, and the second one follows them.
+            await self._client.flush()
             await self._client.flush()
         except nats.errors.Error as error:
             raise ConnectionFailedError(url="NATS", reason=str(error)) from error

@@ -180,6 +180,11 @@ class Cluster:
         """End a process; its host goes on."""
         self.lives[name].die()
 
+    def resume(self) -> None:
+        """Let paused processes go on."""
+        for life in self.lives.values():
+            life.process.resume()
+
     async def stop(self, *names: str) -> None:
         """Stop processes cleanly."""
         lives = [self.lives[name] for name in names]

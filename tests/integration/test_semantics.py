@@ -1,0 +1,186 @@
+"""What is easy to get wrong, through the public API against a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from test_failover import run_in_cluster
+
+from holdfast.cli.cluster import Cluster
+from holdfast.client import (
+    ChangeKind,
+    Client,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidSeqError,
+    TooLargeError,
+    WrongLastSeqError,
+    WrongRevisionError,
+    connect,
+)
+
+ODD_KEYS = [
+    "",
+    "k" * 1000,
+    "\N{GRINNING FACE}" * 1000,
+    "a!@#$%^&*|()",
+    '["x","y"]',
+    "a b\tc\nd",
+    "nul\x00inside",
+    "../../etc/passwd",
+    "*.>",
+]
+
+
+def test_streams_keep_their_promises(tmp_path: Path) -> None:
+    async def first_run(cluster: Cluster, client: Client) -> None:
+        stream = client.stream("s")
+        assert await stream.get(1) is None
+        assert (await stream.head()).last_seq == 0
+        acks = await stream.append_many([b"1", (b"2", {"a": "b"}), b""])
+        assert [ack.seq for ack in acks] == [1, 2, 3]
+        big = os.urandom(900_000)
+        assert (await stream.append(big)).seq == 4
+
+        with pytest.raises(InvalidArgumentError):
+            await stream.set(0, b"x")
+        with pytest.raises(InvalidSeqError) as beyond:
+            await stream.set(6, b"x")
+        assert beyond.value.last_seq == 4
+        assert (await stream.set(5, b"five")).seq == 5, "at last + 1 a set appends"
+        with pytest.raises(WrongLastSeqError) as wrong:
+            await stream.append(b"x", expected_last_seq=4)
+        assert wrong.value.actual == 5
+        assert (await stream.append(b"6", expected_last_seq=5)).seq == 6
+
+        before = (await stream.head()).revision
+        assert (await stream.delete(2)).count == 1
+        assert (await stream.delete(2)).count == 0, "deleting a missing one changes nothing"
+        assert (await stream.head()).revision == before + 1
+        assert await stream.get(2) is None
+        assert (await stream.set(2, b"filled")).seq == 2
+        found = await stream.get(2)
+        assert found is not None
+        assert (found.value, found.headers) == (b"filled", {})
+
+        with pytest.raises(TooLargeError):
+            await stream.append(b"x" * 1_000_001)
+        with pytest.raises(TooLargeError):
+            await stream.append_many([b"x" * 600_000] * 2)
+        with pytest.raises(InvalidArgumentError):
+            await stream.append("text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidSeqError):
+            await stream.delete([1, 99])
+        assert (await stream.head()).last_seq == 6, "what was refused took no number"
+
+        once = await stream.append(b"once", msg_id="m1")
+        again = await stream.append(b"twice", msg_id="m1")
+        assert (again.seq, again.revision, again.duplicate) == (once.seq, once.revision, True)
+
+        assert (await stream.delete_all(end_seq=2)).count == 2, "end_seq is inclusive"
+        assert [m.seq async for m in stream.get_all()] == [3, 4, 5, 6, 7]
+        assert [m.seq async for m in stream.get_all(start_seq=4, end_seq=5)] == [4, 5]
+        assert [m.seq async for m in stream.get_all(last=2)] == [6, 7]
+        assert [m.value async for m in stream.get_all(start_seq=3, limit=2)] == [b"", big]
+        assert (await stream.delete_all()).count == 5
+        assert [m async for m in stream.get_all()] == []
+        assert (await stream.append(b"8")).seq == 8, "no seq is used twice"
+
+    async def second_run(cluster: Cluster, client: Client) -> None:
+        stream = client.stream("s")
+        assert [(m.seq, m.value) async for m in stream.get_all()] == [(8, b"8")]
+        await stream.delete_all()
+        assert (await stream.append(b"9")).seq == 9, "nor after a restart"
+
+    run_in_cluster(tmp_path, first_run)
+    run_in_cluster(tmp_path, second_run)
+
+
+def test_kv_keeps_its_promises(tmp_path: Path) -> None:
+    async def first_run(cluster: Cluster, client: Client) -> None:
+        kv = client.kv("k")
+        for number, key in enumerate(ODD_KEYS):
+            await kv.set(key, b"%d" % number, headers={"n": str(number)})
+        for number, key in enumerate(ODD_KEYS):
+            entry = await kv.get(key)
+            assert entry is not None
+            assert (entry.key, entry.value) == (key, b"%d" % number)
+        keys = [key async for key in kv.keys()]  # noqa: SIM118
+        assert keys == sorted(ODD_KEYS, key=str.encode)
+        assert [e.key async for e in kv.get_all(prefix="k")] == ["k" * 1000]
+
+        first = await kv.set("x", b"")
+        second = await kv.set("x", os.urandom(900_000))
+        assert second.revision == first.revision + 1
+        assert len([e async for e in kv.get_all(prefix="x")]) == 1, "one entry for a key"
+        with pytest.raises(WrongRevisionError) as wrong:
+            await kv.set("x", b"3", expected_revision=0)
+        assert wrong.value.actual == second.revision
+        created = await kv.set("new", b"1", expected_revision=0)
+        await kv.set("new", b"2", expected_revision=created.revision)
+
+        before = (await kv.head()).revision
+        assert (await kv.delete("nobody")).count == 0
+        assert (await kv.head()).revision == before
+        assert (await kv.delete("new")).count == 1
+        await kv.set("new", b"again", expected_revision=0)
+
+        with pytest.raises(WrongRevisionError):
+            await kv.delete("new", expected_revision=1)
+        with pytest.raises(TooLargeError):
+            await kv.set_many({"a": b"x" * 600_000, "b": b"x" * 600_000})
+        assert await kv.get("a") is None, "a batch is all or nothing"
+        with pytest.raises(InvalidNameError):
+            await kv.set("k" * 5000, b"")
+
+    async def second_run(cluster: Cluster, client: Client) -> None:
+        kv = client.kv("k")
+        assert (await kv.head()).count == len(ODD_KEYS) + 2
+        count = (await kv.delete_all()).count
+        assert count == len(ODD_KEYS) + 2
+        assert [e async for e in kv.get_all()] == []
+
+    run_in_cluster(tmp_path, first_run)
+    run_in_cluster(tmp_path, second_run)
+
+
+def test_wrong_names_are_refused(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, client: Client) -> None:
+        for name in ["", ".", "a..b", "a b", "a/b", "*", ">", "a.>", "x" * 201]:
+            for make in (client.stream, client.kv):
+                with pytest.raises(InvalidNameError):
+                    make(name)
+        with pytest.raises(InvalidNameError):
+            async with connect(cluster.nats_url, tenant="no.dots"):
+                pass
+
+    run_in_cluster(tmp_path, body, servers=1)
+
+
+def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, client: Client) -> None:
+        async with connect(cluster.nats_url, tenant="acme") as other:
+            streams = [client.stream("shared"), other.stream("shared")]
+            orders: list[list[tuple[int, bytes]]] = [[], []]
+            total = 400
+
+            async def follow(index: int) -> None:
+                async for change in streams[index].subscribe(start_seq=1):
+                    assert change.kind is ChangeKind.SET
+                    assert change.message is not None
+                    orders[index].append((change.revision, change.message.value))
+                    if len(orders[index]) == total:
+                        return
+
+            async with asyncio.TaskGroup() as tasks:
+                for index in (0, 1):
+                    tasks.create_task(follow(index))
+                    for number in range(total // 2):
+                        tasks.create_task(streams[index].append(b"%d-%d" % (index, number)))
+            assert orders[0] == orders[1]
+            assert [revision for revision, _ in orders[0]] == list(range(1, total + 1))
+
+    run_in_cluster(tmp_path, body)
