@@ -14,10 +14,10 @@ MINUTES ?= 1
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture check lock clean
+.PHONY: help setup demo test torture simulate check lock clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast itself.
 
@@ -30,6 +30,10 @@ test: $(STAMP) ## Run all tests: unit, simulation, integration, a minute of tort
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TRACE=1 shows all.
+	@PYTHONPATH=tests $(BIN)/python -P -m simulation $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace)
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
 	$(BIN)/ruff check .

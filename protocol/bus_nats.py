@@ -163,11 +163,8 @@ async def connect_nats(
         if reason != last_reason:
             last_reason = reason
             # Before the first connection the reason is part of the error that is raised.
-            logger.log(
-                logging.WARNING if client.is_connected or client.is_reconnecting else logging.DEBUG,
-                "bus.error reason=%s",
-                reason,
-            )
+            if client.is_connected or client.is_reconnecting:
+                logger.warning("bus.error reason=%s", reason)
 
     try:
         await asyncio.wait_for(
