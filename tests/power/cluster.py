@@ -28,7 +28,8 @@ from holdfast.persist.service import PersistServer
 from holdfast.protocol.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import FencedError
 from holdfast.shared_fs.layout import Layout, open_layout
-from simulation.simulated_disk import HostDisk, Operation, SimulatedFileSystem, Survival
+from simulation.simulated_disk import HostDisk
+from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 from simulation.virtual_loop import Process, current_process
 
 ROOT: Final = Path("/data")

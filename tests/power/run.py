@@ -19,7 +19,6 @@ import contextlib
 import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
@@ -32,7 +31,8 @@ from holdfast.shared_fs.store_file import StoreFile
 from power.application import Application, Model, Violation
 from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut
 from power.scenarios import SCENARIOS, Scenario, dead_logs
-from simulation.simulated_disk import Survival, errors_may_go_unheard
+from simulation.simulated_files import Survival
+from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import Deadlock, VirtualLoop
 
 _SEGMENT_BYTES: Final = 2048
@@ -174,8 +174,6 @@ async def _check_files(cluster: Cluster, app: Application) -> None:
             if not generations:
                 raise Violation(f"{store} has no file")
             path = LAYOUT.store(store, generations[-1])
-            if disk.exists(Path(f"{path}-wal")) and disk.size_bytes(Path(f"{path}-wal")):
-                raise Violation(f"{store} has a WAL after a clean stop")
             file = StoreFile.open(path, store, disk=disk)
             try:
                 file.quick_check()

@@ -15,7 +15,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
 from power.application import Application, kv, stream
 from power.cluster import COORDINATOR, LAYOUT, ROOT, Cluster
-from simulation.simulated_disk import Survival
+from simulation.simulated_files import Survival
 
 CHAT: Final = stream("chat")
 NOTES: Final = stream("notes.today")

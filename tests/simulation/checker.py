@@ -21,9 +21,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulation.history import ChangeOf, Final, Following, History, Key, Operation, Outcome, Store, What
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreKind
+from simulation.history import (
+    ChangeOf,
+    Final,
+    Following,
+    History,
+    Key,
+    Operation,
+    Outcome,
+    Store,
+    What,
+)
 
 
 def check(history: History) -> list[str]:
@@ -258,8 +268,7 @@ def _seqs_are_dense(facts: _Facts, store: Store) -> Iterator[str]:
     for revision, (change, _) in sorted(facts.changes.items()):
         if change.what is not What.SET or change.value not in appended:
             continue
-        seq = change.keys[0]
-        assert isinstance(seq, int)
+        seq = int(change.keys[0])
         first = next(
             each
             for each in facts.by_key[seq]
@@ -366,9 +375,12 @@ def _at_least(facts: _Facts, operation: Operation, floor: int) -> Iterator[str]:
         if saw is not None:
             if saw[1] < last:
                 yield f"{key!r} as of {saw[1]}, though {_text(facts.changes[last][0])} at {last}"
-        elif last and facts.changes[last][0].what is What.SET:
-            if not facts.may_be_removed(key, last, operation.returned):
-                yield f"no {key!r}, though {_text(facts.changes[last][0])} at {last}"
+        elif (
+            last
+            and facts.changes[last][0].what is What.SET
+            and not facts.may_be_removed(key, last, operation.returned)
+        ):
+            yield f"no {key!r}, though {_text(facts.changes[last][0])} at {last}"
 
 
 def _check_following(facts: _Facts, following: Following) -> Iterator[str]:

@@ -8,14 +8,14 @@ import gc
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulation.checker import check
-from simulation.history import Store
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
+from simulation.checker import check
+from simulation.history import Store
 from simulation.nemesis import Nemesis
 from simulation.planted import PLANTED
 from simulation.simulated_cluster import ClientNode, Simulation, small_limits
-from simulation.simulated_disk import errors_may_go_unheard
+from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import VirtualLoop
 from simulation.workload import STORES, Application, Follow, read_final, write_last_values
 

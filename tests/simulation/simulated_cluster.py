@@ -17,10 +17,9 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest.mock import patch
 
-from simulation.history import Broadcast, History, change_of_wire
 from holdfast.client.connection import Client
 from holdfast.client.follower import Follower
 from holdfast.client.link import Link
@@ -32,10 +31,13 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus import BusMessage
 from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs import commit_log
 from holdfast.shared_fs.layout import Layout, open_layout
-from simulation.simulated_disk import HostDisk, Inode, Operation, SimulatedFileSystem
+from simulation.history import Broadcast, History, change_of_wire
+from simulation.simulated_disk import HostDisk
+from simulation.simulated_files import Inode, Operation, SimulatedFileSystem
 from simulation.virtual_loop import Process, current_process
 
 ROOT: Final = Path("/data")
@@ -130,7 +132,7 @@ class Simulation:
         """Return how far a node's wall clock is off."""
         return self._skews.choice((0, 0, self._skews.randrange(-5000, 5000)))
 
-    async def __aenter__(self) -> Simulation:
+    async def __aenter__(self) -> Self:
         logger = logging.getLogger("holdfast")
         self._log_state = (logger.level, logger.propagate)
         logger.setLevel(logging.INFO)
@@ -146,9 +148,10 @@ class Simulation:
             await client.stop()
         for node in self.nodes:
             node.end()
-        dead = [task for node in (*self.nodes, *self.clients) for task in node.tasks]
+        dead = [task for node in self.nodes for task in node.tasks]
+        dead += [task for client in self.clients for task in client.tasks]
         if dead:
-            _, left = await asyncio.wait(dead, timeout=_UNWIND_SECONDS)
+            _ended, left = await asyncio.wait(dead, timeout=_UNWIND_SECONDS)
             for task in left:
                 self.fail(f"a task of a dead process does not end: {task!r}")
         logger = logging.getLogger("holdfast")
@@ -436,7 +439,7 @@ class ClientNode:
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
     try:
         return function(*arguments), None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whoever awaits it gets it)
         return None, error
 
 
@@ -454,9 +457,9 @@ def _settle(finished: asyncio.Future[Any], outcome: tuple[Any, Any]) -> None:
 def small_limits(chance: random.Random) -> Iterator[None]:
     """Make limits so small that a short run reaches them."""
     with contextlib.ExitStack() as stack:
-        segment_bytes = chance.choice((2048, 16384, commit_log.LOG_SEGMENT_BYTES))
+        segment_bytes = chance.choice((2048, 16384, LOG_SEGMENT_BYTES))
         stack.enter_context(patch.object(commit_log, "LOG_SEGMENT_BYTES", segment_bytes))
         stack.enter_context(patch.object(checkpointing, "_QUIET_SEGMENTS", chance.choice((1, 4))))
-        changes = chance.choice((2, 32, pipeline.MAX_PENDING_CHANGES))
+        changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(pipeline, "MAX_PENDING_CHANGES", changes))
         yield

@@ -1,23 +1,7 @@
-"""A file system in memory that knows what was synced, seen by hosts that can fail.
+"""The simulated file system as one process on one host sees it.
 
-`SimulatedFileSystem` is what all hosts share. `HostDisk` is how one process on one host sees it: a
-`Disk` for plain files, with `vfs` the name of an SQLite VFS that sees the same files. The model:
-
-- Writes are seen by everyone at once, and survive the process that made them. Once another host has
-  seen them they are on the file server, and survive the host too.
-- A file's content is durable after a sync of the file, its name after a sync of its directory (for a
-  journal or WAL that SQLite created: after its first sync, as SQLite's unix VFS does it).
-- A power cut, of some hosts or of everything, takes of each file what was written there since its
-  last sync, as the seed says:
-  all, none, all after a point, or any 512-byte sectors, with zeros or nothing where they lay. Of each
-  directory it takes the changes of names after some point. Who cuts may name the `Survival` instead.
-- Locks are held by a process until it lets go of them or dies; a paused one holds them.
-
-Every primitive operation is told to `observe` before it happens; what that raises happens instead: an
-OSError is a failing disk, any other exception goes through to the caller. So crash points can be
-enumerated, and faults injected, without a change here.
-
-Does not model hosts that see each other's writes late, nor bit rot.
+`HostDisk` is a `Disk` for plain files, and has a VFS for SQLite (`simulated_vfs.py`). Locks are held by
+the process until it lets go of them or dies; a paused one holds them.
 """
 
 from __future__ import annotations
@@ -25,273 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
-import random
-import sys
-from collections.abc import Callable, Collection, Iterator
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import apsw
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
 from holdfast.shared_fs.disk import Disk, LockFile
+from simulation.simulated_files import Directory, Inode, Operation, SimulatedFileSystem
+from simulation.simulated_vfs import SimulatedVfs
 
-SECTOR_BYTES: Final = 512
 _vfs_numbers = itertools.count(1)
-
-
-class Operation(NamedTuple):
-    """A primitive operation about to happen. `kind` is one of create, write, truncate, sync, rename,
-    remove, make_directory, remove_directory, sync_directory, read, lock."""
-
-    host: str
-    process: str
-    kind: str
-    path: str
-    size_bytes: int = 0
-
-
-Observer = Callable[[Operation], None]
-
-#: The host of writes that more than one host has seen.
-_FILE_SERVER: Final = ""
-
-
-class Survival(StrEnum):
-    """What of the unsynced writes to a file is on the disk after a power cut."""
-
-    NONE = "none"
-    ALL = "all"
-    #: All up to some point.
-    PREFIX = "prefix"
-    #: Any sectors, whatever the order in which they were written.
-    SECTORS = "sectors"
-    #: All but some sectors of the last write.
-    TORN = "torn"
-
-
-class _Write(NamedTuple):
-    """Bytes that went to `offset`; with `data` None, a truncation to `offset`."""
-
-    host: str
-    offset: int
-    data: bytes | None
-
-
-class Inode:
-    """A file's content, as everyone sees it and as the disk has it."""
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-        self._durable = bytearray()
-        self._unsynced: list[_Write] = []
-        #: SQLite's locks, and the one lock of a lock file.
-        self.lock_levels: dict[object, int] = {}
-        self.locked_by: object | None = None
-
-    @property
-    def synced(self) -> bool:
-        return not self._unsynced
-
-    def write(self, host: str, offset: int, data: bytes) -> None:
-        _put(self.content, offset, data)
-        self._unsynced.append(_Write(host, offset, data))
-
-    def truncate(self, host: str, size_bytes: int) -> None:
-        _resize(self.content, size_bytes)
-        self._unsynced.append(_Write(host, size_bytes, None))
-
-    def see(self, host: str) -> None:
-        """`host` looks at the content: what others wrote is on the file server."""
-        if self._unsynced and self._unsynced[-1].host not in (host, _FILE_SERVER):
-            self._unsynced = [write._replace(host=_FILE_SERVER) for write in self._unsynced]
-
-    def sync(self) -> None:
-        for write in self._unsynced:
-            _apply(self._durable, write)
-        self._unsynced.clear()
-
-    def cut(
-        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
-    ) -> None:
-        """Forget what the seed says of the unsynced writes of `hosts`."""
-        lost = [write for write in self._unsynced if write.host in hosts]
-        if not lost:
-            return
-        kept = [write for write in self._unsynced if write.host not in hosts]
-        for write in _survivors(lost, chance, survival):
-            _apply(self._durable, write)
-        if chance.random() < 0.3 and len(self._durable) < len(self.content):
-            # The size reached the disk and the data did not.
-            _resize(self._durable, len(self.content))
-        self._unsynced = kept
-        self.content = bytearray(self._durable)
-        for write in kept:
-            _apply(self.content, write)
-
-
-def _survivors(
-    writes: list[_Write], chance: random.Random, survival: Survival | None
-) -> Iterator[_Write]:
-    """Yield what of `writes` reached the disk though nobody asked for it."""
-    mode = survival or chance.choice(("none", "all", "prefix", "sectors"))
-    if mode == "none":
-        return
-    if mode == "torn":
-        yield from writes[:-1]
-        writes, mode = writes[-1:], "sectors"
-    pieces = [piece for write in writes for piece in _sectors(write)]
-    count = chance.randrange(len(pieces) + 1) if mode == "prefix" else len(pieces)
-    ratio = chance.uniform(0.1, 0.95) if mode == "sectors" else 1.0
-    for piece in pieces[:count]:
-        if ratio == 1.0 or chance.random() < ratio:
-            yield piece
-        elif piece.data is None:
-            # What comes after a truncation was written to other blocks than those it freed: it is
-            # not found under this name unless the truncation is.
-            return
-
-
-def _sectors(write: _Write) -> Iterator[_Write]:
-    if write.data is None:
-        yield write
-        return
-    start = 0
-    while start < len(write.data):
-        end = start + SECTOR_BYTES - (write.offset + start) % SECTOR_BYTES
-        yield _Write(write.host, write.offset + start, write.data[start:end])
-        start = end
-
-
-def _apply(content: bytearray, write: _Write) -> None:
-    if write.data is None:
-        _resize(content, write.offset)
-    else:
-        _put(content, write.offset, write.data)
-
-
-def _put(content: bytearray, offset: int, data: bytes) -> None:
-    if offset > len(content):
-        _resize(content, offset)
-    content[offset : offset + len(data)] = data
-
-
-def _resize(content: bytearray, size_bytes: int) -> None:
-    if size_bytes < len(content):
-        del content[size_bytes:]
-    else:
-        content.extend(bytes(size_bytes - len(content)))
-
-
-class _Directory:
-    """Names, as everyone sees them and as the disk has them."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, _Node] = {}
-        self._durable: dict[str, _Node] = {}
-        self._unsynced: list[tuple[str, dict[str, _Node | None]]] = []
-
-    def change(self, host: str, names: dict[str, _Node | None]) -> None:
-        """Put or remove (None) all of `names`, atomically."""
-        self.see(host)
-        _rename(self.entries, names)
-        self._unsynced.append((host, names))
-
-    def see(self, host: str) -> None:
-        """`host` looks at the names: what others changed is on the file server."""
-        if self._unsynced and self._unsynced[-1][0] not in (host, _FILE_SERVER):
-            self._unsynced = [(_FILE_SERVER, names) for _, names in self._unsynced]
-
-    def sync(self) -> None:
-        self._durable = dict(self.entries)
-        self._unsynced.clear()
-
-    def cut(
-        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
-    ) -> None:
-        lost = [names for host, names in self._unsynced if host in hosts]
-        if lost:
-            self._unsynced = [change for change in self._unsynced if change[0] not in hosts]
-            for names in lost[: _surviving_count(lost, chance, survival)]:
-                _rename(self._durable, names)
-            self.entries = dict(self._durable)
-            for _, names in self._unsynced:
-                _rename(self.entries, names)
-        for name in sorted(self.entries):
-            self.entries[name].cut(hosts, chance, survival)
-
-
-def _surviving_count(
-    changes: list[dict[str, _Node | None]], chance: random.Random, survival: Survival | None
-) -> int:
-    if survival is Survival.NONE:
-        return 0
-    if survival is Survival.ALL:
-        return len(changes)
-    return chance.randrange(len(changes) + 1)
-
-
-_Node = Inode | _Directory
-
-
-def _rename(entries: dict[str, _Node], names: dict[str, _Node | None]) -> None:
-    for name, node in names.items():
-        if node is None:
-            entries.pop(name, None)
-        else:
-            entries[name] = node
-
-
-def _ignore(operation: Operation) -> None:
-    """Observe nothing."""
-
-
-class SimulatedFileSystem:
-    """What all hosts share."""
-
-    def __init__(self, chance: random.Random, observe: Observer = _ignore) -> None:
-        self.observe = observe
-        self._chance = chance
-        self._root = _Directory()
-
-    def power_cut(
-        self,
-        hosts: Collection[str],
-        *,
-        file_server: bool = False,
-        survival: Survival | None = None,
-    ) -> None:
-        """Lose what `hosts` had not synced, with `file_server` also what others have seen of it.
-        The processes on them must be dead already. Without `survival` each file has its own."""
-        cut_off = {*hosts, _FILE_SERVER} if file_server else hosts
-        self._root.cut(cut_off, self._chance, survival)
-
-    def find(self, path: Path, host: str = _FILE_SERVER) -> _Node | None:
-        """Return what lies at an absolute path; `host` looks at it, or nobody."""
-        node: _Node | None = self._root
-        for part in path.parts[1:]:
-            if not isinstance(node, _Directory):
-                return None
-            node = node.entries.get(part)
-            if node is not None and host != _FILE_SERVER:
-                node.see(host)
-        return node
-
-    def file(self, path: Path, host: str) -> Inode:
-        """Return the file at a path. Raises FileNotFoundError."""
-        node = self.find(path, host)
-        if not isinstance(node, Inode):
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-        return node
-
-    def directory(self, path: Path, host: str) -> _Directory:
-        """Return the directory at a path. Raises FileNotFoundError."""
-        node = self.find(path, host)
-        if not isinstance(node, _Directory):
-            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
-        return node
 
 
 class HostDisk(Disk):
@@ -303,7 +29,7 @@ class HostDisk(Disk):
         self.dead = False
         self._files = files
         self._locked: dict[Inode, None] = {}
-        self._vfs = _Vfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
+        self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
         self.vfs = self._vfs.own_name
 
     def kill(self) -> None:
@@ -420,7 +146,7 @@ class HostDisk(Disk):
                 if self._files.find(parent, self.host) is None:
                     self.enter("make_directory", parent)
                     self._files.directory(parent.parent, self.host).change(
-                        self.host, {parent.name: _Directory()}
+                        self.host, {parent.name: Directory()}
                     )
                     self.sync_directory(parent.parent)
 
@@ -451,7 +177,7 @@ class HostDisk(Disk):
             node = self._files.find(path, self.host)
             if node is None:
                 return
-            if not isinstance(node, _Directory) or node.entries:
+            if not isinstance(node, Directory) or node.entries:
                 raise OSError(errno.ENOTEMPTY, "not an empty directory", str(path))
             self.enter("remove_directory", path)
             self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
@@ -518,177 +244,3 @@ def _storage_errors(path: Path, *, missing_is_failure: bool = False) -> Iterator
         if isinstance(error, FileNotFoundError) and not missing_is_failure:
             raise
         raise StorageFailedError(reason=f"{path}: {error.strerror or error}") from error
-
-
-# --- SQLite ----------------------------------------------------------------------------------------
-_SHARED: Final = apsw.SQLITE_LOCK_SHARED
-_RESERVED: Final = apsw.SQLITE_LOCK_RESERVED
-_PENDING: Final = apsw.SQLITE_LOCK_PENDING
-_EXCLUSIVE: Final = apsw.SQLITE_LOCK_EXCLUSIVE
-
-
-class _Vfs(apsw.VFS):
-    """SQLite's view of a HostDisk. Time and randomness are the real VFS's: they decide nothing."""
-
-    def __init__(self, disk: HostDisk, own_name: str) -> None:
-        self.own_name = own_name
-        self._disk = disk
-        self._open_files: dict[_VfsFile, None] = {}
-        super().__init__(own_name, "")
-
-    def release_locks(self) -> None:
-        for file in self._open_files:
-            file.inode.lock_levels.pop(file, None)
-
-    def closed(self, file: _VfsFile) -> None:
-        self._open_files.pop(file, None)
-
-    def xFullPathname(self, name: str) -> str:
-        return name
-
-    def xOpen(self, name: Any, flags: list[int]) -> _VfsFile:  # type: ignore[override]
-        if name is None:
-            raise apsw.CantOpenError("no temporary files")
-        path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name)
-        created = False
-        try:
-            inode = self._disk.open_file(path)
-        except FileNotFoundError as error:
-            if not flags[0] & apsw.SQLITE_OPEN_CREATE:
-                raise apsw.CantOpenError(str(path)) from error
-            with _sqlite_errors():
-                inode = self._disk.create_file(path)
-            created = True
-        flags[1] = flags[0]
-        journal = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
-        file = _VfsFile(self, self._disk, path, inode, created and bool(flags[0] & journal))
-        self._open_files[file] = None
-        return file
-
-    def xAccess(self, pathname: str, flags: int) -> bool:
-        # As SQLite's unix VFS: an empty file does not exist.
-        try:
-            return len(self._disk.open_file(Path(pathname)).content) > 0
-        except FileNotFoundError:
-            return False
-
-    def xDelete(self, filename: str, syncdir: bool) -> None:
-        path = Path(filename)
-        with _sqlite_errors(), self._disk.while_alive():
-            self._disk.remove(path)
-            if syncdir:
-                self._disk.sync_directory(path.parent)
-
-
-class _VfsFile:
-    """An open file of SQLite."""
-
-    def __init__(
-        self, vfs: _Vfs, disk: HostDisk, path: Path, inode: Inode, name_unsynced: bool
-    ) -> None:
-        self.inode = inode
-        self._vfs = vfs
-        self._disk = disk
-        self._path = path
-        self._name_unsynced = name_unsynced
-
-    # A dead process reads what is there, and what it writes goes nowhere. Its connections are closed
-    # when its tasks end, and in a close SQLite has nobody to report an error to.
-
-    def xRead(self, amount: int, offset: int) -> bytes:
-        with _sqlite_errors(), self._disk.while_alive():
-            self._disk.enter("read", self._path, amount)
-        return bytes(self.inode.content[offset : offset + amount])
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
-            self._disk.write_file(self._path, self.inode, offset, bytes(data))
-
-    def xTruncate(self, newsize: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
-            self._disk.truncate_file(self._path, self.inode, newsize)
-
-    def xSync(self, flags: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
-            self._disk.sync_file(self._path, self.inode)
-            if self._name_unsynced:
-                self._disk.sync_directory(self._path.parent)
-                self._name_unsynced = False
-
-    def xFileSize(self) -> int:
-        return len(self.inode.content)
-
-    def xLock(self, level: int) -> None:
-        levels = self.inode.lock_levels
-        others = [held for file, held in levels.items() if file is not self]
-        highest = max(others, default=0)
-        if (
-            (level == _SHARED and highest >= _PENDING)
-            or (level in (_RESERVED, _PENDING) and highest >= _RESERVED)
-            or (level == _EXCLUSIVE and others)
-        ):
-            raise apsw.BusyError(f"{self._path.name} is locked")
-        if not self._disk.dead:
-            levels[self] = max(level, levels.get(self, 0))
-
-    def xUnlock(self, level: int) -> None:
-        if level == 0:
-            self.inode.lock_levels.pop(self, None)
-        elif self in self.inode.lock_levels:
-            self.inode.lock_levels[self] = level
-
-    def xCheckReservedLock(self) -> bool:
-        return any(held >= _RESERVED for held in self.inode.lock_levels.values())
-
-    def xFileControl(self, op: int, ptr: int) -> bool:
-        return False
-
-    def xSectorSize(self) -> int:
-        return SECTOR_BYTES
-
-    def xDeviceCharacteristics(self) -> int:
-        return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE
-
-    def xClose(self) -> None:
-        self.inode.lock_levels.pop(self, None)
-        self._vfs.closed(self)
-
-
-@contextlib.contextmanager
-def _sqlite_errors() -> Iterator[None]:
-    """Raise what SQLite's own VFS would have made of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise _apsw_error(error) from error
-    except StorageFailedError as error:
-        raise _apsw_error(error) from error
-
-
-@contextlib.contextmanager
-def errors_may_go_unheard() -> Iterator[None]:
-    """Ignore errors of this VFS that SQLite met where it has nobody to report them to, in a close
-    for example; Python would print them."""
-    print_it = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if not getattr(unraisable.exc_value, "simulated", False):
-            print_it(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = print_it
-
-
-def _apsw_error(error: Exception) -> apsw.Error:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return _made(apsw.FullError(os.strerror(errno.ENOSPC)), apsw.SQLITE_FULL)
-    return _made(apsw.IOError(str(error)), apsw.SQLITE_IOERR)
-
-
-def _made(error: apsw.Error, result: int) -> apsw.Error:
-    error.result = error.extendedresult = result
-    error.simulated = True  # type: ignore[attr-defined]
-    return error

@@ -14,7 +14,8 @@ from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFail
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
-from simulation.simulated_disk import HostDisk, Operation, SimulatedFileSystem
+from simulation.simulated_disk import HostDisk
+from simulation.simulated_files import Operation, SimulatedFileSystem
 
 _FOLDER = Path("/data/folder")
 _STORE = StoreId("acme", int(StoreKind.STREAM), "s")

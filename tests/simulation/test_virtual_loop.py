@@ -25,7 +25,7 @@ def test_time_jumps_to_the_next_timer() -> None:
 
 
 def test_timers_fire_in_their_order() -> None:
-    fired = []
+    fired: list[float] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._clock.now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., object],
         *args: Any,
@@ -132,7 +132,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return handle
         return super().call_soon(callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., object],
@@ -151,7 +151,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def make_ready(self, handles: deque[asyncio.Handle]) -> None:
         """Run these in the next turn, unless they were cancelled."""
-        self._ready.extend(handle for handle in handles if not handle.cancelled())
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        ready.extend(handle for handle in handles if not handle.cancelled())
 
     def _fire(
         self,

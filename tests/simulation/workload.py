@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 from typing import Final as Constant
+from typing import TypeVar
 
-from simulation.history import Final, Following, History, Key, Operation, Outcome, Store, change_of
 from holdfast.client.connection import Client
 from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
@@ -25,6 +24,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import Ack, Change, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
+from simulation.history import Final, Following, History, Key, Operation, Outcome, Store, change_of
 from simulation.simulated_cluster import ClientNode, Simulation
 
 STREAMS: Constant = ("log", "chat.7", "edits")

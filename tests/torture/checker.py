@@ -2,14 +2,14 @@
 
 For each store, from its timeline (`timeline.py`) and what was read back at the end:
 
-- folding all changes in the order of their revisions gives exactly what was read back: nothing that was
-  acknowledged is lost, nothing comes back;
+- folding all changes in the order of their revisions gives exactly what was read back: nothing that
+  was acknowledged is lost, nothing comes back;
 - seqs are given out densely and never again;
 - an operation that began after another one was answered has the higher revision;
 - a conditional write found what it expected;
 - a read sees every write that was answered before it began;
-- a follower is told each change once, in order, leaves out only what was overwritten later, and ends in
-  the final state;
+- a follower is told each change once, in order, leaves out only what was overwritten later, and
+  ends in the final state;
 - errors are those that the faults may cause.
 
 Writes without an answer may have happened or not; they excuse only what they can have done.
@@ -154,7 +154,7 @@ def _check_condition(timeline: Timeline, operation: Operation, state: State, las
     ):
         timeline.violate(
             Rule.ORDER,
-            f"{operation.id} expected {target} at {operation.expected_revision}, it was at {actual}",
+            f"{operation.id} expected {target} at {operation.expected_revision}, not at {actual}",
         )
 
 

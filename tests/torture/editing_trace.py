@@ -1,7 +1,7 @@
-"""Real editing traces, typed into a stream while faults happen: the document comes out byte for byte.
+"""Real editing traces, typed into a stream during faults: the document comes out byte for byte.
 
-A trace has a start, transactions of patches `[position, deleted, inserted]` in characters, and the end
-that they lead to.
+A trace has a start, transactions of patches `[position, deleted, inserted]` in characters, and the
+end that they lead to.
 """
 
 from __future__ import annotations

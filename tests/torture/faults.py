@@ -1,7 +1,7 @@
 """The faults: which, when and how hard, drawn from a seed; and what may be hit now. Pure.
 
-Faults come in rounds. A round has every kind, alone and in pairs, in a new order, so that a short run
-meets all of them. A pair never hits every server: one that is well is always left.
+Faults come in rounds. A round has every kind, alone and in pairs, in a new order, so that a short
+run meets all of them. A pair never hits every server: one that is well is always left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A follower: subscribes to every store with the real client, and records all that it is told.
 
-A steady one follows each store from the start to the end. A restless one ends its subscriptions after a
-while and begins anew: with the whole history or state, or only with what comes from then on.
+A steady one follows each store from the start to the end. A restless one ends its subscriptions
+after a while and begins anew: with the whole history or state, or only with what comes from then
+on.
 """
 
 from __future__ import annotations
@@ -82,16 +83,16 @@ class Follower:
                 # A subscription begins only where a read works.
                 await asyncio.sleep(_RETRY_SECONDS)
             finally:
-                self._is_begun(store)
+                self._note_begun(store)
 
-    def _is_begun(self, store: str) -> None:
+    def _note_begun(self, store: str) -> None:
         self._beginning.discard(store)
         self._begun.set()
 
     async def _session(self, store: str, whole: bool, limit: asyncio.Timeout) -> None:
         id = f"{self._name}-{next(self._number)}"
         async with self._subscribe(store, whole) as subscription:
-            self._is_begun(store)
+            self._note_begun(store)
             whole = whole or not is_stream(store)
             self._recorder.write(
                 "follow",

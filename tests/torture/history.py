@@ -1,12 +1,12 @@
 """What clients did and heard: written as JSON lines while it happens, read back to be judged.
 
-One file for each client process. An operation is an `invoke` line and, once it is known, an `ok` or an
-`error` line with the same id; one that has neither may or may not have happened. A session is a
-subscription of one store from its start to its end: a `follow` line, and a line for each change. Times
-are monotonic seconds, which all processes of a machine share.
+One file for each client process. An operation is an `invoke` line and, once it is known, an `ok` or
+an `error` line with the same id; one that has neither may or may not have happened. A session is a
+subscription of one store from its start to its end: a `follow` line, and a line for each change.
+Times are monotonic seconds, which all processes of a machine share.
 
-A value is known by its name alone: `value_of` makes the bytes from it and `name_of` checks them, so a
-value that was damaged on its way has no name.
+A value is known by its name alone: `value_of` makes the bytes from it and `name_of` checks them, so
+a value that was damaged on its way has no name.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Seen(NamedTuple):
 @dataclass(slots=True)
 class Session:
     """One subscription. `whole`: it began with all that there was. `last`: it ran to the end, when
-    nothing was written any more, and must have heard everything. `live_after` is a revision above which
-    it had certainly begun to listen; before that, rows that were read stand for changes."""
+    nothing was written any more, and must have heard everything. `live_after` is a revision above
+    which it had certainly begun to listen; before that, rows that were read stand for changes."""
 
     id: str
     store: str

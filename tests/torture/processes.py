@@ -1,8 +1,8 @@
 """The processes of a torture: the cluster's parts, supervised, and the clients.
 
-Each part is started by the command that an operator would type, and started again when it dies. There
-are two coordinators, both as standbys: whichever gets the lock is the active one. No process outlives
-`running_parts`, also when it is cancelled, and on Linux also when this process is killed.
+Each part is started by the command that an operator would type, and started again when it dies.
+There are two coordinators, both as standbys: whichever gets the lock is the active one. No process
+outlives `running_parts`, also when it is cancelled, and on Linux also when this process is killed.
 """
 
 from __future__ import annotations

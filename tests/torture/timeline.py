@@ -1,7 +1,8 @@
-"""One store's timeline: which change each revision is, from everything that anybody saw of it. Pure.
+"""One store's timeline: which change each revision is, from everything that anybody saw of it.
+Pure.
 
-A revision is exactly one change. It is learnt from the ack of whoever made it, from the followers and
-from what was read back, and all of them must agree:
+A revision is exactly one change. It is learnt from the ack of whoever made it, from the followers
+and from what was read back, and all of them must agree:
 
 - two acks for one revision, or an ack whose revision turned out to be another change, mean that two
   owners acknowledged at once: one of them was a zombie;

@@ -1,7 +1,7 @@
 """A client process: `python -m torture.worker TASK`, where TASK is a Task as JSON.
 
-It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and hears words on stdin, one
-to a line:
+It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and hears words on
+stdin, one to a line:
 
     finish   a writer and a typist: answer what was begun, and end
              a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers

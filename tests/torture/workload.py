@@ -1,7 +1,7 @@
 """What the writers do: a seeded choice of operations on few stores. Pure.
 
-Stores are shared by all writers, so that conditional writes meet each other. Every value is new. Some
-operations have short timeouts, so that they are given up in the middle of a fault.
+Stores are shared by all writers, so that conditional writes meet each other. Every value is new.
+Some operations have short timeouts, so that they are given up in the middle of a fault.
 """
 
 from __future__ import annotations

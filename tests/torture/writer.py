@@ -1,4 +1,5 @@
-"""A writer: draws operations, carries them out with the real client, and records what it is told."""
+"""A writer: draws operations, carries them out with the real client, and records what it is
+told."""
 
 from __future__ import annotations
 
@@ -31,7 +32,6 @@ class Writer:
         self._rng = random.Random(seed)
         self._workload = Workload(name, self._rng)
         self._pause_seconds = _CONCURRENT_ACTORS / operations_per_second
-        self._finish = asyncio.Event()
 
     async def run(self, finish: asyncio.Event) -> None:
         """Write until `finish`, and until all that was begun is answered."""
