@@ -1,5 +1,4 @@
-"""One store's timeline: which change each revision is, from everything that anybody saw of it.
-Pure.
+"""One store's timeline: which change each revision is, from all that anybody saw. Pure.
 
 A revision is exactly one change. It is learnt from the ack of whoever made it, from the followers
 and from what was read back, and all of them must agree:

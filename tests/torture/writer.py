@@ -1,5 +1,4 @@
-"""A writer: draws operations, carries them out with the real client, and records what it is
-told."""
+"""A writer: draws operations, carries them out with the real client, and records the answers."""
 
 from __future__ import annotations
 

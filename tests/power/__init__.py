@@ -1,1 +1,0 @@
-"""Power cuts at every point at which a file changes: see `run.py`."""
