@@ -8,6 +8,9 @@ batches, so stores that nobody uses cost a failover nothing at the time of the f
 
 Any server may reap for any dead server; a lock beside the incarnations keeps it to one at a time. A
 store that is damaged keeps its log: it may be all that is left.
+
+A life that ended before the coordinator heard of it is fenced by the next life of the same server,
+which has the server's lock and is registered, and so is what is left of a removal that was cut short.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import fence, is_open
 from holdfast.shared_fs.layout import Layout
 
 logger = logging.getLogger("holdfast.persist")
@@ -44,13 +48,40 @@ class LogReaper:
     """Reaps for one running incarnation."""
 
     def __init__(
-        self, *, bus: Bus, subjects: Subjects, disk: Disk, layout: Layout, dead_logs: DeadLogs
+        self,
+        *,
+        server: str,
+        incarnation: str,
+        bus: Bus,
+        subjects: Subjects,
+        disk: Disk,
+        layout: Layout,
+        dead_logs: DeadLogs,
     ) -> None:
+        """`incarnation`, of `server`, is the caller's own: registered, with the server's lock."""
+        self._server = server
+        self._incarnation = incarnation
         self._bus = bus
         self._subjects = subjects
         self._disk = disk
         self._layout = layout
         self._dead_logs = dead_logs
+
+    def end_unknown_lives(self) -> None:
+        """Fence earlier lives of this server that were never registered, and so never answered
+        anything; remove what is left of those that have no log. Raises StorageFailedError."""
+        for earlier in self._disk.names(self._layout.server(self._server)):
+            folder = self._layout.incarnation(self._server, earlier)
+            if earlier >= self._incarnation:
+                # Files beside the incarnations among them: their names do not start with a digit.
+                continue
+            path = self._layout.fence(self._server, earlier)
+            if not self._disk.exists(self._layout.log(self._server, earlier)):
+                for name in self._disk.names(folder):
+                    self._disk.remove(folder / name)
+                self._disk.remove_directory(folder)
+            elif is_open(self._disk, path):
+                fence(self._disk, path)
 
     async def run_pass(self) -> None:
         """Try to let go of every dead log that is known. Errors leave the log for a later pass."""

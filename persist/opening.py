@@ -6,12 +6,18 @@ The order, each step of which a crash may interrupt and the next owner repeats:
    has released the store, and is about to go; wait. If it does not go within LOCK_WAIT_SECONDS (a
    stopped process, a stuck network lock), copy file and WAL to the next generation and leave the
    old one to it: whatever it still writes there is never read again.
-2. Damaged: move it to quarantine and rebuild it, if the logs of dead owners reach back to the
-   store's beginning; otherwise refuse, and say what is missing. Never an empty store in its place.
+2. Damaged or missing: if the coordinator never heard that it is durable, no log that speaks of it
+   was ever let go, so a file that a crash left unfinished is made anew from the logs. Otherwise move
+   it to quarantine, refuse, and say what is missing. Never an older or empty store in its place:
+   the logs alone do not tell how far a durable file went.
 3. Apply what the logs of dead owners have beyond the file (`takeover.py`).
 4. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
    comes from a coordinator that has lost its state: it is told, and grants a higher one.
-5. If anything may not be durable, checkpoint with full sync, before the first answer.
+5. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file that
+   it does not know to be durable, before the first answer: after it, dead owners' logs may go.
+
+The new epoch reaches the file only after their changes have: records of older epochs are void to a
+file of a newer one.
 """
 
 from __future__ import annotations
@@ -62,8 +68,10 @@ class StoreOpener:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
+        confirm: Callable[[list[StoreId]], Awaitable[None]],
     ) -> None:
-        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one."""
+        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one; `confirm`
+        tells it that the files of stores are durable."""
         self._server = server
         self._incarnation = incarnation
         self._disk = disk
@@ -73,6 +81,7 @@ class StoreOpener:
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._raise_epoch = raise_epoch
+        self._confirm = confirm
         #: When a store's file was first found locked.
         self._locked_since: dict[StoreId, float] = {}
 
@@ -89,10 +98,13 @@ class StoreOpener:
                 known_epoch = self._known_epoch(store, file)
                 if known_epoch >= epoch:
                     epoch = await self._raise_epoch(store, known_epoch)
-            if file is None and found.batches:
-                file = self._create(store, epoch)
-            if file is not None:
-                await self._bring_up_to_date(file, found, epoch)
+            if file is None and (found.batches or found.outcomes):
+                file = self._create(store)
+            confirmed = state == StoreState.DURABLE
+            if file is not None and await self._bring_up_to_date(file, found, epoch):
+                if not confirmed:
+                    await self._confirm([store])
+                confirmed = True
         except BaseException:
             if file is not None:
                 with contextlib.suppress(HoldfastError):
@@ -102,9 +114,9 @@ class StoreOpener:
             store,
             epoch,
             file,
-            lambda: self._create(store, epoch),
+            lambda: self._create_as_mine(store, epoch),
             writable=state != StoreState.UNKNOWN or file is not None,
-            confirmed=state == StoreState.DURABLE,
+            confirmed=confirmed,
         )
 
     async def _open_newest(self, store: StoreId, state: int) -> StoreFile | None:
@@ -123,7 +135,10 @@ class StoreOpener:
                 raise
             file = await self._open_copy(store, generation)
         except StoreDamagedError as error:
-            self._quarantine(store, path, error)
+            if self._logs_hold_all(store, state):
+                self._remove_unfinished(path, error)
+            else:
+                self._quarantine(store, path, state, error)
             return None
         except FileNotFoundError as error:
             # Between the listing and the opening another process moved it.
@@ -152,24 +167,27 @@ class StoreOpener:
         epochs = [record.epoch for record in self._dead_logs.records(store)]
         return max([*epochs, file.meta.epoch if file is not None else 0])
 
-    async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> None:
+    async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> bool:
+        """Return if the file was made durable."""
         before = file.meta.revision
         replayed = bool(found.batches or found.outcomes)
         if replayed:
             file.apply(found.batches, found.outcomes)
         if not self._is_mine(file, epoch):
             file.take(epoch, self._server, self._incarnation)
-        if replayed or file.was_left_open:
-            # It comes from an owner that died. Once it is durable here, no log of a dead owner is
-            # needed for it any more.
-            await self._run_in_thread(lambda: self._make_durable(file))
-            logger.info(
-                "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
-                file.store,
-                epoch,
-                file.meta.revision,
-                file.meta.revision - before,
-            )
+        if not (replayed or file.was_left_open):
+            return False
+        # It comes from an owner that died. Once it is durable here, no log of a dead owner is needed
+        # for it any more.
+        await self._run_in_thread(lambda: self._make_durable(file))
+        logger.info(
+            "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
+            file.store,
+            epoch,
+            file.meta.revision,
+            file.meta.revision - before,
+        )
+        return True
 
     def _make_durable(self, file: StoreFile) -> None:
         file.checkpoint()
@@ -180,14 +198,17 @@ class StoreOpener:
     def _is_mine(self, file: StoreFile, epoch: int) -> bool:
         return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation
 
-    def _create(self, store: StoreId, epoch: int) -> StoreFile:
+    def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
+        file = self._create(store)
+        file.take(epoch, self._server, self._incarnation)
+        return file
+
+    def _create(self, store: StoreId) -> StoreFile:
         # A zombie must not put a file where the next owner is about to create its own.
         self._gate.check()
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
-        file = StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
-        file.take(epoch, self._server, self._incarnation)
-        return file
+        return StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
 
     # --- a file that is locked ---------------------------------------------------------------
     def _has_waited(self, store: StoreId) -> bool:
@@ -265,7 +286,24 @@ class StoreOpener:
             self._disk.remove(_wal(path))
 
     # --- a file that is damaged or missing ---------------------------------------------------
-    def _quarantine(self, store: StoreId, path: Path, error: StoreDamagedError) -> None:
+    def _logs_hold_all(self, store: StoreId, state: int) -> bool:
+        """Tell if the logs prove to hold every change that was ever acknowledged."""
+        if state == StoreState.DURABLE or self._dead_logs.damaged:
+            return False
+        records = self._dead_logs.records(store)
+        return any(record.previous_revision == 0 for record in records)
+
+    def _remove_unfinished(self, path: Path, error: StoreDamagedError) -> None:
+        """Remove a file that a crash left before it was ever durable."""
+        self._gate.check()
+        self._disk.remove(path)
+        self._disk.remove(_wal(path))
+        self._disk.sync_directory(path.parent)
+        logger.warning("store.unfinished path=%s reason=%s", path.name, error)
+
+    def _quarantine(
+        self, store: StoreId, path: Path, state: int, error: StoreDamagedError
+    ) -> None:
         """Move a damaged file away; return if it can be rebuilt, else raise what is missing."""
         self._gate.check()
         folder = quarantine(
@@ -280,7 +318,7 @@ class StoreOpener:
         logger.error(
             "store.quarantined store=%s folder=%s reason=%s", store, folder.name, error
         )
-        self._require_beginning(store, StoreState.DURABLE, cause=error)
+        self._require_beginning(store, state, cause=error)
 
     def _require_beginning(
         self, store: StoreId, state: int, cause: StoreDamagedError | None = None
@@ -288,14 +326,17 @@ class StoreOpener:
         """Raise StoreDamagedError if the store has existed and the logs do not hold all of it."""
         records = self._dead_logs.records(store)
         folders = quarantined(self._disk, self._layout, store)
-        if any(record.previous_revision == 0 for record in records):
-            return
-        if state != StoreState.DURABLE and not folders and not records:
-            return
+        if state != StoreState.DURABLE:
+            if any(record.previous_revision == 0 for record in records):
+                return
+            if not folders and not records:
+                return
         reason = str(cause.fields["reason"]) if cause is not None else "its file is missing"
-        if records:
-            first = min(record.previous_revision for record in records)
+        first = min((record.previous_revision for record in records), default=0)
+        if first > 0:
             reason += f"; revisions 1 to {first} are missing"
+        elif records:
+            reason += "; the logs hold its beginning, and it may have gone further"
         if folders:
             reason += f"; see quarantine/{store.tenant}/{folders[-1].name}"
         raise StoreDamagedError(store=str(store), reason=reason) from cause

@@ -197,6 +197,7 @@ class PersistServer:
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
             raise_epoch=self._coordination.raise_epoch,
+            confirm=self._coordination.created,
         )
         self._checkpointer = Checkpointer(
             log=self._log,
@@ -502,6 +503,8 @@ class PersistServer:
     # --- maintenance -------------------------------------------------------------------------
     async def _reap_loop(self) -> None:
         reaper = LogReaper(
+            server=self.server,
+            incarnation=self.incarnation,
             bus=self._bus,
             subjects=self._subjects,
             disk=self._disk,
@@ -511,6 +514,7 @@ class PersistServer:
         while True:
             await asyncio.sleep(_REAP_SECONDS)
             try:
+                reaper.end_unknown_lives()
                 await self._run_in_thread(self._dead_logs.refresh)
                 await reaper.run_pass()
             except StorageError as error:

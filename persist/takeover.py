@@ -85,6 +85,7 @@ class DeadLogs:
         self._layout = layout
         self._own = incarnation
         self._loaded: dict[tuple[str, str], dict[StoreId, list[LogRecord]]] = {}
+        self._damaged: set[tuple[str, str]] = set()
 
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
@@ -107,6 +108,11 @@ class DeadLogs:
                 loaded[server, incarnation] = self._read(server, incarnation)
         self._loaded = {key: loaded[key] for key in loaded if key in present}
 
+    @property
+    def damaged(self) -> bool:
+        """Something acknowledged may be missing from a log: nobody knows of which store."""
+        return any(key in self._damaged for key in self._loaded)
+
     def records(self, store: StoreId) -> list[LogRecord]:
         """Return every record of `store` in the logs read so far, log by log."""
         found: list[LogRecord] = []
@@ -125,6 +131,8 @@ class DeadLogs:
     def _read(self, server: str, incarnation: str) -> dict[StoreId, list[LogRecord]]:
         contents = read_log(self._disk, self._layout.log(server, incarnation))
         for damage in contents.damage:
+            if not damage.torn_end:
+                self._damaged.add((server, incarnation))
             logger.log(
                 logging.INFO if damage.torn_end else logging.ERROR,
                 "log.damage server=%s incarnation=%s segment=%s offset=%d reason=%s",

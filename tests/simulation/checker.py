@@ -407,14 +407,11 @@ def _check_following(facts: _Facts, following: Following) -> Iterator[str]:
         if there is not None and not following.prefix and not _agree(there[0], change):
             yield f"got {_text(change)} at revision {revision}, which is {_text(there[0])}"
     end = facts.final.revision if following.complete else last
-    first = 0
-    if following.live_after == 0:
-        first = changes[0][0] if changes else end + 1
     for revision in sorted(known):
         if following.live_after < revision <= end and revision not in delivered:
             change = known[revision][0]
-            if revision < first and change.what is not What.SET:
-                # Who starts at nothing is not told what went before it was told that it came.
+            if following.live_after == 0 and not _removes_any(change, revision, changes):
+                # Who starts at nothing is not told that what it never heard of is gone.
                 continue
             if _concerns(change, following.prefix) and not _overwritten(facts, revision):
                 yield f"never got {_text(change)} at revision {revision}"
@@ -448,6 +445,16 @@ def _concerns(change: ChangeOf, prefix: str) -> bool:
     if not prefix or change.what is What.TRIM:
         return True
     return any(str(key).startswith(prefix) for key in change.keys)
+
+
+def _removes_any(
+    change: ChangeOf, revision: int, changes: list[tuple[int, ChangeOf]]
+) -> bool:
+    """Tell if `change` is a set, or removes something that `changes` had set before."""
+    return change.what is What.SET or any(
+        earlier < revision and each.what is What.SET and change.covers(each.keys[0])
+        for earlier, each in changes
+    )
 
 
 def _overwritten(facts: _Facts, revision: int) -> bool:
