@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
-TESTS ?= $(wildcard tests/unit tests/simulation tests/integration tests/torture)
+TESTS ?= $(wildcard tests/unit tests/simulation tests/power tests/integration tests/torture)
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
@@ -14,7 +14,7 @@ MINUTES ?= 1
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture simulate check lock clean
+.PHONY: help setup demo test torture simulate power check lock clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -24,7 +24,7 @@ setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast i
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run all tests: unit, simulation, integration, a minute of torture.
+test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, a minute of torture.
 	@echo "Testing in $(TESTS)"
 	@$(BIN)/pytest $(TESTS)
 
@@ -34,6 +34,10 @@ torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MI
 simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TRACE=1 shows all.
 	@PYTHONPATH=tests $(BIN)/python -P -m simulation $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace)
+
+power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
+	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
 	$(BIN)/ruff check .

@@ -93,7 +93,7 @@ EMPTY_FILES = Check(
     "HF-010",
     "empty files",
     "no store file has a length of zero",
-    "restore the file from a backup; where its logs reach back to its beginning a server rebuilds it",
+    "restore the file from a backup; one that was never durable a server makes anew from the logs",
 )
 FOREIGN_FILES = Check(
     "HF-011",
@@ -120,8 +120,8 @@ DAMAGED_FILES = Check(
     "HF-015",
     "damaged files",
     "the pages of every store file are sound, checksums included",
-    "look at the disk; restore the file from a backup; where its logs reach back to its beginning a "
-    "server rebuilds it",
+    "look at the disk; restore the file from a backup; one that was never durable a server makes "
+    "anew from the logs",
 )
 MISCOUNTED_FILES = Check(
     "HF-016",

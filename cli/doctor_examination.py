@@ -68,7 +68,8 @@ _OF_STATE: Final[dict[FileState, tuple[Check, Severity]]] = {
     FileState.IN_USE: (checks.UNCHECKED_FILES, Severity.NOTE),
     FileState.PARTLY_CHECKED: (checks.UNCHECKED_FILES, Severity.NOTE),
 }
-#: A server moves such a file to quarantine, and makes it anew if the logs hold all of it.
+#: A server makes such a file anew from the logs, if it was never durable and they hold all of it;
+#: else it moves it to quarantine.
 _REBUILT: Final = frozenset(
     {FileState.EMPTY, FileState.FOREIGN, FileState.MISNAMED, FileState.DAMAGED}
 )
@@ -311,7 +312,7 @@ class Examination:
         else:
             self._logged.pop(found.store, None)
             self._check_generations(found)
-        self._report_state(where, found.store, verdict, records)
+        self._report_state(where, found.store, verdict, records, known)
         if found.misplaced or verdict.meta is None:
             return
         self._check_sequence(where, found.store, records, verdict.meta.epoch, verdict.meta.revision)
@@ -327,7 +328,12 @@ class Examination:
             self.findings.note(checks.GENERATIONS, self._where(path), what)
 
     def _report_state(
-        self, where: str, store: StoreId, verdict: FileVerdict, records: list[LogRecord]
+        self,
+        where: str,
+        store: StoreId,
+        verdict: FileVerdict,
+        records: list[LogRecord],
+        known: KnownStores | None,
     ) -> None:
         if verdict.left_open:
             what = "its last owner did not close it; its WAL counts when it is next opened"
@@ -340,7 +346,12 @@ class Examination:
             what = f"it is in use {what}".strip()
         elif verdict.state is FileState.PARTLY_CHECKED:
             what = "it is too large for a look"
-        elif verdict.state in _REBUILT and self._is_whole(store, records):
+        elif (
+            verdict.state in _REBUILT
+            and known is not None
+            and not known.is_durable(store)
+            and self._is_whole(store, records)
+        ):
             severity = Severity.WARNING
             what += "; a server that opens it makes it anew from the logs"
         self.findings.add(check, severity, where, what)
@@ -397,11 +408,7 @@ class Examination:
         if self._has_file(store):
             return
         where = self._where(self._layout.store(store))
-        if self._is_whole(store, self._logged.get(store, [])):
-            what = "it is missing; a server that opens it makes it anew from the logs"
-            self.findings.warn(checks.MISSING_FILES, where, what)
-        else:
-            self.findings.alarm(checks.MISSING_FILES, where, f"the file of {store} is missing")
+        self.findings.alarm(checks.MISSING_FILES, where, f"the file of {store} is missing")
 
     # --- quarantine --------------------------------------------------------------------------
     def _check_quarantine(self) -> None:

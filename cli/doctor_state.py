@@ -31,8 +31,9 @@ from holdfast.shared_fs.inspection import lock_holder
 from holdfast.shared_fs.layout import Layout
 
 _COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS)
-# Both by the primary key.
+# All by the primary key.
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
+_STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _DURABLE: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d}"
 _SURVEYING: Final = "SELECT surveying FROM cluster"
 
@@ -49,6 +50,11 @@ class KnownStores:
         """Return the last epoch that was granted for a store, None if it is not known."""
         row = self._connection.execute(_EPOCH, store).fetchone()
         return None if row is None else int(row[0])
+
+    def is_durable(self, store: StoreId) -> bool:
+        """Tell if a store has had a durable file, so that logs of it may have been let go."""
+        row = self._connection.execute(_STATE, store).fetchone()
+        return row is not None and row[0] == StoreState.DURABLE
 
     def durable(self) -> Iterator[StoreId]:
         """Yield each store that has had a durable file."""

@@ -52,13 +52,19 @@ def make_store(layout: Layout, store: StoreId = NOTES, *, count: int = 3, epoch:
     return path
 
 
-def record_store(layout: Layout, store: StoreId = NOTES, *, epoch: int = 2) -> None:
+def record_store(
+    layout: Layout,
+    store: StoreId = NOTES,
+    *,
+    epoch: int = 2,
+    reached: StoreState = StoreState.DURABLE,
+) -> None:
     DISK.make_directory(layout.coordinator)
     state = open_state_file(layout.coordinator / "state.db", DISK)
     with state.transaction():
         state.add_incarnation("s1", "01", 1)
         state.assign(store, Owner("s1", "01", epoch))
-        state.raise_state(store, StoreState.DURABLE)
+        state.raise_state(store, reached)
     state.close()
 
 
@@ -207,12 +213,17 @@ def test_a_file_that_is_not_what_it_should_be_is_critical(
 @pytest.mark.parametrize(
     ("damage", "check"), [(empty, checks.EMPTY_FILES), (flip_a_bit, checks.DAMAGED_FILES)]
 )
-def test_a_damaged_file_that_the_logs_can_make_anew_is_a_warning(
+def test_a_damaged_file_that_was_never_durable_is_a_warning_where_the_logs_can_make_it_anew(
     layout: Layout, damage: Callable[[Path], None], check: Check
 ) -> None:
-    damage(layout.store(NOTES))
-    make_log(layout, (0, 2), (2, 3))
+    young = NOTES._replace(name="young")
+    damage(make_store(layout, young))
+    record_store(layout, young, reached=StoreState.CREATED)
+    assert outcomes(look(layout)) == only(check, "critical")
+    make_log(layout, (0, 2), (2, 3), store=young)
     assert outcomes(look(layout)) == only(check, "warning")
+    record_store(layout, young)
+    assert outcomes(look(layout)) == only(check, "critical")
 
 
 def test_a_miscounted_file_is_noticed_by_a_deep_look(layout: Layout) -> None:
@@ -320,7 +331,7 @@ def test_a_store_whose_file_is_missing_is_critical(layout: Layout) -> None:
     layout.store(NOTES).unlink()
     assert outcomes(look(layout)) == only(checks.MISSING_FILES, "critical")
     make_log(layout, (0, 3))
-    assert outcomes(look(layout)) == only(checks.MISSING_FILES, "warning")
+    assert outcomes(look(layout)) == only(checks.MISSING_FILES, "critical")
 
 
 def test_a_file_that_the_coordinator_does_not_know_is_a_warning(layout: Layout) -> None:

@@ -1,0 +1,1 @@
+"""Power cuts at every point at which a file changes: see `run.py`."""

@@ -1,0 +1,96 @@
+"""Bugs planted on purpose, to show that cutting the power finds them.
+
+Each is a context manager that leaves out one safeguard of the shipped code while it is entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+from simulation.planted import (
+    ack_before_the_sync,
+    forget_outcomes_in_a_takeover,
+    retire_the_log_without_a_sync,
+)
+from simulation.simulated_disk import HostDisk
+
+from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.opening import StoreOpener
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.store_file import StoreFile
+
+
+@contextlib.contextmanager
+def never_sync_the_log() -> Iterator[None]:
+    """The log's sync reports success and does nothing."""
+    with patch.object(CommitLog, "prepare_sync", lambda log: lambda: None):
+        yield
+
+
+@contextlib.contextmanager
+def never_sync_the_names_of_segments() -> Iterator[None]:
+    """A segment's content is synced, and its name in the log's folder is not."""
+    sync_directory = HostDisk.sync_directory
+
+    def sync_other_directories(disk: HostDisk, path: Path) -> None:
+        if path.name != "log":
+            sync_directory(disk, path)
+
+    with patch.object(HostDisk, "sync_directory", sync_other_directories):
+        yield
+
+
+@contextlib.contextmanager
+def retire_without_a_checkpoint() -> Iterator[None]:
+    """Segments go as soon as they are full, whatever the files hold."""
+
+    async def run_pass(checkpointer: Checkpointer, now: float) -> None:
+        log = checkpointer._log
+        while log.oldest_segment < log.segment:
+            log.retire(log.oldest_segment)
+
+    with patch.object(Checkpointer, "run_pass", run_pass):
+        yield
+
+
+@contextlib.contextmanager
+def take_over_before_the_log_is_applied() -> Iterator[None]:
+    """The new epoch is in the file before the changes of the old one are."""
+    create = StoreOpener._create
+
+    def create_and_take(opener: StoreOpener, store: StoreId) -> StoreFile:
+        file = create(opener, store)
+        file.take(opener._known_epoch(store, None) + 1, opener._server, opener._incarnation)
+        return file
+
+    with patch.object(StoreOpener, "_create", create_and_take):
+        yield
+
+
+@contextlib.contextmanager
+def answer_before_a_taken_over_file_is_durable() -> Iterator[None]:
+    """A takeover applies the log and leaves the syncs to a later checkpoint."""
+    with patch.object(StoreOpener, "_make_durable", lambda opener, file: None):
+        yield
+
+
+#: Each bug, and a scenario in which it does harm.
+PLANTED: Final[dict[str, tuple[Callable[[], AbstractContextManager[None]], str]]] = {
+    bug.__name__: (bug, scenario)
+    for bug, scenario in (
+        (never_sync_the_log, "write_to_a_new_store"),
+        (ack_before_the_sync, "write_to_a_new_store"),
+        (never_sync_the_names_of_segments, "retire_segments"),
+        (retire_without_a_checkpoint, "retire_segments"),
+        (retire_the_log_without_a_sync, "retire_segments"),
+        (take_over_before_the_log_is_applied, "take_over"),
+        (answer_before_a_taken_over_file_is_durable, "reap_a_dead_log"),
+        (forget_outcomes_in_a_takeover, "take_over"),
+    )
+}

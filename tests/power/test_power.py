@@ -1,0 +1,91 @@
+"""No power cut loses, doubles or changes what was acknowledged, at whatever point it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from simulation.simulated_files import Survival
+from simulation.virtual_loop import VirtualLoop
+
+from holdfast.shared_fs.quarantine import quarantined
+from power.application import Application, Violation
+from power.choice import some_cuts
+from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut, Scope
+from power.planted import PLANTED
+from power.run import run, with_small_limits
+from power.scenarios import CHAT, SCENARIOS
+
+_SEED = 1
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_power_cut_at_any_point_takes_nothing_that_was_acknowledged(scenario: str) -> None:
+    failed = [
+        result
+        for cuts in some_cuts(scenario, _SEED, single_count=28, double_count=10)
+        if (result := run(scenario, *cuts)).violation
+    ]
+    assert not failed, "\n".join(map(str, failed[:3]))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_without_a_power_cut_all_is_well(scenario: str) -> None:
+    result = run(scenario)
+    assert result.violation is None
+    assert all(count > 10 for count in result.event_counts)
+
+
+@pytest.mark.parametrize("scenario", ["take_over", "copy_to_a_new_generation"])
+def test_a_recovery_that_is_interrupted_again_and_again_ends_well(scenario: str) -> None:
+    cuts = [Cut(30 + 7 * number, Survival.SECTORS, Scope.ALL, number) for number in range(6)]
+    result = run(scenario, *cuts)
+    assert result.violation is None
+    assert len(result.event_counts) == len(cuts) + 1
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    planted, scenario = PLANTED[bug]
+    story_count = run(scenario).event_counts[0]
+    cuts = [
+        Cut(at, survival)
+        for at in range(1, story_count + 2)
+        for survival in (Survival.NONE, Survival.ALL)
+    ]
+    random.Random(_SEED).shuffle(cuts)
+    with planted():
+        assert any(run(scenario, cut).violation for cut in cuts)
+
+
+def test_a_run_can_be_repeated() -> None:
+    cut = Cut.parse("40/sectors/all/7")
+    assert str(cut) == "40/sectors/all/7"
+    first, second = run("take_over", cut), run("take_over", cut)
+    assert first == second
+    assert first.events
+
+
+def test_a_durable_file_that_is_damaged_is_refused_though_a_log_holds_its_beginning() -> None:
+    async def story() -> None:
+        async with Cluster((COORDINATOR, "s1", "s2"), idle_close_seconds=0.5) as cluster:
+            app = Application(cluster.network)
+            cluster.start(COORDINATOR, "s1")
+            await app.append(CHAT, b"in the log of s1")
+            cluster.kill("s1")
+            cluster.start("s2")
+            await app.append(CHAT, b"in no log once the store is closed")
+            await asyncio.sleep(1.5)
+            inode = cluster.files.file(LAYOUT.store(CHAT), "onlooker")
+            inode.write("onlooker", 0, b"not a database " * 20)
+            with pytest.raises(Violation, match="StoreDamagedError"):
+                await app.read(CHAT)
+            with pytest.raises(Violation, match="StoreDamagedError"):
+                await app.append(CHAT, b"more")
+            disk = cluster.disk_of_nobody()
+            assert len(quarantined(disk, LAYOUT, CHAT)) == 1
+            disk.close()
+
+    with with_small_limits(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
