@@ -80,13 +80,18 @@ class Merge:
         elif not self._apply(batch):
             self.behind = True
 
-    def page(self, page: Sequence[Any]) -> bool:
-        """The owner's answer to CHANGES from `cursor`. Returns False if it says `reset`."""
+    def page(self, page: Sequence[Any], asked: Cursor) -> bool:
+        """The owner's answer to CHANGES from `asked`, the cursor of then. Returns False if it says
+        `reset`."""
         changes, next_revision, next_seq, head_revision, reset = page[:5]
         if reset:
             return False
         assert self.cursor is not None
         revision, seq = self.cursor
+        if asked.revision == 0 < revision:
+            # Who asks from nothing is not told of deletes. A broadcast has since brought
+            # something, which one of them may have removed: the page is void, and asked for anew.
+            return True
         for change_revision, time, change in changes:
             if change_revision > revision:
                 self.ready.append(Pending(change_revision, time, change))

@@ -183,13 +183,11 @@ class Subscription:
 
     async def _catch_up(self) -> None:
         merge = self._feed.merge
-        assert merge.cursor is not None
-        revision, seq = merge.cursor
+        asked = merge.cursor
+        assert asked is not None
         try:
-            page, *_ = await self._link.call(
-                self._feed.key, pack([CHANGES, revision, seq, None]), False
-            )
-            if merge.page(page):
+            page, *_ = await self._link.call(self._feed.key, pack([CHANGES, *asked, None]), False)
+            if merge.page(page, asked):
                 return
             await self._begin(self._start_seq or 1)
         except UnavailableError as error:

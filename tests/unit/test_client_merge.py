@@ -30,10 +30,16 @@ def page(start: int, end: int, head: int) -> list[Any]:
     return [changes, end, end, head, False]
 
 
+def give(merge: Merge, page: list[Any]) -> bool:
+    """Give the answer to a page asked for just now."""
+    assert merge.cursor is not None
+    return merge.page(page, merge.cursor)
+
+
 def started(revision: int = 0, limit: int = 100) -> Merge:
     merge = Merge(limit)
     merge.start(Cursor(revision, revision))
-    merge.page(page(revision, revision, revision))
+    give(merge, page(revision, revision, revision))
     return merge
 
 
@@ -64,7 +70,7 @@ def test_a_gap_is_healed_by_the_owner_and_what_came_after_it_is_kept() -> None:
     merge.broadcast(batch(1))
     assert merge.behind
     assert taken(merge) == []
-    merge.page(page(0, 1, 1))
+    give(merge, page(0, 1, 1))
     assert taken(merge) == [1, 2]
     assert not merge.behind
 
@@ -72,9 +78,9 @@ def test_a_gap_is_healed_by_the_owner_and_what_came_after_it_is_kept() -> None:
 def test_a_page_that_does_not_reach_the_head_leaves_it_behind() -> None:
     merge = started()
     merge.lost()
-    merge.page(page(0, 3, 5))
+    give(merge, page(0, 3, 5))
     assert merge.behind
-    merge.page(page(3, 5, 5))
+    give(merge, page(3, 5, 5))
     assert not merge.behind
     assert taken(merge) == [1, 2, 3, 4, 5]
 
@@ -85,7 +91,7 @@ def test_what_is_broadcast_before_the_start_is_held_and_merged() -> None:
     merge.broadcast(batch(4))
     merge.start(Cursor(4, 4))
     assert merge.behind
-    merge.page(page(4, 4, 4))
+    give(merge, page(4, 4, 4))
     assert taken(merge) == [5, 6]
 
 
@@ -93,14 +99,14 @@ def test_a_broadcast_applied_while_a_page_was_on_its_way_is_not_repeated() -> No
     merge = started()
     merge.lost()
     merge.broadcast(batch(0, 2))
-    merge.page(page(0, 3, 3))
+    give(merge, page(0, 3, 3))
     assert taken(merge) == [1, 2, 3]
 
 
 def test_a_page_may_leave_out_what_was_overwritten() -> None:
     merge = started()
     merge.lost()
-    merge.page([[[2, 0, append(2)], [9, 0, append(1)]], 9, 7, 9, False])
+    give(merge, [[[2, 0, append(2)], [9, 0, append(1)]], 9, 7, 9, False])
     assert taken(merge) == [2, 9]
     assert merge.cursor == Cursor(9, 7)
     merge.broadcast(batch(8, 2))
@@ -113,7 +119,7 @@ def test_a_full_buffer_drops_broadcasts_and_heals_later() -> None:
     merge.broadcast(batch(3))
     assert merge.behind
     assert taken(merge) == [1, 2, 3]
-    merge.page(page(3, 4, 4))
+    give(merge, page(3, 4, 4))
     assert taken(merge) == [4]
 
 
@@ -136,7 +142,7 @@ def test_a_new_owner_that_continues_elsewhere_is_asked() -> None:
     merge.broadcast(batch(0, 5))
     merge.broadcast(batch(3, 1, epoch=2))
     assert merge.behind
-    merge.page(page(5, 5, 5))
+    give(merge, page(5, 5, 5))
     assert not merge.behind
 
 
@@ -151,7 +157,7 @@ def test_a_former_owner_is_not_heard() -> None:
 def test_reset_is_reported_and_changes_nothing() -> None:
     merge = started(5)
     merge.lost()
-    assert merge.page([[], 0, 0, 3, True]) is False
+    assert give(merge, [[], 0, 0, 3, True]) is False
     assert merge.behind
     assert merge.cursor == Cursor(5, 5)
 
@@ -185,13 +191,27 @@ def test_any_loss_doubling_and_reordering_gives_one_sequence(data: st.DataObject
                 # The owner is as far as the newest broadcast that was sent, at least.
                 head = max([start, *(b.previous_revision + len(b.changes) for b in arriving)])
                 after = merge.cursor.revision
-                merge.page(page(after, min(head, after + page_rows), head))
+                give(merge, page(after, min(head, after + page_rows), head))
     got += taken(merge)
     merge.head(total)
     while merge.behind:
         assert merge.cursor is not None
         after = merge.cursor.revision
-        merge.page(page(after, min(total, after + page_rows), total))
+        give(merge, page(after, min(total, after + page_rows), total))
         got += taken(merge)
     got += taken(merge)
     assert got == list(range(start + 1, total + 1))
+
+
+def test_a_page_asked_from_nothing_is_void_once_a_broadcast_has_come() -> None:
+    merge = Merge()
+    merge.start(Cursor(0, 0))
+    asked = Cursor(0, 0)
+    merge.broadcast(batch(0))
+    # Message 1 was deleted at revision 2, of which who starts from nothing is not told.
+    assert merge.page([[[3, 0, append(2)]], 3, 2, 3, False], asked)
+    assert merge.behind
+    delete: WireChange = [CHANGE_DELETE_MESSAGES, [1]]
+    assert give(merge, [[[2, 0, delete], [3, 0, append(2)]], 3, 2, 3, False])
+    assert not merge.behind
+    assert taken(merge) == [1, 2, 3]
