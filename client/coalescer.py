@@ -19,6 +19,8 @@ What leads to what:
     not_owner       forget the owner, ask the coordinator, send there
     retryable       back off, send all unanswered writes of the store again, in order
     other error     it is the answer, of every operation in the group
+    malformed       as if it had been lost: nothing in it counts
+    other version   the error is the answer, of all that is in the frame
     late answer     after PING_SECONDS ask whether the server is there at all
     no answer       after FRAME_TIMEOUT_SECONDS send again, and ask whether the owner has changed
 """
@@ -26,9 +28,10 @@ What leads to what:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from itertools import repeat
+from typing import Any, Final, NamedTuple
 
 from holdfast.client.frame import Frame, FrameBuilder, Group, Operation, fail
 from holdfast.client.store_queue import Lane, QueueState, StoreKey, StoreQueue
@@ -39,10 +42,11 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     ProtocolError,
     UnavailableError,
+    UnsupportedVersionError,
     WriterGapError,
     error_from_wire,
 )
-from holdfast.protocol.frames import Outcome, decode, decode_outcome, encode_request
+from holdfast.protocol.frames import Outcome, Run, decode, decode_outcome, encode_request
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     FRAME_TIMEOUT_SECONDS,
@@ -170,33 +174,29 @@ class Coalescer:
         return effects
 
     def reply(self, number: int, payload: bytes, now: float) -> None:
-        """A server's answer to some or all groups of frame `number`."""
+        """A server's answer to some or all groups of frame `number`.
+
+        Raises MalformedFrameError for one that makes no sense; then nothing has changed.
+        """
         frame = self._frames.get(number)
         if frame is None:
             # Too late, or the answer to a ping: the server is there.
             self._pings.pop(number, None)
             return
         try:
-            elements = decode(payload)
-            for element in elements:
-                index = element[0]
-                for each in range(len(frame.groups)) if index == WHOLE_FRAME else (index,):
-                    group = frame.groups[each]
-                    if group is None:
-                        continue
-                    if element[1] == 0:
-                        outcome = decode_outcome(element[2])
-                        self._close_group(frame, each)
-                        self._answered(frame, group, outcome)
-                    else:
-                        refusal = error_from_wire(str(element[2]), element[3])
-                        self._close_group(frame, each)
-                        self._refused(frame, group, refusal, now)
-        except ProtocolError as error:
+            answers = _read_reply(payload, frame)
+        except UnsupportedVersionError as error:
             self._fail_frame(frame, error)
-        except (TypeError, IndexError) as error:
-            reason = f"a reply of server {frame.lane.server!r}: {error}"
-            self._fail_frame(frame, MalformedFrameError(reason=reason))
+            return
+        for index, answer in answers:
+            group = frame.groups[index]
+            if group is None:
+                continue
+            if isinstance(answer, Outcome):
+                self._answered(frame, group, answer)
+            else:
+                self._refused(frame, group, answer, now)
+            self._close_group(frame, index)
         if not frame.stale:
             frame.lane.timeout_seconds = FRAME_TIMEOUT_SECONDS
 
@@ -445,28 +445,27 @@ class Coalescer:
         operations, results = group.operations, outcome.results
         queue = group.queue
         current = bool(group.counter) or group.frame == frame.number
-        if len(results) != len(operations) and (
-            group.counter or not 0 < len(results) < len(operations)
-        ):
-            reason = f"{len(results)} results for {len(operations)} operations"
-            if current:
-                self._fail_group(group, MalformedFrameError(reason=reason))
-            return
+        count = results.length if type(results) is Run else len(results)
         time = outcome.time
         durability = _DURABILITIES.get(outcome.durability, Durability.DEFAULT)
-        for operation, result in zip(operations, results, strict=False):
+        answers: Iterable[Any]
+        if type(results) is Run:
+            answers = results.acks(time, durability)
+        else:
+            answers = zip(results, repeat(time), repeat(durability), strict=False)
+        for operation, answer in zip(operations, answers, strict=False):
             waiter = operation[1]
             if not waiter.done():
-                waiter.set_result((result, time, durability))
+                waiter.set_result(answer)
         queue.attempt = 0
         queue.last_error = None
         if group.counter:
             group.answered = True
             self.pending_count -= len(operations) + queue.settle()
         elif current:
-            self.pending_count -= len(results)
-            if len(results) < len(operations):
-                queue.requeue_reads(operations[len(results) :])
+            self.pending_count -= count
+            if count < len(operations):
+                queue.requeue_reads(operations[count:])
                 if queue.state is QueueState.IDLE:
                     self._activate(queue)
 
@@ -482,7 +481,7 @@ class Coalescer:
         self._retry(group.queue, error, now, forget_owner=isinstance(error, NotOwnerError))
 
     def _fail_frame(self, frame: Frame, error: ProtocolError) -> None:
-        """A server's reply makes no sense: that is the answer of all it might have been for."""
+        """A server speaks otherwise: that is the answer of all that its reply might be for."""
         for group in frame.groups:
             if group is not None and not group.answered and group.frame == frame.number:
                 self._fail_group(group, error)
@@ -568,3 +567,46 @@ class Coalescer:
                 if group is not None and not group.counter and not frame.stale:
                     at = group.queue.expire_operations(group.operations, now, sent=True)
                     self._deadline_at = min(self._deadline_at, at)
+
+
+def _read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | HoldfastError]]:
+    """Return what a reply answers to which group of `frame`, groups answered before left out.
+
+    All of it is looked at before any of it counts, or a reply that is half good would leave groups
+    that nobody answers. Raises UnsupportedVersionError, MalformedFrameError.
+    """
+    groups = frame.groups
+    answers: list[tuple[int, Outcome | HoldfastError]] = []
+    try:
+        for element in decode(payload):
+            index = element[0]
+            if index < WHOLE_FRAME:
+                raise IndexError(f"group {index}")
+            for each in range(len(groups)) if index == WHOLE_FRAME else (index,):
+                group = groups[each]
+                if group is None:
+                    continue
+                if element[1] == 0:
+                    outcome = decode_outcome(element[2])
+                    _check_fits(outcome, group)
+                    answers.append((each, outcome))
+                else:
+                    answers.append((each, error_from_wire(str(element[2]), element[3])))
+    except (TypeError, IndexError) as error:
+        raise MalformedFrameError(reason=f"a reply of the wrong shape: {error}") from error
+    return answers
+
+
+def _check_fits(outcome: Outcome, group: Group) -> None:
+    """Raise MalformedFrameError if `outcome` cannot be the answer to `group`: one result for each
+    write, or for the first few reads at least."""
+    results, wanted = outcome.results, len(group.operations)
+    is_run = type(results) is Run
+    count = results.length if type(results) is Run else len(results)
+    if (
+        type(outcome.time) is not int
+        or type(outcome.durability) is not int
+        or (is_run and not group.counter)
+        or (count != wanted and (group.counter or not 0 < count < wanted))
+    ):
+        raise MalformedFrameError(reason=f"{count} results for {wanted} operations")

@@ -21,9 +21,9 @@ _ONE: Final = _array_header(1)
 
 
 class Waiter(Protocol):
-    """Who waits for an operation. What it is given is `(result, time, durability)` or, in place of
-    an exception, `(HoldfastError, 0, None)`: asyncio warns of exceptions that nobody is left to
-    retrieve, and a cancelled caller is nobody."""
+    """Who waits for an operation. What it is given is `(result, time, durability)`, or an `Ack` if
+    the result is one of a run, or, in place of an exception, `(HoldfastError, 0, None)`: asyncio
+    warns of exceptions that nobody is left to retrieve, and a cancelled caller is nobody."""
 
     def done(self) -> bool: ...
 

@@ -62,11 +62,15 @@ class KV:
         With `expected_revision` only if that is the key's revision (0: there is no such key); else
         WrongRevisionError, which carries the actual one. The ack's `seq` is None.
         """
+        link = self._link
         packed = pack(set_entry_operation(key, value, headers, expected_revision))
         level = 0 if durability is None else checked_durability(durability)
-        result, time, stored = await self._link.call(
-            self._key, packed, True, level, timeout_seconds
-        )
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        answer = await link.submit(self._key, packed, True, level, timeout_seconds)
+        if type(answer) is Ack:
+            return answer
+        result, time, stored = link.unwrap(answer)
         return Ack(None, result[1], time, stored)
 
     async def set_many(
@@ -93,8 +97,12 @@ class KV:
 
     async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry | None:
         """Return the entry of `key`, or None."""
-        packed = pack([GET_ENTRY, check_key(key)])
-        wire, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
+        link = self._link
+        packed = pack((GET_ENTRY, check_key(key)))
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        answer = await link.submit(self._key, packed, False, 0, timeout_seconds)
+        wire = link.unwrap(answer)[0]
         return None if wire is None else entry_from_wire(wire)
 
     async def get_all(

@@ -25,18 +25,22 @@ from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
     HoldfastError,
+    MalformedFrameError,
     OperationTimeoutError,
     TooLargeError,
     error_from_wire,
 )
 from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_WAITING_OPERATIONS
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.subjects import Subjects
 
 logger = logging.getLogger("holdfast.client")
 
 #: What a frame and a group add to the one operation in them, at most.
 _OPERATION_OVERHEAD_BYTES: Final = MAX_NAME_BYTES + 128
+
+#: Longer than any frame's number.
+_NUMBER_DIGITS: Final = 20
 
 Answer = tuple[Any, int, Durability]
 """`(result, time, durability)`: one operation's result, and what holds for its whole group."""
@@ -90,7 +94,8 @@ class Link:
         owner_changed: Callable[[StoreKey], None],
         reconnected: Callable[[], None],
     ) -> None:
-        """Start. The callbacks hear of stores whose owner was lost, and of the bus's return."""
+        """Start. The callbacks hear of stores whose owner was lost, and of the bus's return; of a
+        failure of the link too, so that whoever waits for the bus looks again and finds it."""
         self._owner_changed = owner_changed
         self._reconnected = reconnected
         self._inbox = self.bus.new_inbox() + "."
@@ -163,8 +168,10 @@ class Link:
         return future
 
     @staticmethod
-    def unwrap(answer: Answer) -> Answer:
+    def unwrap(answer: Answer | Ack) -> Answer:
         """Return what a future of `submit` gave, or raise the error in it."""
+        if isinstance(answer, Ack):
+            raise MalformedFrameError(reason="an ack for an operation that asks for more")
         result = answer[0]
         if answer[2] is None:
             raise result
@@ -202,6 +209,15 @@ class Link:
                 waiter.set_result(None)
                 room -= 1
 
+    def _break(self, error: Exception) -> None:
+        """A bug: fail for good, and loudly, rather than leave callers to their timeouts."""
+        if self._closed_by is None:
+            logger.error("client.failed", exc_info=error)
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._fail(ConnectionFailedError(url="NATS", reason=f"the client failed: {cause!r}"))
+            self._wake.set()
+            self._reconnected()
+
     def _fail(self, error: HoldfastError) -> None:
         if self._closed_by is None:
             self._closed_by = error
@@ -217,21 +233,44 @@ class Link:
     # Events of the bus and the clock
 
     def _on_reply(self, message: BusMessage) -> None:
-        number = int(message.subject[len(self._inbox) :])
-        now = self._loop.time()
-        if message.no_responders:
-            self._coalescer.no_responders(number, now)
-        else:
-            self._coalescer.reply(number, message.payload, now)
-        self._after_event()
+        self._guard(self._take_reply, message)
 
     def _on_reconnect(self) -> None:
-        if self._closed_by is None:
-            self._coalescer.reconnected()
-            self._after_event()
-            self._reconnected()
+        self._guard(self._send_again)
 
     def _on_timer(self) -> None:
+        self._guard(self._let_time_pass)
+
+    def _guard(self, handle: Callable[..., None], *arguments: object) -> None:
+        """Handle an event; what it lets out would only be logged by the bus or the loop."""
+        if self._closed_by is not None:
+            return
+        try:
+            handle(*arguments)
+        except Exception as error:  # noqa: BLE001 (the client fails with it)
+            self._break(error)
+
+    def _take_reply(self, message: BusMessage) -> None:
+        number = message.subject[len(self._inbox) :]
+        now = self._loop.time()
+        try:
+            if not number.isdecimal() or len(number) > _NUMBER_DIGITS:
+                raise MalformedFrameError(reason=f"{number!r} is no frame's number")
+            if message.no_responders:
+                self._coalescer.no_responders(int(number), now)
+            else:
+                self._coalescer.reply(int(number), message.payload, now)
+        except MalformedFrameError as error:
+            # As good as lost: what it may have been the answer to is sent again.
+            logger.warning("client.reply_malformed frame=%s reason=%s", number, error)
+        self._after_event()
+
+    def _send_again(self) -> None:
+        self._coalescer.reconnected()
+        self._after_event()
+        self._reconnected()
+
+    def _let_time_pass(self) -> None:
         self._timer_at = float("inf")
         self._coalescer.tick(self._loop.time())
         self._after_event()
@@ -269,10 +308,8 @@ class Link:
                 self._tasks = tasks
                 started.set()
                 await self._publish()
-        except BaseExceptionGroup as errors:
-            reason = f"the client failed: {errors.exceptions[0]!r}"
-            self._fail(ConnectionFailedError(url="NATS", reason=reason))
-            logger.error("client.failed", exc_info=errors)
+        except ExceptionGroup as errors:
+            self._break(errors)
 
     async def _publish(self) -> None:
         """Carry out effects, for ever. One task, so that frames leave in order."""

@@ -66,15 +66,15 @@ def set_entry_operation(
     expected_revision: int | None = None,
 ) -> list[Any]:
     """Return the wire form of setting a key."""
+    check_key(key)
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        value = checked_value(value)
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
-    return [
-        SET_ENTRY,
-        check_key(key),
-        checked_value(value),
-        checked_headers(headers),
-        expected_revision,
-    ]
+        return [SET_ENTRY, key, value, checked_headers(headers), expected_revision]
+    if headers:
+        return [SET_ENTRY, key, value, checked_headers(headers)]
+    return [SET_ENTRY, key, value]
 
 
 def delete_messages_operation(seqs: int | Sequence[int]) -> list[Any]:

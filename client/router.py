@@ -2,10 +2,17 @@
 
 It remembers nothing: owners are kept where they are used, with each store's queue. One request
 carries every store that was wanted in the same turn of the loop.
+
+A coordinator that dies takes the questions before it along, in silence. So a question is sent again
+when the answer is late, and whichever copy is answered first counts. That is harmless, since each
+asks for a state and not for a step: `resolve` assigns what has no owner and leaves what has one,
+`suspect` joins the probe that runs, a drain sets a mark that may be set already, and the others
+only read.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -25,6 +32,11 @@ from holdfast.protocol.subjects import Subjects
 
 #: Stores in one request: with the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
+#: A question is sent again after this long, and once more after twice as long: three copies within
+#: CONTROL_TIMEOUT_SECONDS, so a coordinator that is merely slow is not drowned in them.
+RESEND_SECONDS: Final = 0.3
+#: How often it is looked whether a coordinator is there again.
+LOOK_SECONDS: Final = 0.05
 #: Rows in one page of `stores`.
 STORES_PAGE_ROWS: Final = 1000
 
@@ -53,9 +65,9 @@ class Router:
     async def suspect(self, server: str, incarnation: str) -> bool:
         """Tell the coordinator that nobody answers for `incarnation`; return if it still lives.
 
-        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        Waits for a coordinator: its successor should hear of this as soon as there is one. Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
-        fields = await self._ask("suspect", server=server, incarnation=incarnation)
+        fields = await self._ask("suspect", patient=True, server=server, incarnation=incarnation)
         return bool(fields.get("alive"))
 
     async def servers(self) -> list[ServerInfo]:
@@ -98,11 +110,13 @@ class Router:
             if after is None:
                 return
 
-    async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
+    async def _ask(
+        self, verb: str, *, patient: bool = False, **fields: object
+    ) -> Mapping[str, Any]:
         subject = self._subjects.coordinator(self._tenant, verb)
         payload = encode_control(**fields)
         try:
-            reply = await self._bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS)
+            reply = await self._request(subject, payload, patient)
         except NoRespondersError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         except BusTimeoutError as error:
@@ -111,6 +125,37 @@ class Router:
                 raise ConnectionFailedError(url="NATS", reason=reason) from error
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         return decode_control(reply)
+
+    async def _request(self, subject: str, payload: bytes, patient: bool) -> bytes:
+        """Return the first reply to any copy. `patient` waits if nobody listens. Raises as
+        `Bus.request` does."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + CONTROL_TIMEOUT_SECONDS
+        wait_seconds = RESEND_SECONDS
+        copies: list[asyncio.Task[bytes]] = []
+        try:
+            while True:
+                left_seconds = give_up_at - loop.time()
+                request = self._bus.request(subject, payload, left_seconds)
+                copies.append(loop.create_task(request, name="holdfast.ask"))
+                # Each copy ends by the deadline, and with the first the last wait.
+                done, _ = await asyncio.wait(
+                    copies, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                wait_seconds *= 2
+                if not done:
+                    continue
+                answered = next(copy for copy in copies if copy in done)
+                nobody = isinstance(answered.exception(), NoRespondersError)
+                if not (nobody and patient and loop.time() + LOOK_SECONDS < give_up_at):
+                    return answered.result()
+                copies.remove(answered)
+                wait_seconds = RESEND_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
 
 
 def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError]:

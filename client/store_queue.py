@@ -20,6 +20,8 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from holdfast.client.frame import FrameBuilder, Group, Operation, fail
@@ -39,6 +41,9 @@ _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 
 #: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
 _NEVER_SENT_ERRORS: Final = (NoCoordinatorError, NoServerError, ConnectionFailedError)
+
+_packed: Final = itemgetter(0)
+_level: Final = itemgetter(3)
 
 StoreKey = tuple[int, str]
 """Kind and name: which store of the client's tenant."""
@@ -230,29 +235,60 @@ class StoreQueue:
         self, waiting: deque[Operation], counter: int, frame: FrameBuilder
     ) -> tuple[Group | None, int]:
         """Take from the front of `waiting` what one group can hold."""
-        left_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
-        room_operations = frame.room_operations
-        durability = waiting[0][3]
-        operations: list[Operation] = []
-        dropped = 0
-        while waiting and room_operations > 0:
-            operation = waiting[0]
-            packed, waiter, _, level, _ = operation
-            if waiter.done():
-                waiting.popleft()
-                dropped += 1
-                continue
-            if level != durability:
-                if operations:
-                    break
-                durability = level
-            if len(packed) > left_bytes:
-                break
-            left_bytes -= len(packed)
-            room_operations -= 1
-            operations.append(operation)
-            waiting.popleft()
+        limit_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
+        operations, dropped = _take_front(waiting, frame.room_operations, limit_bytes), 0
         if not operations:
-            return None, dropped
-        size_bytes = frame.room_bytes - left_bytes
+            operations, dropped = _take_checked(waiting, frame.room_operations, limit_bytes)
+            if not operations:
+                return None, dropped
+        size_bytes = len(self.head) + _GROUP_FIELDS_BYTES + sum(map(len, map(_packed, operations)))
         return Group(self, counter, operations, size_bytes), dropped
+
+
+def _take_front(
+    waiting: deque[Operation], limit_operations: int, limit_bytes: int
+) -> list[Operation]:
+    """Take what waits, up to the limit, if it can go as one group as it is; else nothing.
+
+    The usual case, in passes that need no line of Python for each operation.
+    """
+    operations = list(islice(waiting, limit_operations))
+    if (
+        len(set(map(_level, operations))) != 1
+        or sum(map(len, map(_packed, operations))) > limit_bytes
+        or any([each[1].done() for each in operations])  # noqa: C419 (twice as fast as without)
+    ):
+        return []
+    if len(operations) == len(waiting):
+        waiting.clear()
+    else:
+        for _ in operations:
+            waiting.popleft()
+    return operations
+
+
+def _take_checked(
+    waiting: deque[Operation], limit_operations: int, limit_bytes: int
+) -> tuple[list[Operation], int]:
+    """Take from the front what one group can hold, leaving out those whose callers have given up;
+    return how many those were."""
+    operations: list[Operation] = []
+    durability = waiting[0][3]
+    dropped = 0
+    while waiting and len(operations) < limit_operations:
+        operation = waiting[0]
+        packed, waiter, _, level, _ = operation
+        if waiter.done():
+            waiting.popleft()
+            dropped += 1
+            continue
+        if level != durability:
+            if operations:
+                break
+            durability = level
+        if len(packed) > limit_bytes:
+            break
+        limit_bytes -= len(packed)
+        operations.append(operation)
+        waiting.popleft()
+    return operations, dropped

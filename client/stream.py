@@ -76,7 +76,7 @@ class Stream:
         if link.full:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, True, level, timeout_seconds)
-        return _ack(*link.unwrap(answer))
+        return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
 
     async def append_many(
         self,

@@ -9,7 +9,8 @@ How it starts, and starts again after a reset:
 4. ask the owner for changes since (R0, S0), then merge by revision (`merge.py`).
 
 All requests run inside the consumer's own `anext`: no task, and no state lost if it is cancelled.
-Once started, a subscription outlives every outage: errors that a retry can help are retried for ever.
+Once started, a subscription outlives every outage: errors that a retry can help are retried for ever,
+and so is a disk that fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast.client.link import Link
 from holdfast.client.merge import Cursor, Pending
 from holdfast.client.operations import entry_from_wire, head_from_wire, message_from_wire
-from holdfast.protocol.errors import UnavailableError
+from holdfast.protocol.errors import HoldfastError, StorageFailedError, UnavailableError
 from holdfast.protocol.frames import (
     CHANGES,
     GET_ENTRIES,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _PACKED_HEAD: Final = pack([HEAD])
 #: A pause between tries that fail at once.
 _RETRY_SECONDS: Final = 0.2
+#: What passes, if only when the owner's disk has been seen to.
+_OUTAGES: Final = (UnavailableError, StorageFailedError)
 
 
 class Subscription:
@@ -156,7 +159,7 @@ class Subscription:
             raise
         try:
             (rows, self._next_row), *_ = self._link.unwrap(answer)
-        except UnavailableError as error:
+        except _OUTAGES as error:
             await self._pause(error)
             return
         self._reading = self._next_row is not None
@@ -190,12 +193,12 @@ class Subscription:
             if merge.page(page, asked):
                 return
             await self._begin(self._start_seq or 1)
-        except UnavailableError as error:
+        except _OUTAGES as error:
             await self._pause(error)
             return
         self._first.append(Change(ChangeKind.RESET, self._until.revision, 0))
 
-    async def _pause(self, error: UnavailableError) -> None:
+    async def _pause(self, error: HoldfastError) -> None:
         """Wait before the next try of what failed with `error`."""
         if self._feed.closed:
             return

@@ -15,6 +15,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
+    InvalidNameError,
     InvalidSeqError,
     MalformedFrameError,
     ProtocolError,
@@ -36,41 +37,63 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.names import StoreKind, check_key
 from holdfast.shared_fs.store_file import pack_headers
 
+_BYTES: Final = {bytes}
 _DEDUPE_WINDOW_MS: Final = int(DEDUPE_WINDOW_SECONDS * 1000)
 
 Result = list[Any]
 
 
-def execute(store: Store, operations: list[list[Any]]) -> list[Result]:
+def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Result]:
     """Execute write operations in order and return a result, or an error's wire form, for each.
 
     `store.time` is the time of all of them. Raises StorageError when the store's file cannot be
     read; the caller then takes the whole tick of this store back.
     """
+    if store.id.kind == StoreKind.STREAM:
+        values = _plain_values(operations)
+        if values is not None:
+            return store.append_messages(values)
+    elif _are_plain_sets(operations):
+        return store.set_entries(operations)
     results: list[Result] = []
-    append_result = results.append
     error_bytes = 0
     for operation in operations:
-        if len(operation) == 2 and operation[0] == frames.APPEND:
-            value = operation[1]
-            if (
-                type(value) is bytes
-                and len(value) <= MAX_VALUE_BYTES
-                and store.id.kind == StoreKind.STREAM
-            ):
-                # The common case, without a call for each check.
-                seq = store.last_seq + 1
-                store.set_message(seq, len(value), [frames.CHANGE_SET_MESSAGE, seq, value])
-                append_result([seq, store.revision])
-                continue
         result = _execute_one(store, operation)
         if result and type(result[0]) is str:
             # An error may quote its operation; all of them together must fit in one reply.
             error_bytes += len(frames.pack(result))
             if error_bytes > PAGE_BYTES:
                 result = [result[0], {}]
-        append_result(result)
+        results.append(result)
     return results
+
+
+def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
+    """Return the values if every operation is an append of one, without anything else."""
+    try:
+        values = [value for number, value in operations if number == frames.APPEND]
+    except ValueError:
+        return None
+    if len(values) != len(operations) or set(map(type, values)) != _BYTES:
+        return None
+    return values if max(map(len, values)) <= MAX_VALUE_BYTES else None
+
+
+def _are_plain_sets(operations: list[list[Any]]) -> bool:
+    """Tell if every operation sets a key to a value, without anything else."""
+    try:
+        for number, key, value in operations:
+            if (
+                number != frames.SET_ENTRY
+                or type(key) is not str
+                or type(value) is not bytes
+                or len(value) > MAX_VALUE_BYTES
+            ):
+                return False
+            check_key(key)
+    except (ValueError, InvalidNameError):
+        return False
+    return True
 
 
 def _execute_one(store: Store, operation: list[Any]) -> Result:

@@ -312,11 +312,13 @@ class PersistServer:
         arrivals = []
         share_bytes = len(message.payload) // len(groups)
         for index, group in enumerate(groups):
-            wrong = _check_group(group)
+            store = StoreId(tenant, group.kind, group.name)
+            wrong = _check_operations(group)
+            if wrong is None and self._ownership.find(store) is None:
+                wrong = _check_name(group)
             if wrong is not None:
                 self._pipeline.refuse(message.reply, index, wrong)
                 continue
-            store = StoreId(tenant, group.kind, group.name)
             arrivals.append(Arrival(message.reply, index, writer, store, group, share_bytes))
         self._pipeline.submit(arrivals)
 
@@ -529,8 +531,8 @@ class PersistServer:
             await self._checkpointer.run_pass(loop.time())
 
 
-def _check_group(group: frames.Group) -> HoldfastError | None:
-    """Return what is wrong with a group's store or operations, None if nothing is."""
+def _check_name(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's store, None if nothing is."""
     try:
         StoreKind(group.kind)
         check_store(group.name)
@@ -538,9 +540,14 @@ def _check_group(group: frames.Group) -> HoldfastError | None:
         return MalformedFrameError(reason=f"unknown kind of store {group.kind}")
     except InvalidNameError as error:
         return error
+    return None
+
+
+def _check_operations(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's operations, None if nothing is."""
     writes = group.counter > 0
-    for operation in group.operations:
-        if (operation[0] < frames.FIRST_READ) != writes:
+    for number in {operation[0] for operation in group.operations}:
+        if (number < frames.FIRST_READ) != writes:
             return MalformedFrameError(
                 reason="a group is of writes, with a counter, or of reads, with counter 0"
             )

@@ -7,8 +7,8 @@ cost one transaction, which is what makes a thousand busy stores cheap. Invarian
 - `revision`, `last_seq`, `count` and `bytes` are those after every change accepted so far.
 - The file holds a prefix of the changes, and only ones whose tick is synced: the file never runs
   ahead of the durable log.
-- `overlay` is exactly the difference that the pending changes make to what the file would answer
-  about one message or key.
+- The overlay has the difference that the pending changes make to what the file would answer about
+  one message or key. Of changes that the file has by now it may still say the same as the file.
 
 Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
 """
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from holdfast.persist.writers import Writer
@@ -28,6 +29,11 @@ from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
 
 #: Writers whose outcomes an open store holds in memory.
 _MAX_WRITERS = 1024
+#: What a change takes beside its value, at least what it takes in a broadcast.
+_CHANGE_BYTES = 64
+#: The overlay may hold so many messages and keys more than what is pending: of the keys that are
+#: set again and again the file need not be asked.
+_MIN_OVERLAY = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,9 @@ class PendingTick:
     tick: int
     segment: int
     batch: AppliedBatch
-    outcomes: tuple[WriterOutcome, ...]
+    outcomes: Sequence[WriterOutcome]
+    #: What the changes take in memory, about.
+    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ class Store:
         self.pending_bytes = 0
         #: Changes and outcomes of the tick being built, and where it started.
         self.changes: list[frames.WireChange] = []
+        self.changes_bytes = 0
         self.outcomes: list[WriterOutcome] = []
         self.mark: Mark | None = None
         self._messages: dict[int, int | None] = {}
@@ -90,6 +99,7 @@ class Store:
         self._msg_ids: dict[str, tuple[int, int, int]] = {}
         self._trimmed_to = 0
         self._cleared = False
+        self._overlay_limit = _MIN_OVERLAY
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
         #: The segment of the oldest change that is not durable in the file; None when clean.
         self.oldest_segment: int | None = None
@@ -136,6 +146,8 @@ class Store:
         """Return how many messages lie up to `end_seq`, and their bytes."""
         if end_seq >= self.last_seq:
             return self.count, self.bytes
+        # Each message in the overlay is looked up: only those that the file has not shall be there.
+        self._rebuild_overlay()
         count = size_bytes = 0
         if self.file is not None and end_seq > self._trimmed_to:
             count, size_bytes = self.file.sum_messages(self._trimmed_to + 1, end_seq)
@@ -166,6 +178,25 @@ class Store:
         if self.mark is None:
             self.mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
 
+    def append_messages(self, values: list[bytes]) -> frames.Run:
+        """Accept messages that are nothing but a value, at the next seqs, and return their results.
+
+        What most of all writes are: no line of Python for each.
+        """
+        count = len(values)
+        seq, revision = self.last_seq + 1, self.revision + 1
+        sizes = list(map(len, values))
+        size_bytes = sum(sizes)
+        seqs = range(seq, seq + count)
+        self._messages.update(zip(seqs, sizes, strict=True))
+        self.changes.extend(zip(repeat(frames.CHANGE_SET_MESSAGE), seqs, values, strict=False))
+        self.changes_bytes += size_bytes + _CHANGE_BYTES * count
+        self.last_seq += count
+        self.count += count
+        self.bytes += size_bytes
+        self.revision += count
+        return frames.Run(seq, revision, count)
+
     def set_message(self, seq: int, size_bytes: int, change: frames.WireChange) -> None:
         """Accept a set of message `seq`, at or below last_seq + 1."""
         if seq == self.last_seq + 1:
@@ -179,7 +210,7 @@ class Store:
                 self.bytes -= old
         self.bytes += size_bytes
         self._put(self._messages, seq, size_bytes)
-        self._accept(change)
+        self._accept(change, size_bytes if len(change) < 5 else _variable_bytes(change))
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
@@ -193,7 +224,7 @@ class Store:
             self.count -= 1
             self.bytes -= size_bytes
             self._put(self._messages, seq, None)
-        self._accept([frames.CHANGE_DELETE_MESSAGES, seqs])
+        self._accept([frames.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
 
     def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
         """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
@@ -201,7 +232,7 @@ class Store:
         self.count -= count
         self.bytes -= size_bytes
         self._trim_overlay(end_seq)
-        self._accept([frames.CHANGE_TRIM, end_seq])
+        self._accept([frames.CHANGE_TRIM, end_seq], 0)
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
         """Accept a set of `key`."""
@@ -211,8 +242,29 @@ class Store:
         else:
             self.bytes -= old[1]
         self.bytes += size_bytes
-        self._accept(change)
+        self._accept(change, size_bytes)
         self._put(self._entries, key, (self.revision, size_bytes))
+
+    def set_entries(self, operations: list[list[Any]]) -> frames.Run:
+        """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""
+        entries = self._entries
+        first = revision = self.revision + 1
+        # What a wire operation says, its change says: the same list serves.
+        for change in operations:
+            _, key, value = change
+            size_bytes = len(value) + (len(key) if key.isascii() else len(key.encode()))
+            old = self.entry_state(key)
+            if old is None:
+                self.count += 1
+            else:
+                self.bytes -= old[1]
+            self.bytes += size_bytes
+            self.changes_bytes += size_bytes + _CHANGE_BYTES
+            entries[key] = (revision, size_bytes)
+            revision += 1
+        self.changes += operations
+        self.revision = revision - 1
+        return frames.Run(0, first, len(operations))
 
     def delete_entries(self, keys: list[str]) -> None:
         """Accept the deletion of keys that all exist."""
@@ -222,7 +274,8 @@ class Store:
             self.count -= 1
             self.bytes -= old[1]
             self._put(self._entries, key, None)
-        self._accept([frames.CHANGE_DELETE_ENTRIES, keys])
+        change: frames.WireChange = [frames.CHANGE_DELETE_ENTRIES, keys]
+        self._accept(change, _variable_bytes(change))
 
     def clear(self) -> None:
         """Accept the deletion of every key."""
@@ -230,7 +283,7 @@ class Store:
         self.count = self.bytes = 0
         self._entries.clear()
         self._cleared = True
-        self._accept([frames.CHANGE_CLEAR])
+        self._accept([frames.CHANGE_CLEAR], 0)
 
     def begin_batch(self) -> tuple[Mark, int]:
         """Start an atomic batch; give the result to `undo_batch` if it fails."""
@@ -253,6 +306,7 @@ class Store:
                 overlay[key] = old
         self._undo = None
         del self.changes[change_count:]
+        self.changes_bytes = self.bytes_of(self.changes)
         self._restore(mark)
 
     # --- the life of a change --------------------------------------------------------------------
@@ -260,12 +314,13 @@ class Store:
         """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
         assert self.mark is not None
         batch = AppliedBatch(self.mark.revision, self.time, self.changes)
-        self.pending.append(PendingTick(tick, segment, batch, tuple(self.outcomes)))
-        self.pending_bytes += self.bytes_of(self.changes)
+        size_bytes = self.changes_bytes
+        self.pending.append(PendingTick(tick, segment, batch, self.outcomes, size_bytes))
+        self.pending_bytes += size_bytes
         self.last_tick = tick
         if self.oldest_segment is None:
             self.oldest_segment = segment
-        self.changes, self.outcomes, self.mark = [], [], None
+        self._end_tick()
 
     def fail_tick(self) -> None:
         """What was accepted since `begin` did not reach the log: forget it."""
@@ -273,7 +328,7 @@ class Store:
         for kept in reversed(self.outcomes):
             self.writers[kept.writer].forget(kept.counter)
         self._restore(self.mark)
-        self.changes, self.outcomes, self.mark = [], [], None
+        self._end_tick()
         self._rebuild_overlay()
 
     def materialise(self, synced_tick: int) -> None:
@@ -288,13 +343,14 @@ class Store:
             [pending.batch for pending in ready if pending.batch.changes],
             [outcome for pending in ready for outcome in pending.outcomes],
         )
-        for _ in ready:
+        for applied in ready:
             self.pending.popleft()
-        if self.pending or self.mark is not None:
+            self.pending_bytes -= applied.size_bytes
+        if len(self._messages) + len(self._entries) > self._overlay_limit:
+            # What the file has by now does no harm there, it says the same; only it must not grow.
             self._rebuild_overlay()
-        else:
-            self._reset_overlay()
-        self.pending_bytes = sum(self.bytes_of(kept.batch.changes) for kept in self.pending)
+            kept = len(self._messages) + len(self._entries)
+            self._overlay_limit = 2 * kept + _MIN_OVERLAY
         if not self.pending and self.mark is None and len(self.writers) > _MAX_WRITERS:
             # The file has all of it, for those that come again.
             self.writers.clear()
@@ -314,13 +370,15 @@ class Store:
     def checkpointed(self) -> None:
         """The file is durable with everything that was materialised."""
         self.oldest_segment = self.pending[0].segment if self.pending else None
+        if not self.pending and self.mark is None:
+            self._reset_overlay()
 
     @staticmethod
     def bytes_of(changes: list[frames.WireChange] | Any) -> int:
         """Return about how much memory changes take, never less than they take in a broadcast."""
         size_bytes = 0
         for change in changes:
-            size_bytes += 64 + _variable_bytes(change)
+            size_bytes += _CHANGE_BYTES + _variable_bytes(change)
         return size_bytes
 
     def validate(self) -> None:
@@ -333,9 +391,14 @@ class Store:
         assert self.count >= 0
         assert self.bytes >= 0
 
-    def _accept(self, change: frames.WireChange) -> None:
+    def _accept(self, change: frames.WireChange, size_bytes: int) -> None:
         self.revision += 1
         self.changes.append(change)
+        self.changes_bytes += size_bytes + _CHANGE_BYTES
+
+    def _end_tick(self) -> None:
+        self.changes, self.outcomes, self.mark = [], [], None
+        self.changes_bytes = 0
 
     def _put(self, overlay: dict[Any, Any], key: Any, state: Any) -> None:
         if self._undo is not None:

@@ -129,7 +129,7 @@ class Tick:
                     store.mark.revision,
                     store.revision,
                     payloads,
-                    [tuple(kept) for kept in store.outcomes],
+                    store.outcomes,
                 )
             )
         if not found:
@@ -190,7 +190,7 @@ def _payloads(store: Store) -> list[bytes]:
     if not changes:
         return []
     previous_revision = store.mark.revision
-    if Store.bytes_of(changes) <= PAGE_BYTES:
+    if store.changes_bytes <= PAGE_BYTES:
         return [frames.encode_changes(store.epoch, previous_revision, store.time, changes)]
     payloads = []
     start = size_bytes = 0

@@ -7,13 +7,15 @@ version, which older readers ignore.
     request    [writer, [group, ...]]         group  [kind, name, counter, floor, durability, ops]
     reply      [[index, 0, outcome] | [index, 1, code, fields], ...]   index -1: the whole frame
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
+               [epoch, time, durability, nil, seq, revision, length]       the results of a run
     changes    [epoch, previous_revision, time, [change, ...]]
     control    {name: value}
 
 A group is what one client asks of one store in one frame: either writes, with a `counter` that
 grows by one for each write group of this writer and store, or reads, with counter 0. `floor` is the
 lowest counter the writer still waits for: outcomes below it may be forgotten, and a group below it
-that arrives late is refused. A request without groups asks whether the server is there; the reply
+that arrives late is refused. A run is what most groups are: each operation set one message at the
+next seq, or (seq 0) one key, at the next revision; so one number of each stands for all results. A request without groups asks whether the server is there; the reply
 to it is empty. Decoding checks shape and types of what it names here and raises
 MalformedFrameError; the values inside an operation are checked where it is executed.
 """
@@ -21,6 +23,8 @@ MalformedFrameError; the values inside an operation are checked where it is exec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -32,7 +36,7 @@ from holdfast.protocol.errors import (
     error_from_wire,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
+from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Entry, Message
 
 PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
@@ -104,8 +108,11 @@ CHANGE_DELETE_ENTRIES: Final = 6
 #: [CHANGE_CLEAR]
 CHANGE_CLEAR: Final = 7
 
-WireChange = list[Any]
+WireChange = Sequence[Any]
 
+_first: Final = itemgetter(0)
+_LIST: Final = {list}
+_INT: Final = {int}
 _pack: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
@@ -120,13 +127,35 @@ class Group(NamedTuple):
     operations: list[list[Any]]
 
 
+class Run(NamedTuple):
+    """The results of `length` operations that each took the next seq (or of a kv: 0) and revision."""
+
+    seq: int
+    revision: int
+    length: int
+
+    def acks(self, time: int, durability: Durability) -> list[Ack]:
+        """Return the results one by one."""
+        seq, revision, length = self
+        fields = zip(
+            range(seq, seq + length) if seq else repeat(None),
+            range(revision, revision + length),
+            repeat(time),
+            repeat(durability),
+            repeat(False),
+            strict=False,
+        )
+        # As `Ack._make` does, without a call for each.
+        return list(map(tuple.__new__, repeat(Ack), fields))
+
+
 class Outcome(NamedTuple):
-    """The answer to a group. `results` has one element for each operation, in order."""
+    """The answer to a group. `results` is a run, or has one element for each operation, in order."""
 
     epoch: int
     time: int
     durability: int
-    results: list[Any]
+    results: Run | list[Any]
 
 
 class ChangeBatch(NamedTuple):
@@ -206,11 +235,24 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
         ):
             raise MalformedFrameError(reason="a group's field has the wrong type or range")
         operation_count += len(operations)
-        for operation in operations:
-            if type(operation) is not list or not operation or type(operation[0]) is not int:
-                raise MalformedFrameError(reason="an operation is [number, ...]")
-            if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list:
-                operation_count += len(operation[1])
+        if len(operations) == 1:
+            operation = operations[0]
+            wrong = type(operation) is not list or not operation or type(operation[0]) is not int
+            batched = not wrong and operation[0] == BATCH
+        else:
+            # Perhaps thousands: looked at in passes without a line of Python for each.
+            wrong = set(map(type, operations)) != _LIST or not all(operations)
+            numbers = [] if wrong else list(map(_first, operations))
+            wrong = wrong or set(map(type, numbers)) != _INT
+            batched = BATCH in numbers
+        if wrong:
+            raise MalformedFrameError(reason="an operation is [number, ...]")
+        if batched:
+            operation_count += sum(
+                len(operation[1])
+                for operation in operations
+                if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list
+            )
         checked.append(Group(kind, name, counter, floor, durability, operations))
     if operation_count > MAX_FRAME_OPERATIONS:
         raise MalformedFrameError(
@@ -219,17 +261,26 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
     return writer, checked
 
 
-def encode_outcome(epoch: int, time: int, durability: int, results: list[Any]) -> bytes:
+def encode_outcome(epoch: int, time: int, durability: int, results: Run | list[Any]) -> bytes:
     """Return an outcome as the bytes that go into a reply, the store file and the commit log."""
+    if type(results) is Run:
+        return pack((epoch, time, durability, None, *results))
     return pack((epoch, time, durability, results))
 
 
 def decode_outcome(outcome: bytes) -> Outcome:
     """Return the outcome. Raises MalformedFrameError."""
     body = unpack(outcome)
-    if type(body) is not list or len(body) < 4 or type(body[3]) is not list:
-        raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
-    return Outcome(*body[:4])
+    if type(body) is list and len(body) >= 4:
+        epoch, time, durability, results = body[:4]
+        if type(results) is list:
+            return Outcome(epoch, time, durability, results)
+        run = body[4:7]
+        if results is None and len(run) == 3 and set(map(type, run)) == _INT and (
+            0 < run[2] <= MAX_FRAME_OPERATIONS
+        ):
+            return Outcome(epoch, time, durability, Run(*run))
+    raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
 
 
 def error_result(index: int, error: HoldfastError) -> list[Any]:

@@ -25,6 +25,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.errors import HoldfastError, UnavailableError, error_from_wire
+from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.layout import Layout
@@ -177,7 +178,11 @@ class Peer:
         (element,) = await self.ask(payload, **options)
         if element[1] != 0:
             raise error_from_wire(element[2], element[3])
-        return frames.decode_outcome(element[2])
+        outcome = frames.decode_outcome(element[2])
+        if isinstance(outcome.results, frames.Run):
+            acks = outcome.results.acks(outcome.time, Durability.SYNCED)
+            return outcome._replace(results=[[ack.seq or 0, ack.revision] for ack in acks])
+        return outcome
 
     async def write(
         self,

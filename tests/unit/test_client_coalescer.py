@@ -502,25 +502,52 @@ def test_reads_answered_in_part_are_asked_for_the_rest() -> None:
     assert [c.answer[0] for c in callers] == ["one", "two", "three", "four", "five"]
 
 
+GOOD = [0, 0, frames.encode_outcome(1, 1, 2, [[1, 1]])]
+
+
 @pytest.mark.parametrize(
     "payload",
     [
         b"",
-        b"\x09rubbish",
+        b"\x01\xc1",
         frames.encode(7),
+        frames.encode({"error": "busy"}),
+        frames.encode([7]),
+        frames.encode([[]]),
         frames.encode([[0]]),
+        frames.encode([["first", 0, b""]]),
         frames.encode([[9, 0, b""]]),
+        frames.encode([[-2, *GOOD[1:]]]),
+        frames.encode([[0, 1, "busy", 7]]),
+        frames.encode([[0, 1, "busy", {1: 2}]]),
         frames.encode([[0, 0, b"no outcome"]]),
         frames.encode([[0, 0, frames.encode_outcome(1, 1, 2, [])]]),
         frames.encode([[0, 0, frames.encode_outcome(1, 1, 2, [[1, 1], [2, 2]])]]),
+        frames.encode([[0, 0, frames.pack([1, 1, [2], [[1, 1]]])]]),
+        frames.encode([[0, 0, frames.pack([1, None, 2, [[1, 1]]])]]),
+        frames.encode([GOOD, [1, 0, b"no outcome"]]),
     ],
 )
-def test_a_reply_that_makes_no_sense_is_the_answer_of_all_in_its_frame(payload: bytes) -> None:
+def test_a_reply_that_makes_no_sense_is_as_good_as_lost(payload: bytes) -> None:
     client = Client()
-    caller = client.append()
+    callers = client.append(), client.append(key=OTHER)
     (frame,) = client.turn()
-    client.core.reply(frame.number, payload, client.now)
-    assert caller.error.code in ("malformed_frame", "unsupported_version")
+    with pytest.raises(MalformedFrameError):
+        client.core.reply(frame.number, payload, client.now)
+    client.core.validate()
+    assert client.core.pending_count == 2
+    (again,) = client.tick(FRAME_TIMEOUT_SECONDS)
+    client.reply(again, answered(0, [1, 1]), answered(1, [1, 1]))
+    assert [caller.answer[0] for caller in callers] == [[1, 1], [1, 1]]
+    assert client.core.pending_count == 0
+
+
+def test_a_reply_in_another_version_is_the_answer_of_all_in_its_frame() -> None:
+    client = Client()
+    callers = client.append(), client.get()
+    (frame,) = client.turn()
+    client.core.reply(frame.number, b"\x09rubbish", client.now)
+    assert {caller.error.code for caller in callers} == {"unsupported_version"}
     client.core.validate()
     assert client.core.pending_count == 0
 

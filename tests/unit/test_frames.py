@@ -21,7 +21,7 @@ from holdfast.protocol.errors import (
     WrongLastSeqError,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.messages import Ack, ChangeKind, Durability
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -227,3 +227,18 @@ def test_operation_numbers_say_if_they_read_or_write() -> None:
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
         "get", "get_all", "head", "changes",
     }  # fmt: skip
+
+
+def test_a_run_stands_for_consecutive_results() -> None:
+    outcome = frames.decode_outcome(frames.encode_outcome(3, 1000, 2, frames.Run(7, 9, 3)))
+    assert outcome == (3, 1000, 2, frames.Run(7, 9, 3))
+    acks = frames.Run(7, 9, 2).acks(1000, Durability.SYNCED)
+    assert acks == [Ack(7, 9, 1000, Durability.SYNCED), Ack(8, 10, 1000, Durability.SYNCED)]
+    assert all(type(ack) is Ack for ack in acks)
+    assert [ack.seq for ack in frames.Run(0, 9, 2).acks(1000, Durability.SYNCED)] == [None, None]
+
+
+@pytest.mark.parametrize("run", [[], [1, 2], [1, 2, 0], [1, 2, 1 << 40], [1, "2", 3], [1, 2, None]])
+def test_a_run_that_makes_no_sense_is_malformed(run: list[object]) -> None:
+    with pytest.raises(MalformedFrameError):
+        frames.decode_outcome(frames.pack([1, 2, 3, None, *run]))

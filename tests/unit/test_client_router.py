@@ -1,0 +1,153 @@
+"""The router over a bus in memory: questions that get lost, and coordinators that come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from holdfast.client import router as router_module
+from holdfast.client.router import Router
+from holdfast.protocol.bus import BusMessage, BusSubscription
+from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import BusyError, NoCoordinatorError
+from holdfast.protocol.frames import encode_control, encode_control_error
+from holdfast.protocol.subjects import Subjects
+
+OWNER = Owner("a", "a-1", 1)
+OWNERS = encode_control(term=1, owners=[list(OWNER)])
+ALIVE = encode_control(alive=True)
+
+
+class World:
+    """A router, and the questions that a coordinator heard, which a test answers as it likes."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork()
+        self.bus = network.connect("coordinator")
+        self.router = Router(network.connect("client"), Subjects(), "acme")
+        self.questions: list[BusMessage] = []
+        self.heard = asyncio.Event()
+
+    async def start(self) -> BusSubscription:
+        def on_question(message: BusMessage) -> None:
+            self.questions.append(message)
+            self.heard.set()
+
+        return await self.bus.subscribe("hf.acme.coord.*", on_question)
+
+    async def question(self, count: int) -> BusMessage:
+        """Return the question number `count`, once it has been asked."""
+        while len(self.questions) < count:
+            self.heard.clear()
+            await self.heard.wait()
+        return self.questions[count - 1]
+
+    async def reply(self, to: BusMessage, payload: bytes) -> None:
+        await self.bus.publish(to.reply, payload)
+
+
+def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await test(World())
+        assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
+
+    asyncio.run(main())
+
+
+def test_a_question_without_an_answer_is_asked_again() -> None:
+    async def test(world: World) -> None:
+        await world.start()
+        asking = asyncio.create_task(world.router.resolve([(1, "s")]))
+        first, second = await world.question(1), await world.question(2)
+        assert first.payload == second.payload
+        assert first.reply != second.reply
+        await world.reply(second, OWNERS)
+        assert await asking == [OWNER]
+
+    run(test)
+
+
+def test_the_late_answer_to_the_first_copy_counts() -> None:
+    async def test(world: World) -> None:
+        await world.start()
+        asking = asyncio.create_task(world.router.suspect("a", "a-1"))
+        await world.question(2)
+        await world.reply(world.questions[0], ALIVE)
+        assert await asking
+
+    run(test)
+
+
+def test_a_question_is_asked_three_times_at_most_and_then_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router_module, "CONTROL_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(router_module, "RESEND_SECONDS", 0.03)
+
+    async def test(world: World) -> None:
+        await world.start()
+        with pytest.raises(NoCoordinatorError):
+            await world.router.servers()
+        assert len(world.questions) == 3
+
+    run(test)
+
+
+def test_a_refusal_is_the_answer_and_is_not_asked_again() -> None:
+    async def test(world: World) -> None:
+        await world.start()
+        asking = asyncio.create_task(world.router.servers())
+        await world.reply(await world.question(1), encode_control_error(BusyError(what="it")))
+        with pytest.raises(BusyError):
+            await asking
+        assert len(world.questions) == 1
+
+    run(test)
+
+
+def test_a_suspicion_waits_for_a_coordinator_to_come() -> None:
+    async def test(world: World) -> None:
+        asking = asyncio.create_task(world.router.suspect("a", "a-1"))
+        await asyncio.sleep(0)
+        await world.start()
+        await world.reply(await world.question(1), ALIVE)
+        assert await asking
+
+    run(test)
+
+
+def test_a_suspicion_is_told_that_no_coordinator_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "CONTROL_TIMEOUT_SECONDS", 0.1)
+
+    async def test(world: World) -> None:
+        with pytest.raises(NoCoordinatorError):
+            await world.router.suspect("a", "a-1")
+
+    run(test)
+
+
+def test_without_a_coordinator_every_other_question_fails_at_once() -> None:
+    async def test(world: World) -> None:
+        (answer,) = await world.router.resolve([(1, "s")])
+        assert isinstance(answer, NoCoordinatorError)
+        with pytest.raises(NoCoordinatorError):
+            await world.router.servers()
+
+    run(test)
+
+
+def test_who_gives_up_a_question_leaves_no_copy_behind() -> None:
+    async def test(world: World) -> None:
+        await world.start()
+        asking = asyncio.create_task(world.router.resolve([(1, "s")]))
+        await world.question(2)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    run(test)
