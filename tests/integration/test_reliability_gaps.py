@@ -1,0 +1,536 @@
+"""Faults that no other test injects. docs/reliability.md has them all.
+
+The disk, the clocks and the paths between the parts are under control where the shipped parts run in
+one loop, over the bus in memory, on real files (`World`); what needs a process to die has processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from persist_processes import (
+    SUBJECTS,
+    TENANT,
+    Peer,
+    Process,
+    Processes,
+    connected_peer,
+    running_processes,
+    until,
+)
+from test_failover import run_in_cluster
+
+from holdfast.cli.cluster import Cluster
+from holdfast.client import Client
+from holdfast.coordinator.service import Coordinator
+from holdfast.persist.service import PersistServer
+from holdfast.protocol import frames
+from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs import commit_log
+from holdfast.shared_fs.disk import AppendFile, Disk
+from holdfast.shared_fs.fence import is_open
+from holdfast.shared_fs.layout import Layout, open_layout
+
+DEADLINE_SECONDS = 30.0
+NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
+
+
+class FaultyDisk(Disk):
+    """The real file system, but for what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.refuse_fences = False
+        #: Syncs of logs that fail, from the next one on; and what became of all of them.
+        self.failing_syncs = 0
+        self.syncs: list[bool] = []
+
+    def read(self, path: Path) -> bytes:
+        if self.refuse_fences and path.name == "fence":
+            raise StorageFailedError(reason=f"{path}: input/output error")
+        return super().read(path)
+
+    def open_append(self, path: Path) -> AppendFile:
+        return _FaultyAppendFile(self, super().open_append(path))
+
+
+class _FaultyAppendFile:
+    def __init__(self, disk: FaultyDisk, file: AppendFile) -> None:
+        self._disk = disk
+        self._file = file
+        self.write = file.write
+        self.close = file.close
+
+    def sync(self) -> None:
+        fails = self._disk.failing_syncs > 0
+        self._disk.syncs.append(not fails)
+        if fails:
+            self._disk.failing_syncs -= 1
+            raise StorageFailedError(reason="input/output error")
+        self._file.sync()
+
+
+class World:
+    """A coordinator `c`, persist servers, and a peer, in one loop."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.network = MemoryNetwork(self._deliveries)
+        self.peer = Peer(self.network.connect("peer"))
+        self.servers: dict[str, PersistServer] = {}
+        self.ends: dict[str, asyncio.Task[None]] = {}
+        #: Pairs of connections between which nothing arrives, in that direction.
+        self.cut: set[tuple[str, str]] = set()
+        self.clock_ms = 1_750_000_000_000
+        #: Cleared, nothing that runs in a thread of a server comes to its end.
+        self.threads_go_on = asyncio.Event()
+        self.threads_go_on.set()
+        self._coordinator = Coordinator(
+            self.network.connect("c"), layout, Disk(), clock_ms=lambda: self.clock_ms
+        )
+        self._coordinating = asyncio.create_task(self._coordinator.run())
+
+    async def start(self, server: str, disk: Disk | None = None) -> PersistServer:
+        """Start a server; return when it takes frames."""
+        bus = self.network.connect(server)
+        started = PersistServer(
+            bus,
+            self.layout,
+            disk or Disk(),
+            server,
+            clock_ms=lambda: self.clock_ms,
+            run_in_thread=self._run_in_thread,
+        )
+        ready = asyncio.Event()
+        self.servers[server] = started
+        self.ends[server] = asyncio.create_task(_live(started, bus, ready))
+        await ready.wait()
+        return started
+
+    async def ended(self, server: str) -> BaseException | None:
+        """Return what a server ended with, once it has."""
+        (outcome,) = await asyncio.gather(self.ends[server], return_exceptions=True)
+        return outcome
+
+    def fence_is_open(self, server: PersistServer) -> bool:
+        return is_open(Disk(), self.layout.fence(server.server, server.incarnation))
+
+    def published(self, subject: str) -> list[tuple[str, BusMessage]]:
+        """Return a list that grows by whatever anybody publishes under `subject`."""
+        found: list[tuple[str, BusMessage]] = []
+
+        def keep(sender: str, message: BusMessage) -> None:
+            if message.subject.startswith(subject):
+                found.append((sender, message))
+
+        self.network.taps.append(keep)
+        return found
+
+    async def end(self) -> None:
+        self.cut.clear()
+        self.threads_go_on.set()
+        for task in self.ends.values():
+            task.cancel()
+        await asyncio.gather(*self.ends.values(), return_exceptions=True)
+        self._coordinator.stop()
+        await self._coordinating
+
+    async def _run_in_thread(self, function: Callable[[], Any], /) -> Any:
+        await self.threads_go_on.wait()
+        return await asyncio.to_thread(function)
+
+    def _deliveries(self, delivery: Delivery) -> Sequence[float]:
+        return () if (delivery.sender, delivery.receiver) in self.cut else (0.0,)
+
+
+async def _live(server: PersistServer, bus: Bus, ready: asyncio.Event) -> None:
+    try:
+        await server.run(ready)
+    finally:
+        await bus.close()
+
+
+def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World(open_layout(tmp_path / "data", Disk()))
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS * 2):
+                await world.peer.listen()
+                await body(world)
+        finally:
+            await world.end()
+
+    asyncio.run(main())
+
+
+def append(counter: int, value: bytes) -> tuple[Any, ...]:
+    return (1, "notes", counter, counter, 0, [[frames.APPEND, value]])
+
+
+async def values(peer: Peer, name: str = "notes") -> list[bytes]:
+    ((rows, _after),) = await peer.read(name, [frames.GET_MESSAGES])
+    return [row[3] for row in rows]
+
+
+# --- the disk ------------------------------------------------------------------------------------
+def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        disk = FaultyDisk()
+        first = await world.start("s1", disk)
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        broadcasts = world.published(SUBJECTS.changes(NOTES))
+        disk.failing_syncs = 1
+        refused = asyncio.create_task(world.peer.group(append(2, b"2"), timeout_seconds=3.0))
+        # Its own fence may be what ends it, a moment before the error does.
+        assert isinstance(await world.ended("s1"), StorageFailedError | FencedError)
+        with pytest.raises(BusTimeoutError):
+            await refused
+        assert broadcasts == []
+        # The disk would have called a second sync a success.
+        assert disk.syncs[-1] is False
+        assert not world.fence_is_open(first)
+        await world.start("s1")
+        assert (await world.peer.write("notes", 2, [frames.APPEND, b"2"])).results == [[2, 2]]
+        assert await values(world.peer) == [b"1", b"2"]
+
+    run(tmp_path, body)
+
+
+def test_an_unreadable_fence_holds_everything_back_and_then_everything_leaves(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        disk = FaultyDisk()
+        server = await world.start("s1", disk)
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        assert await values(world.peer) == [b"1"]
+        broadcasts = world.published(SUBJECTS.changes(NOTES))
+        synced = len(disk.syncs)
+        disk.refuse_fences = True
+        write = asyncio.create_task(world.peer.group(append(2, b"2")))
+        read = asyncio.create_task(world.peer.group((1, "notes", 0, 0, 0, [[frames.HEAD]])))
+        beats = world.published(SUBJECTS.heartbeat())
+        await until(lambda: len(disk.syncs) > synced and len(beats) > 2, "it is synced")
+        assert not write.done()
+        assert not read.done()
+        assert broadcasts == []
+        disk.refuse_fences = False
+        assert (await write).results == [[2, 2]]
+        assert (await read).results[0][2] in (1, 2)
+        await until(lambda: len(broadcasts) == 1, "it is broadcast")
+        assert world.fence_is_open(server)
+        assert not world.ends["s1"].done()
+
+    run(tmp_path, body)
+
+
+def test_a_disk_that_hangs_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        server = await world.start("s1")
+        await world.start("s2")
+        owner = (await world.peer.write("notes", 1, [frames.APPEND, b"1"])).epoch
+        name = await world.peer.resolve("notes")
+        world.threads_go_on.clear()
+        write = asyncio.create_task(
+            world.peer.group(append(2, b"2"), server=name, timeout_seconds=DEADLINE_SECONDS)
+        )
+        beats = world.published(SUBJECTS.heartbeat())
+        # Twice as long as a silence that would count.
+        await until(lambda: [sender for sender, _ in beats].count(name) > 10, "it lives on")
+        assert not write.done()
+        assert await world.peer.resolve("notes") == name
+        assert world.fence_is_open(server)
+        world.threads_go_on.set()
+        outcome = await write
+        assert (outcome.results, outcome.epoch) == ([[2, 2]], owner)
+
+    run(tmp_path, body)
+
+
+# --- paths between the parts ---------------------------------------------------------------------
+def test_a_server_that_only_the_coordinator_does_not_hear_is_silent_once_it_is_fenced(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        lost = await world.start("s1")
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        await world.start("s2")
+        # The peer reaches s1, and s1 the peer, all the time.
+        world.cut.add(("s1", "c"))
+        answered = 1
+        while True:
+            group = append(answered + 1, b"%d" % (answered + 1))
+            try:
+                outcome = await world.peer.group(group, timeout_seconds=1.0)
+            except (BusTimeoutError, NoRespondersError):
+                break
+            answered += 1
+            assert outcome.results == [[answered, answered]]
+            await asyncio.sleep(0.01)
+        assert isinstance(await world.ended("s1"), FencedError)
+        assert not world.fence_is_open(lost)
+        assert answered > 1, "it served its clients until it was fenced"
+        outcome = await world.peer.write(
+            "notes", answered + 1, [frames.APPEND, b"%d" % (answered + 1)]
+        )
+        assert outcome.results == [[answered + 1, answered + 1]]
+        assert await world.peer.resolve("notes") == "s2"
+        expected = [b"%d" % number for number in range(1, answered + 2)]
+        assert (await values(world.peer))[:100] == expected[:100]
+
+    run(tmp_path, body)
+
+
+def test_a_server_that_does_not_hear_the_coordinator_keeps_what_it_serves(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        server = await world.start("s1")
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        await world.start("s2")
+        world.cut.add(("c", "s1"))
+        beats = world.published(SUBJECTS.heartbeat())
+        await until(lambda: [sender for sender, _ in beats].count("s1") > 10, "it beats on")
+        assert (await world.peer.group(append(2, b"2"))).results == [[2, 2]]
+        assert await world.peer.resolve("notes") == "s1"
+        assert world.fence_is_open(server)
+
+    run(tmp_path, body)
+
+
+def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, client: Client) -> None:
+        stream = client.stream("notes")
+        for number in range(10):
+            await stream.append(b"%d" % number)
+        assert cluster.nats_server is not None
+        stopped = cluster.nats_server.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            writes = [asyncio.create_task(stream.append(b"%d" % n)) for n in range(10, 20)]
+            # To the coordinator everybody is silent, and nobody tells it that it is deaf.
+            fences = list(cluster.shared.glob("servers/*/*/fence"))
+            await until(lambda: any(not is_open(Disk(), each) for each in fences), "a fence")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        acks = await asyncio.gather(*writes)
+        assert [ack.seq for ack in acks] == list(range(11, 21))
+        stored = [message.value async for message in stream.get_all()]
+        assert stored == [b"%d" % number for number in range(20)]
+
+    run_in_cluster(tmp_path, body)
+
+
+# --- clocks --------------------------------------------------------------------------------------
+def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        servers = [await world.start("s1"), await world.start("s2")]
+        owner = None
+        for counter, jump_ms in enumerate((0, 3_600_000, -7_200_000, 3_600_000), start=1):
+            world.clock_ms += jump_ms
+            await world.peer.write("notes", counter, [frames.APPEND, b"%d" % counter])
+            beats = world.published(SUBJECTS.heartbeat())
+            await until(lambda beats=beats: len(beats) > 3, "some heartbeats")  # type: ignore[misc]
+            owner = owner or await world.peer.resolve("notes")
+            assert await world.peer.resolve("notes") == owner
+        ((rows, _after),) = await world.peer.read("notes", [frames.GET_MESSAGES])
+        times = [row[2] for row in rows]
+        assert len(times) == 4
+        assert times == sorted(times)
+        assert all(world.fence_is_open(server) for server in servers)
+
+    run(tmp_path, body)
+
+
+# --- files that change under their owners --------------------------------------------------------
+def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: Path) -> None:
+    """A close of any other descriptor of a file would drop this process's locks on it."""
+    opened: list[str] = []
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(str(tmp_path)):
+            path = str(arguments[0])
+            if path.endswith(".db") and path in _descriptors():
+                opened.append(path)
+
+    async def body(world: World) -> None:
+        await world.start("s1")
+        for number in range(20):
+            name = f"s.{number}"
+            await world.peer.write(name, 1, [frames.APPEND, b"1"])
+            assert await values(world.peer, name) == [b"1"]
+        assert any(path.endswith(".db") for path in _descriptors())
+        world.servers["s1"].stop()
+        assert await world.ended("s1") is None
+        await world.start("s2")
+        for number in range(20):
+            assert await values(world.peer, f"s.{number}") == [b"1"]
+
+    sys.addaudithook(watch)
+    run(tmp_path, body)
+    assert opened == []
+
+
+def test_a_store_file_that_is_removed_under_its_owner_is_missed_when_it_is_next_opened(
+    tmp_path: Path,
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        for counter in (1, 2):
+            await peer.write("notes", counter, [frames.APPEND, b"%d" % counter])
+        assert await values(peer) == [b"1", b"2"]
+        assert server.stop() == 0
+        server = processes.start_persist("s1", "--idle-close-seconds", "1")
+        await peer.write("notes", 3, [frames.APPEND, b"3"])
+        assert await values(peer) == [b"1", b"2", b"3"]
+        path = processes.layout.store(NOTES)
+        path.unlink()
+        pid = str(server.popen.pid)
+        await until(
+            lambda: not any(each.startswith(str(path)) for each in _descriptors(pid)),
+            "it is closed",
+        )
+        with pytest.raises(StoreDamagedError, match="its file is missing"):
+            await values(peer)
+        with pytest.raises(StoreDamagedError):
+            await peer.write("notes", 4, [frames.APPEND, b"4"])
+        assert not path.exists()
+
+    run_processes(tmp_path, body)
+
+
+WAL_DAMAGE: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "empty": lambda wal: os.truncate(wal, 0),
+    "truncated": lambda wal: os.truncate(wal, wal.stat().st_size // 2),
+    "garbage": lambda wal: _overwrite(wal, 0, b"\xff" * wal.stat().st_size),
+    "bit-flipped": lambda wal: _overwrite(wal, wal.stat().st_size - 100, b"\xff"),
+}
+
+
+@pytest.mark.parametrize("damage", WAL_DAMAGE)
+def test_what_a_damaged_wal_held_comes_from_the_log(damage: str, tmp_path: Path) -> None:
+    """SQLite takes a WAL that it cannot use for none, without a word."""
+
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        for name in ("notes", "other"):
+            await peer.write(name, 1, [frames.APPEND, b"1"])
+        assert server.stop() == 0
+        server = processes.start_persist("s1")
+        for counter in range(2, 20):
+            for name in ("notes", "other"):
+                await peer.write(name, counter, [frames.APPEND, b"%d" % counter])
+                await values(peer, name)
+        server.kill()
+        path = processes.layout.store(NOTES)
+        wal = path.with_name(path.name + "-wal")
+        assert wal.stat().st_size > 0
+        WAL_DAMAGE[damage](wal)
+        processes.start_persist("s1")
+        for name in ("notes", "other"):
+            assert await values(peer, name) == [b"%d" % number for number in range(1, 20)]
+
+    run_processes(tmp_path, body)
+
+
+def test_a_store_that_got_the_wal_of_another_one_is_refused(tmp_path: Path) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        for name in ("notes", "other"):
+            await peer.write(name, 1, [frames.APPEND, b"1"])
+        assert server.stop() == 0
+        server = processes.start_persist("s1")
+        for name in ("notes", "other"):
+            await peer.write(name, 2, [frames.APPEND, b"2"])
+            await values(peer, name)
+        server.kill()
+        wals = [
+            path.with_name(path.name + "-wal")
+            for path in map(processes.layout.store, (NOTES, NOTES._replace(name="other")))
+        ]
+        wals[0].write_bytes(wals[1].read_bytes())
+        processes.start_persist("s1")
+        with pytest.raises(StoreDamagedError, match="quarantine"):
+            await values(peer)
+        assert await values(peer, "other") == [b"1", b"2"]
+
+    run_processes(tmp_path, body)
+
+
+def test_a_store_with_a_hole_in_its_log_is_refused_and_the_others_are_served(
+    tmp_path: Path,
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        for counter, value in enumerate((b"first", b"precious", b"last"), start=1):
+            await peer.write("notes", counter, [frames.APPEND, value])
+            await peer.write("other", counter, [frames.APPEND, value.upper()])
+        (incarnation,) = processes.incarnations("s1")
+        server.kill()
+        (segment,) = processes.layout.log("s1", incarnation).iterdir()
+        _overwrite(segment, segment.read_bytes().index(b"precious"), b"P")
+        again = processes.start_persist("s1")
+        for _ in range(2):
+            with pytest.raises(StoreDamagedError, match="revisions 2 to 2 are neither in"):
+                await values(peer)
+        with pytest.raises(StoreDamagedError):
+            await peer.write("notes", 4, [frames.APPEND, b"more"])
+        assert await values(peer, "other") == [b"FIRST", b"PRECIOUS", b"LAST"]
+        assert "log.damage" in again.log
+        assert segment.exists(), "it is kept as evidence"
+
+    run_processes(tmp_path, body)
+
+
+def test_a_segment_that_is_missing_in_the_middle_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 200)
+    log = commit_log.CommitLog(Disk(), tmp_path)
+    for tick in range(1, 10):
+        record = commit_log.LogRecord(NOTES, 1, tick - 1, tick, [bytes(90)], [])
+        log.append(tick, [record])
+        log.prepare_sync()()
+    log.close()
+    segments = sorted(tmp_path.iterdir())
+    assert len(segments) > 2
+    segments[1].unlink()
+    damage = commit_log.read_log(Disk(), tmp_path).damage
+    assert damage
+    assert not any(each.torn_end for each in damage)
+
+
+def run_processes(
+    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]]
+) -> None:
+    """Run `body` beside one persist server, in processes."""
+
+    async def main(processes: Processes, server: Process) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
+            await peer.live()
+            await body(processes, server, peer)
+
+    with running_processes(tmp_path) as processes:
+        asyncio.run(main(processes, processes.start_persist("s1")))
+
+
+def _overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def _descriptors(pid: str = "self") -> set[str]:
+    """Return the paths of all files that a process has open."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    return found
