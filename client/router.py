@@ -88,7 +88,7 @@ class Router:
         InvalidNameError, NotFoundError, LastServerError when nobody else could take them,
         NoCoordinatorError, ConnectionFailedError.
         """
-        await self._ask("undrain" if undo else "drain", server=server)
+        await self._ask_as_operator("undrain" if undo else "drain", server=server)
 
     async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
         """Yield the tenant's stores in order of (name, kind), page by page.
@@ -114,9 +114,16 @@ class Router:
         self, verb: str, *, patient: bool = False, **fields: object
     ) -> Mapping[str, Any]:
         subject = self._subjects.coordinator(self._tenant, verb)
-        payload = encode_control(**fields)
+        return await self._ask_on(subject, patient, fields)
+
+    async def _ask_as_operator(self, verb: str, **fields: object) -> Mapping[str, Any]:
+        return await self._ask_on(self._subjects.cluster(verb), False, fields)
+
+    async def _ask_on(
+        self, subject: str, patient: bool, fields: Mapping[str, object]
+    ) -> Mapping[str, Any]:
         try:
-            reply = await self._request(subject, payload, patient)
+            reply = await self._request(subject, encode_control(**fields), patient)
         except NoRespondersError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         except BusTimeoutError as error:

@@ -28,6 +28,9 @@ logger = logging.getLogger("holdfast.persist")
 
 _OTHER_DESCRIPTORS: Final = 64
 _NEXT_LIFE_SECONDS: Final = 0.2
+#: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants it
+#: back: at the default of 5 ms a busy loop would make each sync ten times as long.
+_SWITCH_SECONDS: Final = 0.0005
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(
     options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
 ) -> None:
+    sys.setswitchinterval(_SWITCH_SECONDS)
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)

@@ -49,7 +49,16 @@ def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Resu
     `store.time` is the time of all of them. Raises StorageError when the store's file cannot be
     read; the caller then takes the whole tick of this store back.
     """
-    if store.id.kind == StoreKind.STREAM:
+    if store.is_stream:
+        if len(operations) == 1:
+            operation = operations[0]
+            if (
+                operation[0] == frames.APPEND
+                and len(operation) == 2
+                and type(operation[1]) is bytes
+                and len(operation[1]) <= MAX_VALUE_BYTES
+            ):
+                return store.append_message(operation[1])
         values = _plain_values(operations)
         if values is not None:
             return store.append_messages(values)

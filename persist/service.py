@@ -29,6 +29,7 @@ from holdfast.persist.log_reaper import LogReaper
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.ownership import Arrival, Ownership, Wanted
 from holdfast.persist.pipeline import Pipeline, RunInThread
+from holdfast.persist.sync_thread import SyncThread
 from holdfast.persist.takeover import DeadLogs
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
@@ -95,7 +96,7 @@ class PersistServer:
         prefix: str = DEFAULT_PREFIX,
         incarnation: str | None = None,
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-        run_in_thread: RunInThread = asyncio.to_thread,
+        run_in_thread: RunInThread | None = None,
         durability: Durability = Durability.SYNCED,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
@@ -108,7 +109,9 @@ class PersistServer:
         self.incarnation = incarnation or new_incarnation()
         self._subjects = Subjects(prefix)
         self._clock_ms = clock_ms
-        self._run_in_thread = run_in_thread
+        self._run_in_thread = run_in_thread or asyncio.to_thread
+        #: The log's own thread, unless whoever made this runs everything in its own way.
+        self._has_sync_thread = run_in_thread is None
         self._durability = durability
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
@@ -157,18 +160,21 @@ class PersistServer:
         home = self._layout.server(self.server)
         self._disk.make_directory(home)
         lock = self._disk.lock(home / "lock", f"server {self.server!r}")
+        sync_thread = SyncThread() if self._has_sync_thread else None
         try:
-            self._start_incarnation()
+            self._start_incarnation(sync_thread or self._run_in_thread)
             try:
                 await self._live(ready)
             except BaseException:
                 self._abandon()
                 raise
         finally:
+            if sync_thread is not None:
+                sync_thread.stop()
             lock.release()
 
     # --- start and stop ----------------------------------------------------------------------
-    def _start_incarnation(self) -> None:
+    def _start_incarnation(self, sync_in_thread: RunInThread) -> None:
         folder = self._layout.incarnation(self.server, self.incarnation)
         self._disk.make_directory(folder)
         fence_path = self._layout.fence(self.server, self.incarnation)
@@ -182,7 +188,7 @@ class PersistServer:
             bus=self._bus,
             subjects=self._subjects,
             ownership=self._ownership,
-            run_in_thread=self._run_in_thread,
+            run_in_thread=sync_in_thread,
             clock_ms=self._clock_ms,
             want_stores=self._wanted.set,
             default_durability=self._durability,

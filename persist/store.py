@@ -18,9 +18,8 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
@@ -36,8 +35,7 @@ _CHANGE_BYTES = 64
 _MIN_OVERLAY = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTick:
+class PendingTick(NamedTuple):
     """What one tick did to the store."""
 
     tick: int
@@ -48,14 +46,13 @@ class PendingTick:
     size_bytes: int
 
 
-@dataclass(slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The counters at the start of a tick, to go back to if the tick fails."""
 
     revision: int
     last_seq: int
-    count: int
-    bytes: int
+    message_count: int
+    size_bytes: int
     time: int
 
 
@@ -73,6 +70,7 @@ class Store:
         confirmed: bool = True,
     ) -> None:
         self.id = store
+        self.is_stream = store.kind == StoreKind.STREAM
         self.epoch = epoch
         self.file = file
         self._create_file = create_file
@@ -177,6 +175,17 @@ class Store:
         """Note where the tick starts; the first call of a tick counts."""
         if self.mark is None:
             self.mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
+
+    def append_message(self, value: bytes) -> frames.Run:
+        """Accept one message that is nothing but a value, and return its result."""
+        seq = self.last_seq = self.last_seq + 1
+        revision = self.revision = self.revision + 1
+        size_bytes = self._messages[seq] = len(value)
+        self.count += 1
+        self.bytes += size_bytes
+        self.changes_bytes += size_bytes + _CHANGE_BYTES
+        self.changes.append((frames.CHANGE_SET_MESSAGE, seq, value))
+        return frames.Run(seq, revision, 1)
 
     def append_messages(self, values: list[bytes]) -> frames.Run:
         """Accept messages that are nothing but a value, at the next seqs, and return their results.
@@ -407,7 +416,7 @@ class Store:
 
     def _restore(self, mark: Mark) -> None:
         self.revision, self.last_seq = mark.revision, mark.last_seq
-        self.count, self.bytes, self.time = mark.count, mark.bytes, mark.time
+        self.count, self.bytes, self.time = mark.message_count, mark.size_bytes, mark.time
 
     def _trim_overlay(self, end_seq: int) -> None:
         for seq in [seq for seq in self._messages if seq <= end_seq]:

@@ -37,7 +37,7 @@ from holdfast.shared_fs.store_file import WriterOutcome
 #: The elements of reply frames, by reply subject.
 Answers = dict[str, list[list[Any]]]
 
-_KNOWN_LEVELS: Final = frozenset({Durability.APPLIED, Durability.SYNCED})
+_KNOWN_LEVELS: Final = frozenset({int(Durability.APPLIED), int(Durability.SYNCED)})
 
 
 class Tick:
@@ -46,7 +46,7 @@ class Tick:
     def __init__(self, number: int, time: int, default_durability: Durability) -> None:
         self.number = number
         self.time = time
-        self._default = default_durability
+        self._default = int(default_durability)
         self._stores: dict[StoreId, Store] = {}
         #: Answers that leave after the sync, and those that only promised `applied`.
         self.synced: Answers = {}
@@ -79,28 +79,35 @@ class Tick:
     def write(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of writes now. Its answer waits."""
         group = arrival.group
-        durability = self._durability(group.durability)
-        if durability is None:
+        durability = group.durability or self._default
+        if durability not in _KNOWN_LEVELS:
             reason = f"level {group.durability} is not offered by this server"
             self.refuse(arrival, InvalidArgumentError(argument="durability", reason=reason))
             return
         writer = store.writer(arrival.writer)
-        verdict, known = writer.judge(group.counter, group.floor)
+        counter, floor = group.counter, group.floor
+        verdict, known = writer.judge(counter, floor)
         if verdict is not Verdict.NEW:
             self._answer_retry(store, arrival, verdict, known, writer.last + 1)
             return
-        store.begin()
-        store.time = max(store.time, self.time)
+        if store.mark is None:
+            store.begin()
+            self._stores[store.id] = store
+        time = self.time
+        if time > store.time:
+            store.time = time
+        else:
+            time = store.time
         results = operations.execute(store, group.operations)
-        outcome = frames.encode_outcome(store.epoch, store.time, durability, results)
-        writer.record(group.counter, group.floor, outcome)
-        store.outcomes.append(
-            WriterOutcome(arrival.writer, group.counter, group.floor, store.time, outcome)
-        )
-        self._stores[store.id] = store
+        outcome = frames.encode_outcome(store.epoch, time, durability, results)
+        writer.record(counter, floor, outcome)
+        store.outcomes.append(WriterOutcome(arrival.writer, counter, floor, time, outcome))
         self._writes.append(arrival)
-        answers = self.applied if durability is Durability.APPLIED else self.synced
-        answers.setdefault(arrival.reply, []).append([arrival.position, 0, outcome])
+        answers = self.applied if durability == Durability.APPLIED else self.synced
+        answered = answers.get(arrival.reply)
+        if answered is None:
+            answered = answers[arrival.reply] = []
+        answered.append([arrival.position, 0, outcome])
 
     def abort(self, store: Store, error: StorageError) -> None:
         """The store's file failed in the middle: take back all that this tick did to it."""
@@ -173,11 +180,6 @@ class Tick:
             self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
         else:
             self.refuse(arrival, StaleWriteError(counter=counter))
-
-    def _durability(self, level: int) -> Durability | None:
-        if level == Durability.DEFAULT:
-            return self._default
-        return Durability(level) if level in _KNOWN_LEVELS else None
 
     def _writes_of(self, store: Store) -> list[Arrival]:
         return [arrival for arrival in self._writes if arrival.store == store.id]

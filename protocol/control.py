@@ -11,6 +11,9 @@ Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
     servers   {} -> {term, servers: [ServerInfo, ...]}
     stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
               in order of (name, kind); `after` and `next` are [name, kind] or nil
+
+Operators to the coordinator, on `hf._.coord.<verb>`, where no tenant's permissions reach:
+
     drain     {server} -> {term, incarnation}           gets no new stores, releases what it has
     undrain   {server} -> {term, incarnation}           takes stores again
 

@@ -265,7 +265,7 @@ def encode_outcome(epoch: int, time: int, durability: int, results: Run | list[A
     """Return an outcome as the bytes that go into a reply, the store file and the commit log."""
     if type(results) is Run:
         return pack((epoch, time, durability, None, *results))
-    return pack((epoch, time, durability, results))
+    return pack((epoch, time, int(durability), results))
 
 
 def decode_outcome(outcome: bytes) -> Outcome:

@@ -3,7 +3,7 @@
 `hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
 isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>` and
 subscribe `hf.acme.chg.>` and its own inbox. The token `_`, which no tenant can be named, holds what
-servers and the coordinator say among themselves.
+servers and the coordinator say among themselves, and what operators ask.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Subjects:
         """Where every change of `store` is broadcast."""
         return f"{self.prefix}.{store[0]}.chg.{StoreKind(store[1]).letter}.{store[2]}"
 
-    # --- servers and coordinator ---------------------------------------------------------------
+    # --- servers, operators and coordinator ----------------------------------------------------
     def heartbeat(self) -> str:
         return f"{self.prefix}._.hb"
 
     def cluster(self, verb: str) -> str:
-        """`register`, `open`, `created` or `release`, asked by a persist server."""
+        """`register`, `open`, `created`, `release` or `vacate`, asked by a persist server; `drain`
+        or `undrain`, asked by an operator."""
         return f"{self.prefix}._.coord.{verb}"
 
     def control(self, server: str) -> str:
