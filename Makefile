@@ -12,9 +12,11 @@ UPGRADE ?=
 # Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
 MINUTES ?= 1
 SEED ?=
+# Of `make bench`: what to measure.
+BENCH ?= compare
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture simulate power check lock clean
+.PHONY: help setup demo test torture simulate power bench check lock clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -38,6 +40,10 @@ simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
 	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
+
+bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
+	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
 	$(BIN)/ruff check .

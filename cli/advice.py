@@ -39,6 +39,8 @@ _ADVICE: Final = {
     "part_failed": "the part's log in DATA/run; the same command with --verbose",
     "start_timeout": "the logs in DATA/run; the same command with --verbose",
     "git": "--repo DIR with the folder of a git repository",
+    "bench_process_failed": "the same command alone on the machine, with room in --data",
+    "wrong_read_back": "nothing: no number of such a run counts, and holdfast's makers want to know",
     "demo_used": "another --data, or none for a temporary folder",
 }
 

@@ -24,6 +24,7 @@ from holdfast.cli.advice import (
     explain,
     first_error,
 )
+from holdfast.cli.bench import bench
 from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
 from holdfast.cli.drain import drain, undrain
@@ -110,6 +111,7 @@ for _command in (
     drain,
     undrain,
     doctor,
+    bench,
     coordinator,
     persist,
 ):

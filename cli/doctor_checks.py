@@ -80,8 +80,8 @@ LOG_DAMAGE = Check(
     "HF-008",
     "log damage",
     "the logs of incarnations that ended can be read from end to end",
-    "keep a copy of the log before anything else; look at the disk; stores that lack what it held "
-    "are under HF-021",
+    "look at the disk; restore the stores under HF-021 and HF-029 from a backup, or accept what is "
+    "lost: make an empty file named loss-accepted beside the log's folder",
 )
 DEAD_LOGS = Check(
     "HF-009",
@@ -198,6 +198,21 @@ EPOCHS = Check(
     "themselves",
 )
 
+MISSING_LOGS = Check(
+    "HF-028",
+    "missing logs",
+    "every incarnation that was fenced has its log until no store needs it",
+    "put the log back; or restore the stores under HF-029 from a backup, or accept what is lost: make "
+    "an empty file named loss-accepted beside the fence",
+)
+DOUBTFUL_STORES = Check(
+    "HF-029",
+    "doubtful stores",
+    "no damaged or missing log may have held the last changes of a store",
+    "servers refuse such a store: restore it from a backup, or accept what is lost as HF-008 and "
+    "HF-028 say",
+)
+
 CHECKS: Final = (
     FORMAT,
     FILE_SYSTEM,
@@ -226,6 +241,8 @@ CHECKS: Final = (
     MISSING_FILES,
     UNRECORDED_FILES,
     EPOCHS,
+    MISSING_LOGS,
+    DOUBTFUL_STORES,
 )
 
 

@@ -21,7 +21,7 @@ from holdfast.cli import doctor_checks as checks
 from holdfast.cli.doctor_checks import Check, Findings, Severity
 from holdfast.cli.doctor_state import KnownStores, known_stores
 from holdfast.cli.render import size
-from holdfast.persist.takeover import plan
+from holdfast.persist.takeover import DeadLog, FoundFile, doubts, plan
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.limits import LOG_CAP_BYTES
 from holdfast.protocol.names import StoreId
@@ -49,6 +49,7 @@ from holdfast.shared_fs.inspection import (
     walk_stores,
 )
 from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.remains import log_is_missing, loss_is_accepted
 
 #: A log may grow to twice its cap before writes are refused; below this one server can fill the disk.
 _CRITICAL_FREE_BYTES: Final = 2 * LOG_CAP_BYTES
@@ -111,6 +112,8 @@ class Examination:
         #: What the logs of ended incarnations say of each store; a store is taken out when its
         #: file was compared.
         self._logged: dict[StoreId, list[LogRecord]] = {}
+        #: The logs that may have held more than they do, without their payloads.
+        self._short_logs: list[DeadLog] = []
 
     def run(self) -> None:
         """Look at everything. No error of the file system ends it: it is a finding."""
@@ -236,6 +239,9 @@ class Examination:
                         checks.MISSING_FENCES, where, "it has a log but no fence file"
                     )
                 self._read_log(found, where)
+            elif log_is_missing(self._disk, self._layout, found.server, found.incarnation):
+                self._report_loss(checks.MISSING_LOGS, where, "its log is missing", found)
+                self._keep_short(DeadLog.missing(found.server, found.incarnation))
 
     def _read_log(self, found: FoundIncarnation, where: str) -> None:
         log = self._layout.log(found.server, found.incarnation)
@@ -243,24 +249,37 @@ class Examination:
         if contents is None:
             self.findings.note(checks.DEAD_LOGS, where, "its log is being removed")
             return
+        contents.records = [
+            record._replace(payloads=(), outcomes=()) for record in contents.records
+        ]
         for damage in contents.damage:
-            severity = Severity.NOTE if damage.torn_end else Severity.CRITICAL
-            self.findings.add(
-                checks.LOG_DAMAGE,
-                severity,
-                f"{where}/log/{damage.segment}",
-                f"at byte {damage.offset}: {damage.reason}",
-            )
+            place = f"{where}/log/{damage.segment}"
+            what = f"at byte {damage.offset}: {damage.reason}"
+            if damage.torn_end:
+                self.findings.note(checks.LOG_DAMAGE, place, what)
+            else:
+                self._report_loss(checks.LOG_DAMAGE, place, what, found)
+        self._keep_short(DeadLog.of(found.server, found.incarnation, contents))
         stores = set()
         for record in contents.records:
             stores.add(record.store)
-            numbers = record._replace(payloads=(), outcomes=())
-            self._logged.setdefault(record.store, []).append(numbers)
+            self._logged.setdefault(record.store, []).append(record)
         self.findings.note(
             checks.DEAD_LOGS, where, f"{size(contents.size_bytes)}, of {len(stores):,} stores"
         )
         self.totals.waiting_logs += 1
         self.totals.waiting_log_bytes += contents.size_bytes
+
+    def _report_loss(self, check: Check, where: str, what: str, found: FoundIncarnation) -> None:
+        if loss_is_accepted(self._disk, self._layout, found.server, found.incarnation):
+            self.findings.warn(check, where, f"{what}; what it held is accepted as lost")
+        else:
+            self.findings.alarm(check, where, what)
+
+    def _keep_short(self, log: DeadLog) -> None:
+        accepted = loss_is_accepted(self._disk, self._layout, log.server, log.incarnation)
+        if log.problem and not accepted:
+            self._short_logs.append(log)
 
     # --- stores ------------------------------------------------------------------------------
     def _check_stores(self) -> None:
@@ -275,6 +294,9 @@ class Examination:
             if known is not None:
                 for store in known.durable():
                     self._check_recorded(store)
+                if self._short_logs:
+                    for store in known.created():
+                        self._check_created(store)
         if not self._deep:
             self.findings.skip(checks.MISCOUNTED_FILES, "only with --deep")
 
@@ -294,6 +316,8 @@ class Examination:
 
     def _check_store(self, found: FoundStore, known: KnownStores | None) -> None:
         where = self._where(found.path)
+        # Looking at it may make a WAL.
+        closed = not found.path.with_name(found.path.name + "-wal").exists()
         try:
             verdict = inspect_store_file(found.path, found.store, deep=self._deep)
             self.totals.bytes += found.path.stat().st_size
@@ -315,9 +339,12 @@ class Examination:
         self._report_state(where, found.store, verdict, records, known)
         if found.misplaced or verdict.meta is None:
             return
-        self._check_sequence(where, found.store, records, verdict.meta.epoch, verdict.meta.revision)
+        meta = verdict.meta
+        self._check_sequence(where, found.store, records, meta.epoch, meta.revision)
+        file = FoundFile(meta.epoch, meta.revision, meta.incarnation, closed)
+        self._check_doubt(where, found.store, file)
         if known is not None:
-            self._check_known(where, found.store, verdict.meta.epoch, known)
+            self._check_known(where, found.store, meta.epoch, known)
 
     def _check_generations(self, found: FoundStore) -> None:
         for path in found.generations[:-1]:
@@ -364,6 +391,13 @@ class Examination:
         except StoreDamagedError as error:
             self.findings.alarm(checks.SEQUENCE, where, str(error.fields["reason"]))
 
+    def _check_doubt(
+        self, where: str, store: StoreId, file: FoundFile | None, *, had_owner: bool = False
+    ) -> None:
+        doubt = doubts(store, self._short_logs, file, had_owner=had_owner)
+        if doubt:
+            self.findings.alarm(checks.DOUBTFUL_STORES, where, doubt)
+
     def _is_whole(self, store: StoreId, records: list[LogRecord]) -> bool:
         """Tell if the logs hold a store from its beginning."""
         if not any(record.previous_revision == 0 for record in records):
@@ -376,7 +410,10 @@ class Examination:
 
     def _check_logged(self, store: StoreId, records: list[LogRecord]) -> None:
         """Check a store of which there are records but was no file."""
-        if self._is_whole(store, records) or self._has_file(store):
+        if self._has_file(store):
+            return
+        self._check_doubt(self._where(self._layout.store(store)), store, None)
+        if self._is_whole(store, records):
             return
         first = min(record.previous_revision for record in records)
         what = f"the logs have {store}, there is no file"
@@ -403,6 +440,12 @@ class Examination:
             severity = Severity.NOTE if granted == 0 else Severity.WARNING
             what = f"its epoch is {epoch}, the coordinator's is {granted}"
             self.findings.add(checks.EPOCHS, severity, where, what)
+
+    def _check_created(self, store: StoreId) -> None:
+        """Check a store that may have been written to, but never had a durable file."""
+        if not self._has_file(store) and store not in self._logged:
+            where = self._where(self._layout.store(store))
+            self._check_doubt(where, store, None, had_owner=True)
 
     def _check_recorded(self, store: StoreId) -> None:
         if self._has_file(store):

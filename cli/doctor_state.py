@@ -35,6 +35,7 @@ _COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS)
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _DURABLE: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d}"
+_CREATED: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.CREATED:d}"
 _SURVEYING: Final = "SELECT surveying FROM cluster"
 
 
@@ -59,6 +60,11 @@ class KnownStores:
     def durable(self) -> Iterator[StoreId]:
         """Yield each store that has had a durable file."""
         for tenant, kind, name in self._connection.execute(_DURABLE):
+            yield StoreId(tenant, kind, name)
+
+    def created(self) -> Iterator[StoreId]:
+        """Yield each store that was allowed to be created, and has had no durable file yet."""
+        for tenant, kind, name in self._connection.execute(_CREATED):
             yield StoreId(tenant, kind, name)
 
 

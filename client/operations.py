@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.protocol.frames import (
@@ -32,6 +32,8 @@ from holdfast.protocol.names import check_key
 
 Value = bytes | bytearray | memoryview
 WithHeaders = tuple[Value, Headers | None]
+
+_new: Final = tuple.__new__
 
 
 def append_operation(
@@ -191,6 +193,19 @@ def message_from_wire(wire: Sequence[Any]) -> Message:
     """Return the message in `[seq, revision, time, value, headers | nil]`."""
     headers = wire[4] if len(wire) > 4 and wire[4] else {}
     return Message(wire[0], wire[3], headers, wire[2], wire[1])
+
+
+def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
+    """Return the messages of a page."""
+    try:
+        return [
+            # As the class itself does, without a call of its own for each.
+            _new(Message, (seq, value, headers or {}, time, revision))
+            for seq, revision, time, value, headers in rows
+        ]
+    except ValueError:
+        # Shorter, or longer than this version knows.
+        return [message_from_wire(wire) for wire in rows]
 
 
 def entry_from_wire(wire: Sequence[Any]) -> Entry:

@@ -236,6 +236,13 @@ class StoreQueue:
     ) -> tuple[Group | None, int]:
         """Take from the front of `waiting` what one group can hold."""
         limit_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
+        if len(waiting) == 1:
+            operation = waiting[0]
+            size_bytes = len(operation[0])
+            if size_bytes <= limit_bytes and frame.room_operations and not operation[1].done():
+                waiting.clear()
+                size_bytes += len(self.head) + _GROUP_FIELDS_BYTES
+                return Group(self, counter, [operation], size_bytes), 0
         operations, dropped = _take_front(waiting, frame.room_operations, limit_bytes), 0
         if not operations:
             operations, dropped = _take_checked(waiting, frame.room_operations, limit_bytes)

@@ -18,6 +18,7 @@ from holdfast.client.operations import (
     delete_messages_operation,
     head_from_wire,
     message_from_wire,
+    messages_from_wire,
     pack_batch,
     set_message_operation,
     split_value,
@@ -166,8 +167,8 @@ class Stream:
             more = next_seq is not None and limit != 0
             if more:
                 page = self._fetch(next_seq, end_seq, since, limit, None, timeout_seconds)
-            for wire in rows:
-                yield message_from_wire(wire)
+            for message in messages_from_wire(rows):
+                yield message
             if not more:
                 return
 

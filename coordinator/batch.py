@@ -225,11 +225,11 @@ class _Transaction:
             owner = owner._replace(epoch=max(owner.epoch, opened.known_epoch + 1))
         if isinstance(decision, Assign) or owner != decision.owner:
             self._state.assign(opened.store, owner)
-        known = StoreState.UNKNOWN if row is None else StoreState(row.state)
+        before = known = StoreState.UNKNOWN if row is None else StoreState(row.state)
         if opened.create and known is StoreState.UNKNOWN:
             known = StoreState.CREATED
             self._state.raise_state(opened.store, known)
-        return (owner.epoch, int(known))
+        return (owner.epoch, int(known), int(before))
 
     def _owned(self, server: str, incarnation: str, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store that is the incarnation's; None of any other, which a

@@ -79,8 +79,13 @@ class DrainChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """The coordinator is the active one from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Connected:
-    """The bus was connected, for the first time or again."""
+    """The bus was connected again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ Event = (
     | FenceFailed
     | Released
     | DrainChanged
+    | Started
     | Connected
     | TimePassed
 )

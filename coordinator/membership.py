@@ -10,6 +10,7 @@ Pure: events and `now` (seconds, monotonic) in, effects out. Kept at every step:
   ended by itself; it is told again as long as it says otherwise.
 - Nobody is judged by what could not be heard: ages count from the last (re)connection, and a
   `no responders` is definite only of a server that has been heard on this connection.
+- Nobody is dead for silence alone: a probe that is sent late in it must have failed as well.
 
 What it does not do: assign stores (`assignment.py`), remember (`state_file.py`), speak
 (`service.py`). A lost or late event delays a decision and never makes a wrong one.
@@ -38,13 +39,15 @@ from holdfast.coordinator.events import (
     RecordLive,
     Registered,
     Released,
+    Started,
     Suspected,
     TellToDrain,
     TimePassed,
     WriteFence,
 )
+from holdfast.coordinator.hearing import Hearing
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
-from holdfast.protocol.limits import SILENCE_SECONDS
+from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
 #: Ended incarnations kept in memory, to stay silent to their heartbeats. An older one is asked to
 #: register and then refused by the state file or by its fence, so this is a saving and no safety.
@@ -52,6 +55,13 @@ MAX_ENDED_REMEMBERED: Final = 1024
 #: A fence that could not be written is tried again after this long, doubling to the maximum.
 FENCE_RETRY_SECONDS: Final = 0.25
 FENCE_RETRY_MAX_SECONDS: Final = 8.0
+
+
+#: After so long a silence a server is doubted, and the probe is over when the silence is complete.
+DOUBT_SECONDS: Final = SILENCE_SECONDS - PROBE_TIMEOUT_SECONDS
+#: What a new coordinator gives a server that it never heard, though it listened for long before: it
+#: may have joined at the last moment of the coordinator before. Two heartbeats.
+NEWCOMER_SECONDS: Final = 2 * HEARTBEAT_SECONDS
 
 
 class Standing(StrEnum):
@@ -150,13 +160,15 @@ class Membership:
         self,
         present: Iterable[tuple[str, str]],
         ended: Iterable[tuple[str, str]],
+        hearing: Hearing,
         now: float,
         drains: Iterable[str] = (),
     ) -> None:
         """Take over what an earlier coordinator knew. `ended` is in the order of ending.
 
-        All that were present count as live from now on, so that nothing moves at a restart, but
-        get no new work until they are heard.
+        All that were present count as live, so that nothing moves at a restart. Those that were
+        heard meanwhile get new work, and are as silent as they have been; one that was not heard
+        has been silent since this coordinator began to listen.
         """
         self._drains.update(drains)
         for server, incarnation in ended:
@@ -167,7 +179,15 @@ class Membership:
         for server, incarnation in present:
             older = self._members.get(server)
             assert older is None or older.dead
-            self._members[server] = self._new_present(server, incarnation, now, heard=False)
+            member = self._new_present(server, incarnation, now, heard=False)
+            self._members[server] = member
+            heard = hearing.of(server, incarnation)
+            if heard is None:
+                latest = now - SILENCE_SECONDS + NEWCOMER_SECONDS
+                member.heartbeat_at = max(hearing.since, latest)
+            else:
+                member.load = heard.heartbeat
+                self._hear(member, heard.at)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event; return what must be done, in order."""
@@ -192,6 +212,8 @@ class Membership:
                 return self._released(server, incarnation, now)
             case DrainChanged(server, draining):
                 return self._drain_changed(server, draining)
+            case Started():
+                return self._doubt_all()
             case Connected():
                 return self._connected(now)
 
@@ -367,12 +389,15 @@ class Membership:
 
     def _connected(self, now: float) -> list[Effect]:
         self._hearing = True
+        for member in self._members.values():
+            if not member.dead:
+                member.heartbeat_at = now
+                member.heard = False
+        return self._doubt_all()
+
+    def _doubt_all(self) -> list[Effect]:
         effects: list[Effect] = []
         for member in self._members.values():
-            if member.dead:
-                continue
-            member.heartbeat_at = now
-            member.heard = False
             effects.extend(self._suspected(member.server, member.incarnation))
         return effects
 
@@ -385,7 +410,11 @@ class Membership:
             if member.fence_retry_at is not None and member.fence_retry_at <= now:
                 member.fence_retry_at = None
                 effects.append(WriteFence(member.server, member.incarnation, member.reason))
-            elif hearing and member.state is not ServerState.SUSPECT and self._silent(member, now):
+            elif (
+                hearing
+                and member.state is not ServerState.SUSPECT
+                and now - member.heartbeat_at > DOUBT_SECONDS
+            ):
                 member.move(_Cause.DOUBTED)
                 effects.extend(self._suspected(member.server, member.incarnation))
         return effects

@@ -3,6 +3,9 @@
 Whatever arrives becomes a request or a HoldfastError, never another exception. A wrong name among
 many fails alone, in its own slot; a message of the wrong shape is refused whole. The shapes on the
 wire are in `holdfast.protocol.control`.
+
+Each is safe to ask twice, which whoever misses an answer does: it names a state and not a step. The
+two that would be steps carry what makes them states, a release its epoch and a vacation its number.
 """
 
 from __future__ import annotations
@@ -137,11 +140,11 @@ Request = (
 def parse(tenant: str, verb: str, payload: bytes) -> Request:
     """Return what is asked. Raises RequestError or ProtocolError, whatever `payload` holds.
 
-    Servers ask under the cluster's own token, which no tenant can be named; clients of a tenant
-    reach the clients' verbs only.
+    Servers and operators ask under the cluster's own token, which no tenant can be named; clients
+    of a tenant reach the clients' verbs only.
     """
     if tenant == CLUSTER_TENANT:
-        parser = _CLUSTER_VERBS.get(verb)
+        parser = _CLUSTER_VERBS.get(verb) or _OPERATOR_VERBS.get(verb)
     else:
         check_tenant(tenant)
         parser = _CLIENT_VERBS.get(verb)
@@ -316,6 +319,8 @@ _CLIENT_VERBS: Final[dict[str, _Parser]] = {
     "suspect": _suspect,
     "servers": _servers,
     "stores": _stores,
+}
+_OPERATOR_VERBS: Final[dict[str, _Parser]] = {
     "drain": _drain,
     "undrain": _undrain,
 }

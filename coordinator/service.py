@@ -4,7 +4,7 @@ One loop takes everything that arrived since its last turn, lets `membership.py`
 of it in one transaction (`batch.py`) and only then replies. Kept:
 
 - One coordinator at a time: the lock is held from before the state file is opened until after it
-  is closed. A standby waits for it.
+  is closed. A standby waits for it, and listens (`hearing.py`).
 - Nothing is answered before what it says is durable.
 - Requests that wait are bounded; beyond it the answer is `busy`. Whatever is malformed is refused
   by itself. A failing disk fails requests, and the service goes on.
@@ -19,8 +19,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
 from holdfast.coordinator.batch import (
     Batch,
@@ -43,11 +43,13 @@ from holdfast.coordinator.events import (
     RecordLive,
     Registered,
     Released,
+    Started,
     Suspected,
     TellToDrain,
     TimePassed,
     WriteFence,
 )
+from holdfast.coordinator.hearing import Hearing
 from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
 from holdfast.coordinator.membership import (
     MAX_ENDED_REMEMBERED,
@@ -146,6 +148,9 @@ class Coordinator:
         self._errands = Errands(run_blocking)
         self._term = 0
         self._had_past = False
+        #: This is the active coordinator, and heartbeats go to the membership.
+        self._active = False
+        self._hearing: Hearing
         self._orders: Orders
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -154,19 +159,25 @@ class Coordinator:
         Raises AlreadyRunningError (not as a standby, which waits), DeposedError,
         StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
-        self._had_past = await self._errands.blocking(has_past, self._layout, self._disk)
-        await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
-        lock = await self._take_lock()
-        if lock is None:
-            return
+        self._hearing = Hearing(self._now())
+        self._bus.on_reconnect(self._on_connected)
+        heartbeats = await self._bus.subscribe(self._subjects.heartbeat(), self._on_heartbeat)
         try:
-            state = await self._errands.blocking(self._open_state)
+            self._had_past = await self._errands.blocking(has_past, self._layout, self._disk)
+            await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
+            lock = await self._take_lock()
+            if lock is None:
+                return
             try:
-                await self._serve(state, ready)
+                state = await self._errands.blocking(self._open_state)
+                try:
+                    await self._serve(state, ready)
+                finally:
+                    await self._errands.blocking(state.close)
             finally:
-                await self._errands.blocking(state.close)
+                lock.release()
         finally:
-            lock.release()
+            await heartbeats.unsubscribe()
         logger.info("coordinator.stopped term=%s", self._term)
 
     def stop(self) -> None:
@@ -214,20 +225,16 @@ class Coordinator:
             term=state.term,
             check_term=state.check_term,
         )
-        surveying = await self._errands.blocking(self._restore, state)
+        recorded = await self._errands.blocking(_read, state)
         try:
             async with self._errands:
-                subscriptions = [
-                    await self._bus.subscribe(self._subjects.heartbeat(), self._on_heartbeat),
-                    await self._bus.subscribe(
-                        self._subjects.coordinator_pattern(), self._on_request
-                    ),
-                ]
-                self._bus.on_reconnect(self._on_connected)
+                requests = await self._bus.subscribe(
+                    self._subjects.coordinator_pattern(), self._on_request
+                )
                 await self._bus.flush()
-                self._on_connected()
+                self._take_over(recorded)
                 self._errands.start("tick", self._tick())
-                if surveying:
+                if recorded.surveying:
                     self._errands.start("survey", self._survey())
                 logger.info("coordinator.started term=%s", self._term)
                 if ready is not None:
@@ -236,21 +243,21 @@ class Coordinator:
                     await self._work(state)
                 finally:
                     self._stopping.set()
-                    for subscription in subscriptions:
-                        await subscription.unsubscribe()
+                    await requests.unsubscribe()
                     self._errands.cancel()
         except ExceptionGroup as group_error:
             if len(group_error.exceptions) == 1:
                 raise group_error.exceptions[0] from None
             raise
 
-    def _restore(self, state: StateFile) -> bool:
-        """Take over what is recorded; return if the stores are still to be surveyed."""
-        with state.transaction():
-            present, ended = state.present(), state.ended(MAX_ENDED_REMEMBERED)
-            drains, surveying = state.drains(), state.surveying()
-        self._membership.restore(present, ended, 0.0, drains)
-        return surveying
+    def _take_over(self, recorded: _Recorded) -> None:
+        """Go on from what is recorded and what was heard. No await: a heartbeat falls into one of
+        the two."""
+        self._membership.restore(
+            recorded.present, recorded.ended, self._hearing, self._now(), recorded.drains
+        )
+        self._active = True
+        self._step(Started())
 
     # The write loop.
 
@@ -475,7 +482,9 @@ class Coordinator:
     # The bus.
 
     def _on_connected(self) -> None:
-        if not self._stopping.is_set():
+        if not self._active:
+            self._hearing.connected(self._now())
+        elif not self._stopping.is_set():
             self._step(Connected())
 
     def _on_heartbeat(self, message: BusMessage) -> None:
@@ -485,7 +494,9 @@ class Coordinator:
         except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
             logger.debug("coordinator.heartbeat_malformed reason=%s", error)
             return
-        if not self._stopping.is_set():
+        if not self._active:
+            self._hearing.heartbeat(heartbeat, self._now())
+        elif not self._stopping.is_set():
             self._step(HeartbeatArrived(heartbeat))
 
     def _on_request(self, message: BusMessage) -> None:
@@ -527,6 +538,26 @@ class Coordinator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+class _Recorded(NamedTuple):
+    """What a new coordinator finds in the state file."""
+
+    present: Collection[_Key]
+    ended: Collection[_Key]
+    drains: Collection[str]
+    #: The stores are still to be surveyed.
+    surveying: bool
+
+
+def _read(state: StateFile) -> _Recorded:
+    with state.transaction():
+        return _Recorded(
+            present=state.present(),
+            ended=state.ended(MAX_ENDED_REMEMBERED),
+            drains=state.drains(),
+            surveying=state.surveying(),
+        )
 
 
 def _check_heartbeat(heartbeat: Heartbeat) -> None:

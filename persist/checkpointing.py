@@ -27,6 +27,7 @@ from holdfast.protocol.limits import (
     LOG_CAP_BYTES,
     LOG_SEGMENT_BYTES,
     MAX_OPEN_STORES,
+    MIB,
     OUTCOME_RETENTION_SECONDS,
 )
 from holdfast.protocol.names import StoreId
@@ -44,6 +45,9 @@ _PASS_STORES: Final = 256
 _CONFIRM_BATCH: Final = 1024
 #: Segments kept without pressure: below this a checkpoint would save nothing.
 _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES // 2
+#: A WAL that is checkpointed whatever the log. Overwrites all over a large kv change a page or two
+#: each, so its WAL can grow by twenty bytes for each byte of the log.
+_WAL_CAP_BYTES: Final = 16 * MIB
 
 
 class Choice(NamedTuple):
@@ -63,8 +67,8 @@ def choose(
 ) -> Choice:
     """Return what to close and what to checkpoint, oldest first.
 
-    `idle` may be closed; `segment` is the log's current one. A store with an unsynced change is left
-    for a later pass.
+    `idle` may be closed; `segment` is the log's current one. A store with an unsynced change is not
+    closed. Raises StorageError if a file's state cannot be asked for.
     """
     closable = [store for store in idle if _settled(store, synced_tick)][:limit]
     closing = {store.id for store in closable}
@@ -72,12 +76,16 @@ def choose(
         store
         for store in stores
         if store.oldest_segment is not None
-        and store.oldest_segment <= segment - _QUIET_SEGMENTS
-        and store.id not in closing
         and not store.busy
+        and store.id not in closing
+        and (store.oldest_segment <= segment - _QUIET_SEGMENTS or _has_large_wal(store))
     ]
     old.sort(key=lambda store: store.oldest_segment or 0)
     return Choice(closable, old[: limit - len(closable)])
+
+
+def _has_large_wal(store: Store) -> bool:
+    return store.file is not None and store.file.wal_bytes() > _WAL_CAP_BYTES
 
 
 def _settled(store: Store, synced_tick: int) -> bool:
@@ -123,6 +131,8 @@ class Checkpointer:
         await self._checkpoint(choice.close + choice.checkpoint)
         for store in choice.close:
             self._close_if_clean(store, now - self._idle_close_seconds)
+            # Hundreds may be closed at once; what has arrived meanwhile has its turn in between.
+            await asyncio.sleep(0)
         self.retire()
 
     async def close_all(self) -> list[StoreId]:
@@ -132,6 +142,7 @@ class Checkpointer:
             await self._checkpoint(open_stores)
             for store in open_stores:
                 self._close_if_clean(store, used_before=None)
+                await asyncio.sleep(0)
         self.retire()
         return [store.id for store in self._ownership.stores()]
 

@@ -128,8 +128,8 @@ class Coordination:
             await self.register(give_up)
 
     async def open(self, wanted: Sequence[tuple[StoreId, bool]]) -> list[list[Any]]:
-        """Ask for stores `(store, create)`; return for each `[epoch, state]` or `[None, code,
-        fields]`. Raises NoCoordinatorError, FencedError."""
+        """Ask for stores `(store, create)`; return for each `[epoch, state, state_before]` or
+        `[None, code, fields]`. Raises NoCoordinatorError, FencedError."""
         stores = [[*store, create] for store, create in wanted]
         grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
         return grants

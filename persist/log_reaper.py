@@ -7,7 +7,9 @@ the fence file and the folder are removed. It works through the wire like any cl
 batches, so stores that nobody uses cost a failover nothing at the time of the failover.
 
 Any server may reap for any dead server; a lock beside the incarnations keeps it to one at a time. A
-store that is damaged keeps its log: it may be all that is left.
+store that is damaged keeps its log: it may be all that is left. A log that is itself damaged or
+missing is kept, or its folder is, as what says so; once an operator has accepted the loss, it is
+reaped like any other, and what there is of it goes to quarantine.
 
 A life that ended before the coordinator heard of it is fenced by the next life of the same server,
 which has the server's lock and is registered, and so is what is left of a removal that was cut short.
@@ -18,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
-from holdfast.persist.takeover import DeadLogs
+from holdfast.persist.takeover import DeadLog, DeadLogs
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.errors import (
@@ -35,6 +38,7 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import fence, is_open
 from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.remains import let_go, log_is_missing, loss_is_accepted, quarantine_log
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -57,6 +61,7 @@ class LogReaper:
         disk: Disk,
         layout: Layout,
         dead_logs: DeadLogs,
+        clock_ms: Callable[[], int],
     ) -> None:
         """`incarnation`, of `server`, is the caller's own: registered, with the server's lock."""
         self._server = server
@@ -66,32 +71,37 @@ class LogReaper:
         self._disk = disk
         self._layout = layout
         self._dead_logs = dead_logs
+        self._clock_ms = clock_ms
 
     def end_unknown_lives(self) -> None:
         """Fence earlier lives of this server that were never registered, and so never answered
         anything; remove what is left of those that have no log. Raises StorageFailedError."""
-        for earlier in self._disk.names(self._layout.server(self._server)):
-            folder = self._layout.incarnation(self._server, earlier)
+        disk, layout, server = self._disk, self._layout, self._server
+        for earlier in disk.names(layout.server(server)):
             if earlier >= self._incarnation:
                 # Files beside the incarnations among them: their names do not start with a digit.
                 continue
-            path = self._layout.fence(self._server, earlier)
-            if not self._disk.exists(self._layout.log(self._server, earlier)):
-                for name in self._disk.names(folder):
-                    self._disk.remove(folder / name)
-                self._disk.remove_directory(folder)
-            elif is_open(self._disk, path):
-                fence(self._disk, path)
+            path = layout.fence(server, earlier)
+            if disk.names(layout.log(server, earlier)):
+                if is_open(disk, path):
+                    fence(disk, path)
+            elif not log_is_missing(disk, layout, server, earlier) or loss_is_accepted(
+                disk, layout, server, earlier
+            ):
+                let_go(disk, layout, server, earlier)
 
     async def run_pass(self) -> None:
         """Try to let go of every dead log that is known. Errors leave the log for a later pass."""
-        for server, incarnation in self._dead_logs.incarnations():
+        for log in self._dead_logs.logs():
+            if log.is_short:
+                continue
+            server, incarnation = log.server, log.incarnation
             try:
                 lock = self._disk.lock(self._layout.server(server) / "reaper", "the log reaper")
             except AlreadyRunningError:
                 continue
             try:
-                await self._reap(server, incarnation)
+                await self._reap(log)
             except HoldfastError as error:
                 logger.warning(
                     "log.reap_waits server=%s incarnation=%s reason=%s", server, incarnation, error
@@ -99,8 +109,9 @@ class LogReaper:
             finally:
                 lock.release()
 
-    async def _reap(self, server: str, incarnation: str) -> None:
-        stores = self._dead_logs.stores(server, incarnation)
+    async def _reap(self, log: DeadLog) -> None:
+        server, incarnation = log.server, log.incarnation
+        stores = list(log.records)
         for start in range(0, len(stores), _BATCH):
             by_tenant: dict[str, list[StoreId]] = defaultdict(list)
             for store in stores[start : start + _BATCH]:
@@ -108,7 +119,16 @@ class LogReaper:
             for tenant, some in by_tenant.items():
                 await self._take_over(tenant, some)
             await asyncio.sleep(_BREATH_SECONDS)
-        self._remove(server, incarnation)
+        if log.problem:
+            quarantine_log(
+                self._disk,
+                self._layout,
+                server,
+                incarnation,
+                reason=f"the log {log.problem}",
+                time=self._clock_ms(),
+            )
+        let_go(self._disk, self._layout, server, incarnation)
         logger.info(
             "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(stores)
         )
@@ -141,13 +161,3 @@ class LogReaper:
                 raise MalformedFrameError(reason="a reply's element")
             if element[1] != 0:
                 raise error_from_wire(element[2], element[3])
-
-    def _remove(self, server: str, incarnation: str) -> None:
-        log = self._layout.log(server, incarnation)
-        # The fence file goes last: as long as there is anything to read, it reads as fenced, and
-        # afterwards a missing file reads as fenced too.
-        for name in self._disk.names(log):
-            self._disk.remove(log / name)
-        self._disk.remove_directory(log)
-        self._disk.remove(self._layout.fence(server, incarnation))
-        self._disk.remove_directory(self._layout.incarnation(server, incarnation))

@@ -10,7 +10,9 @@ The order, each step of which a crash may interrupt and the next owner repeats:
    was ever let go, so a file that a crash left unfinished is made anew from the logs. Otherwise move
    it to quarantine, refuse, and say what is missing. Never an older or empty store in its place:
    the logs alone do not tell how far a durable file went.
-3. Apply what the logs of dead owners have beyond the file (`takeover.py`).
+3. Apply what the logs of dead owners have beyond the file (`takeover.py`). If the log of the last
+   one is damaged or missing, and may have held more, refuse: until the store was restored or an
+   operator accepts the loss.
 4. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
    comes from a coordinator that has lost its state: it is told, and grants a higher one.
 5. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file that
@@ -31,8 +33,8 @@ from typing import Final
 
 from holdfast.persist.pipeline import RunInThread
 from holdfast.persist.store import Store
-from holdfast.persist.takeover import DeadLogs, Plan, plan
-from holdfast.protocol.control import StoreState
+from holdfast.persist.takeover import DeadLogs, FoundFile, Plan, doubts, plan
+from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import Disk
@@ -85,15 +87,16 @@ class StoreOpener:
         #: When a store's file was first found locked.
         self._locked_since: dict[StoreId, float] = {}
 
-    async def open(self, store: StoreId, epoch: int, state: int) -> Store:
+    async def open(self, store: StoreId, grant: Grant) -> Store:
         """Return the store, up to date and durable.
 
         Raises BusyError while another process holds the file, StoreDamagedError, NewerFormatError,
         StorageFailedError.
         """
-        file = await self._open_newest(store, state)
+        epoch, state, _ = grant
+        file, closed = await self._open_newest(store, grant)
         try:
-            found = self._missing_changes(store, file)
+            found = self._missing_changes(store, _found(file, closed=closed), grant)
             if file is None or not self._is_mine(file, epoch):
                 known_epoch = self._known_epoch(store, file)
                 if known_epoch >= epoch:
@@ -119,13 +122,16 @@ class StoreOpener:
             confirmed=confirmed,
         )
 
-    async def _open_newest(self, store: StoreId, state: int) -> StoreFile | None:
+    async def _open_newest(self, store: StoreId, grant: Grant) -> tuple[StoreFile | None, bool]:
+        """Return the file, if there is one, and if its last owner had closed it."""
         generations = self._layout.generations(self._disk, store)
         if not generations:
-            self._require_beginning(store, state)
-            return None
+            self._require_beginning(store, grant.state)
+            return None, True
         generation = generations[-1]
         path = self._layout.store(store, generation)
+        # While a file is open there is a WAL, be it empty. Opening makes one.
+        closed = not self._disk.exists(_wal(path))
         try:
             file = StoreFile.open(path, store, disk=self._disk)
             if file.was_left_open or self._disk.size_bytes(path) <= _SMALL_FILE_BYTES:
@@ -133,19 +139,19 @@ class StoreOpener:
         except BusyError:
             if not self._has_waited(store):
                 raise
-            file = await self._open_copy(store, generation)
+            file = await self._open_copy(store, generation, grant)
         except StoreDamagedError as error:
-            if self._logs_hold_all(store, state):
+            if self._logs_hold_all(store, grant):
                 self._remove_unfinished(path, error)
             else:
-                self._quarantine(store, path, state, error)
-            return None
+                self._quarantine(store, path, grant.state, error)
+            return None, True
         except FileNotFoundError as error:
             # Between the listing and the opening another process moved it.
             raise BusyError(what=f"the file of {store}") from error
         self._locked_since.pop(store, None)
         self._remove_old(store, generations[:-1])
-        return file
+        return file, closed
 
     def _check(self, file: StoreFile) -> None:
         try:
@@ -154,13 +160,36 @@ class StoreOpener:
             file.abandon()
             raise
 
-    def _missing_changes(self, store: StoreId, file: StoreFile | None) -> Plan:
-        return plan(
-            store,
-            self._dead_logs.records(store),
-            file_epoch=file.meta.epoch if file is not None else 0,
-            file_revision=file.meta.revision if file is not None else 0,
+    def _missing_changes(self, store: StoreId, file: FoundFile | None, grant: Grant) -> Plan:
+        """Return what the logs have beyond the file. Raises StoreDamagedError if they may not have
+        all of it."""
+        try:
+            found = plan(
+                store,
+                self._dead_logs.records(store),
+                file_epoch=file.epoch if file is not None else 0,
+                file_revision=file.revision if file is not None else 0,
+            )
+        except StoreDamagedError as error:
+            reason = str(error.fields["reason"]) + self._blame(store, file)
+            raise StoreDamagedError(store=str(store), reason=reason) from error
+        doubt = self._doubt(store, file, grant)
+        if doubt:
+            raise StoreDamagedError(store=str(store), reason=doubt)
+        return found
+
+    def _blame(self, store: StoreId, file: FoundFile | None) -> str:
+        """Return which logs that once had changes of the store lack some, as the end of a reason."""
+        return "".join(
+            f"; {log}"
+            for log in self._dead_logs.logs()
+            if log.is_short and log.speaks_of(store, file)
         )
+
+    def _doubt(self, store: StoreId, file: FoundFile | None, grant: Grant) -> str:
+        # Of the first epoch nobody else was the owner.
+        had_owner = grant.epoch > 1 and grant.state_before != StoreState.UNKNOWN
+        return doubts(store, self._dead_logs.logs(), file, had_owner=had_owner)
 
     def _known_epoch(self, store: StoreId, file: StoreFile | None) -> int:
         """Return the highest epoch that anything on disk has for the store."""
@@ -215,7 +244,7 @@ class StoreOpener:
         now = asyncio.get_running_loop().time()
         return now - self._locked_since.setdefault(store, now) >= LOCK_WAIT_SECONDS
 
-    async def _open_copy(self, store: StoreId, generation: int) -> StoreFile:
+    async def _open_copy(self, store: StoreId, generation: int, grant: Grant) -> StoreFile:
         """Go on with a copy as the next generation; the lock's holder keeps the old one.
 
         The holder is fenced: what it acknowledged is in the file, its WAL or its log, all of which
@@ -228,6 +257,8 @@ class StoreOpener:
         file = StoreFile.open(draft, store, disk=self._disk)
         try:
             file.quick_check()
+            # A copy looks closed, to whoever finds it: there must be no doubt of what it holds.
+            self._missing_changes(store, _found(file, closed=False), grant)
         finally:
             # Closing checkpoints, so the draft is one durable file without a WAL.
             file.close()
@@ -286,10 +317,16 @@ class StoreOpener:
             self._disk.remove(_wal(path))
 
     # --- a file that is damaged or missing ---------------------------------------------------
-    def _logs_hold_all(self, store: StoreId, state: int) -> bool:
-        """Tell if the logs prove to hold every change that was ever acknowledged."""
-        if state == StoreState.DURABLE or self._dead_logs.damaged:
+    def _logs_hold_all(self, store: StoreId, grant: Grant) -> bool:
+        """Tell if the logs prove to hold every change that was ever acknowledged.
+
+        Raises StoreDamagedError if it was never durable, and a log that may have held it is short.
+        """
+        if grant.state == StoreState.DURABLE:
             return False
+        doubt = self._doubt(store, None, grant)
+        if doubt:
+            raise StoreDamagedError(store=str(store), reason=doubt)
         records = self._dead_logs.records(store)
         return any(record.previous_revision == 0 for record in records)
 
@@ -301,9 +338,7 @@ class StoreOpener:
         self._disk.sync_directory(path.parent)
         logger.warning("store.unfinished path=%s reason=%s", path.name, error)
 
-    def _quarantine(
-        self, store: StoreId, path: Path, state: int, error: StoreDamagedError
-    ) -> None:
+    def _quarantine(self, store: StoreId, path: Path, state: int, error: StoreDamagedError) -> None:
         """Move a damaged file away; return if it can be rebuilt, else raise what is missing."""
         self._gate.check()
         folder = quarantine(
@@ -315,9 +350,7 @@ class StoreOpener:
             time=self._clock_ms(),
             server=self._server,
         )
-        logger.error(
-            "store.quarantined store=%s folder=%s reason=%s", store, folder.name, error
-        )
+        logger.error("store.quarantined store=%s folder=%s reason=%s", store, folder.name, error)
         self._require_beginning(store, state, cause=error)
 
     def _require_beginning(
@@ -337,9 +370,16 @@ class StoreOpener:
             reason += f"; revisions 1 to {first} are missing"
         elif records:
             reason += "; the logs hold its beginning, and it may have gone further"
+        reason += self._blame(store, None)
         if folders:
             reason += f"; see quarantine/{store.tenant}/{folders[-1].name}"
         raise StoreDamagedError(store=str(store), reason=reason) from cause
+
+
+def _found(file: StoreFile | None, *, closed: bool) -> FoundFile | None:
+    if file is None:
+        return None
+    return FoundFile(file.meta.epoch, file.meta.revision, file.meta.incarnation, closed)
 
 
 def _wal(path: Path) -> Path:

@@ -55,8 +55,10 @@ from holdfast.shared_fs.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Operations one turn of the loop executes before it lets heartbeats and replies have theirs.
+#: What one turn of the loop executes before it lets heartbeats and replies have theirs: operations,
+#: and so many more for each group, which costs as much before its first operation is looked at.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
+_GROUP_OPERATIONS = 8
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
@@ -117,6 +119,8 @@ class Pipeline:
         self._turn_scheduled = False
         self._written_tick = 0
         self._synced_tick = 0
+        #: When the sync began that is under way.
+        self._sync_began_at: float | None = None
         self._unsynced_bytes = 0
         self._waiting: deque[_Release] = deque()
         self._ready: deque[_Release] = deque()
@@ -133,6 +137,13 @@ class Pipeline:
     def synced_tick(self) -> int:
         """The last tick that is durable."""
         return self._synced_tick
+
+    @property
+    def sync_seconds(self) -> float:
+        """For how long a sync has been under way; 0 if none is."""
+        if self._sync_began_at is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._sync_began_at
 
     @property
     def idle(self) -> bool:
@@ -231,9 +242,12 @@ class Pipeline:
         self._pings.clear()
         now = asyncio.get_running_loop().time()
         operation_count = 0
-        while self._inbox and operation_count < _TURN_OPERATIONS:
+        room = _TURN_OPERATIONS
+        while self._inbox and room > 0:
             arrival = self._inbox.popleft()
-            operation_count += len(arrival.group.operations)
+            length = len(arrival.group.operations)
+            operation_count += length
+            room -= length + _GROUP_OPERATIONS
             if self._execute(tick, arrival, now):
                 self._inbox_bytes -= arrival.size_bytes
         self.operation_count += operation_count
@@ -311,11 +325,15 @@ class Pipeline:
             if self._failure is not None:
                 raise self._failure
             tick, size_bytes = self._written_tick, self._unsynced_bytes
+            self._sync_began_at = asyncio.get_running_loop().time()
             try:
                 await self._run_in_thread(self._log.prepare_sync())
-            except StorageError:
+            except StorageError as error:
+                # Named first: the fence may well lie on the same broken disk.
+                logger.error("log.sync_failed reason=%s", error)
                 self._gate.fence_myself()
                 raise
+            self._sync_began_at = None
             self._synced_tick = tick
             self._next_sync.set()
             self._next_sync = asyncio.Event()

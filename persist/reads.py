@@ -53,22 +53,21 @@ def execute(store: Store, server: str, operations: list[list[Any]]) -> list[Any]
 def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, int]:
     number = operation[0]
     file = store.file
-    if number == frames.HEAD:
-        return _head(store, server), _ROW_BYTES * 2
-    if number == frames.CHANGES:
-        return _changes(store, operation)
-    if store.kind is StoreKind.STREAM:
+    if store.is_stream:
         if number == frames.GET_MESSAGE:
             seq = _integer("seq", operation[1])
             return _row(file.message(seq) if file is not None and seq > 0 else None)
         if number == frames.GET_MESSAGES:
             return _messages(file, operation)
-    else:
-        if number == frames.GET_ENTRY:
-            key = check_key(operation[1])
-            return _row(file.entry(key) if file is not None else None)
-        if number == frames.GET_ENTRIES:
-            return _entries(file, operation)
+    elif number == frames.GET_ENTRY:
+        key = check_key(operation[1])
+        return _row(file.entry(key) if file is not None else None)
+    elif number == frames.GET_ENTRIES:
+        return _entries(file, operation)
+    if number == frames.HEAD:
+        return _head(store, server), _ROW_BYTES * 2
+    if number == frames.CHANGES:
+        return _changes(store, operation)
     name = frames.OPERATION_NAMES.get(number)
     known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
     raise UnknownOperationError(operation=known)
@@ -179,14 +178,17 @@ def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:
 def _row(row: tuple[Any, ...] | None) -> tuple[Any, int]:
     if row is None:
         return None, _ROW_BYTES
-    wire = row if row[4] is None else (*row[:4], unpack_headers(row[4]))
-    return wire, _bytes_of_row(row)
+    if row[4] is None:
+        # A key's bytes, at the most, in place of counting them.
+        key_bytes = 4 * len(row[0]) if type(row[0]) is str else 0
+        return row, _ROW_BYTES + key_bytes + len(row[3])
+    return (*row[:4], unpack_headers(row[4])), _bytes_of_row(row)
 
 
 def _bytes_of_row(row: tuple[Any, ...]) -> int:
     size_bytes = _ROW_BYTES
     if type(row[0]) is str:
-        size_bytes += len(row[0].encode())
+        size_bytes += len(row[0]) if row[0].isascii() else len(row[0].encode())
     for blob in row[3:5]:
         if blob is not None:
             size_bytes += len(blob)

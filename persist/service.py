@@ -18,7 +18,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from holdfast.persist.checkpointing import Checkpointer
@@ -33,7 +33,7 @@ from holdfast.persist.sync_thread import SyncThread
 from holdfast.persist.takeover import DeadLogs
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
-from holdfast.protocol.control import Heartbeat, ServerMode
+from holdfast.protocol.control import Grant, Heartbeat, ServerMode
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -49,6 +49,7 @@ from holdfast.protocol.limits import (
     HEARTBEAT_SECONDS,
     IDLE_CLOSE_SECONDS,
     MAX_OPEN_STORES,
+    SYNC_STALL_SECONDS,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
@@ -57,6 +58,7 @@ from holdfast.shared_fs.commit_log import CommitLog
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence
 from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.remains import let_go
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -275,13 +277,7 @@ class PersistServer:
             logger.warning("server.release_failed server=%s reason=%s", self.server, error)
         self._gate.fence_myself()
         self._log.close()
-        folder = self._layout.incarnation(self.server, self.incarnation)
-        log = self._layout.log(self.server, self.incarnation)
-        for name in self._disk.names(log):
-            self._disk.remove(log / name)
-        self._disk.remove_directory(log)
-        self._disk.remove(self._layout.fence(self.server, self.incarnation))
-        self._disk.remove_directory(folder)
+        let_go(self._disk, self._layout, self.server, self.incarnation)
         logger.info("server.stopped server=%s incarnation=%s", self.server, self.incarnation)
 
     async def _answered(self) -> None:
@@ -329,6 +325,9 @@ class PersistServer:
         self._pipeline.submit(arrivals)
 
     def _on_control(self, message: BusMessage) -> None:
+        if self._stalled:
+            # Nor an answer to a probe.
+            return
         self._reply(message, self._coordination.command(message.payload))
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
@@ -344,8 +343,19 @@ class PersistServer:
     async def _heartbeat_loop(self) -> None:
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
+        stalled = False
         while True:
             self._look_at_fence()
+            if self._stalled != stalled:
+                stalled = not stalled
+                if stalled:
+                    logger.error(
+                        "log.sync_hangs server=%s seconds=%.1f",
+                        self.server,
+                        self._pipeline.sync_seconds,
+                    )
+                else:
+                    logger.warning("log.sync_goes_on server=%s", self.server)
             now, count = loop.time(), self._pipeline.operation_count
             if now > last_at:
                 self._operations_per_second = (count - last_count) / (now - last_at)
@@ -353,7 +363,15 @@ class PersistServer:
             await self._beat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
+    @property
+    def _stalled(self) -> bool:
+        """The disk hangs: a server that cannot acknowledge must not count as one that serves. Silent
+        to the coordinator, it is fenced, and ends when it reads that."""
+        return self._pipeline.sync_seconds > SYNC_STALL_SECONDS
+
     async def _beat(self) -> None:
+        if self._stalled:
+            return
         await self._coordination.beat(
             Heartbeat(
                 self.server,
@@ -477,14 +495,15 @@ class PersistServer:
                 if grant[0] is None:
                     self._refuse_waiting(each.store, error_from_wire(grant[1], grant[2]))
                 else:
-                    tasks.create_task(self._open_store(slots, each, grant[0], grant[1]))
+                    tasks.create_task(self._open_store(slots, each, Grant(*grant[:3])))
 
-    async def _open_store(
-        self, slots: asyncio.Semaphore, wanted: Wanted, epoch: int, state: int
-    ) -> None:
+    async def _open_store(self, slots: asyncio.Semaphore, wanted: Wanted, grant: Grant) -> None:
         try:
             async with slots:
-                store = await self._opener.open(wanted.store, epoch, state)
+                # A new store opens without waiting for anything; hundreds of them in one turn of
+                # the loop would keep heartbeats back.
+                await asyncio.sleep(0)
+                store = await self._opener.open(wanted.store, grant)
         except UnavailableError:
             self._spawn(self._open_later(wanted))
             return
@@ -518,6 +537,7 @@ class PersistServer:
             disk=self._disk,
             layout=self._layout,
             dead_logs=self._dead_logs,
+            clock_ms=self._clock_ms,
         )
         while True:
             await asyncio.sleep(_REAP_SECONDS)
@@ -561,8 +581,18 @@ def _check_operations(group: frames.Group) -> HoldfastError | None:
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single exception in a group: what ended the server."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    """Return what ended the server: of the single exceptions in a group the first that names a disk
+    or a file, since who is failed by those fences itself, and its other tasks find the fence."""
+    causes = list(_single(group))
+    for cause in causes:
+        if isinstance(cause, StorageError) and not isinstance(cause, FencedError):
+            return cause
+    return causes[0]
+
+
+def _single(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _single(error)
+        else:
+            yield error

@@ -70,7 +70,8 @@ class Store:
         confirmed: bool = True,
     ) -> None:
         self.id = store
-        self.is_stream = store.kind == StoreKind.STREAM
+        self.kind = StoreKind(store.kind)
+        self.is_stream = self.kind is StoreKind.STREAM
         self.epoch = epoch
         self.file = file
         self._create_file = create_file
@@ -106,10 +107,6 @@ class Store:
         self.used_at = 0.0
         #: True while another thread has the file; everything for the store waits meanwhile.
         self.busy = False
-
-    @property
-    def kind(self) -> StoreKind:
-        return StoreKind(self.id.kind)
 
     @property
     def file_revision(self) -> int:

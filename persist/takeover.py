@@ -9,25 +9,32 @@
   (it was never acknowledged) cannot appear once a later owner has written.
 - A record follows the one before it without a gap, or the store is damaged and says what is missing.
 
+`doubts` is pure too: it tells of which stores a damaged or missing log may have held the last changes,
+which no gap would show. That can be only its owner's log: a later owner started from all there was.
+
 `DeadLogs` reads and keeps the logs, one read for each dead incarnation whatever its stores.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import fence
-from holdfast.shared_fs.commit_log import LogRecord, read_log
+from holdfast.shared_fs.commit_log import LogContents, LogRecord, read_log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.remains import is_let_go, log_is_missing, loss_is_accepted
 from holdfast.shared_fs.store_file import AppliedBatch, WriterOutcome
 
 logger = logging.getLogger("holdfast.persist")
+
+_MISSING: Final = "is missing"
 
 
 class Plan(NamedTuple):
@@ -76,6 +83,113 @@ def _batches(record: LogRecord) -> list[AppliedBatch]:
     return [AppliedBatch(each.previous_revision, each.time, each.changes) for each in decoded]
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLog:
+    """The log of a fenced incarnation."""
+
+    server: str
+    incarnation: str
+    records: Mapping[StoreId, Sequence[LogRecord]] = field(default_factory=dict)
+    #: Why records may be missing; empty for a log that is whole.
+    problem: str = ""
+    #: An operator accepts that they are.
+    accepted: bool = False
+    #: The epoch of each store's last record behind the last damage.
+    sound_epochs: Mapping[StoreId, int] = field(default_factory=dict)
+
+    @property
+    def is_short(self) -> bool:
+        """Something acknowledged may be missing from it, and nobody has accepted that."""
+        return bool(self.problem) and not self.accepted
+
+    def __str__(self) -> str:
+        return f"the log of incarnation {self.incarnation} of server {self.server} {self.problem}"
+
+    def speaks_of(self, store: StoreId, file: FoundFile | None) -> bool:
+        """Tell if records or the file name its incarnation as an owner of the store."""
+        return store in self.records or (file is not None and file.incarnation == self.incarnation)
+
+    @classmethod
+    def missing(cls, server: str, incarnation: str) -> Self:
+        """Return what stands for a log that somebody removed."""
+        return cls(server, incarnation, problem=_MISSING)
+
+    @classmethod
+    def of(cls, server: str, incarnation: str, contents: LogContents) -> Self:
+        """Return the log that `contents` were read from."""
+        records: dict[StoreId, list[LogRecord]] = {}
+        for record in contents.records:
+            records.setdefault(record.store, []).append(record)
+        places = [
+            f"{damage.segment} at byte {damage.offset}: {damage.reason}"
+            for damage in contents.damage
+            if not damage.torn_end
+        ]
+        return cls(
+            server,
+            incarnation,
+            records,
+            problem=f"is damaged ({'; '.join(places[:3])})" if places else "",
+            sound_epochs={
+                record.store: record.epoch for record in contents.records[contents.sound_from :]
+            },
+        )
+
+
+class FoundFile(NamedTuple):
+    """What a store's file says, and if its last owner closed it: there is no WAL then."""
+
+    epoch: int
+    revision: int
+    incarnation: str
+    closed: bool
+
+
+def doubts(
+    store: StoreId, logs: Iterable[DeadLog], file: FoundFile | None, *, had_owner: bool
+) -> str:
+    """Return why changes of `store` may be missing though no gap shows it; else an empty text.
+
+    `had_owner`: somebody before was allowed to create the store, so that changes may be missing of
+    which neither a file nor a log tells.
+    """
+    logs = list(logs)
+    last_epoch = max(
+        [record.epoch for log in logs for record in log.records.get(store, ())],
+        default=0,
+    )
+    if file is not None:
+        last_epoch = max(last_epoch, file.epoch)
+    for log in logs:
+        if log.is_short and _may_lack(store, log, file, last_epoch, had_owner=had_owner):
+            revisions = [record.revision for record in log.records.get(store, ())]
+            known = max([*revisions, file.revision if file is not None else 0])
+            return f"changes after revision {known} may be missing: {log}. Try: holdfast doctor"
+    return ""
+
+
+def _may_lack(
+    store: StoreId, log: DeadLog, file: FoundFile | None, last_epoch: int, *, had_owner: bool
+) -> bool:
+    """Tell if a short log may have held the store's last changes."""
+    if last_epoch == 0:
+        return had_owner
+    records = log.records.get(store, ())
+    epoch = max([record.epoch for record in records], default=0)
+    if file is not None and file.incarnation == log.incarnation:
+        epoch = max(epoch, file.epoch)
+    if epoch < last_epoch:
+        # Never its own, or a later owner started from all there was.
+        return False
+    if log.sound_epochs.get(store) == epoch:
+        # A record behind the damage: without a gap before it, nothing of the store was in there.
+        return False
+    if file is None or not file.closed or file.incarnation != log.incarnation:
+        return True
+    # It was complete when its owner closed it, if that was after all that the log tells of.
+    return any(record.revision > file.revision for record in records)
+
+
 class DeadLogs:
     """The logs of fenced incarnations on the shared file system, by store."""
 
@@ -84,8 +198,7 @@ class DeadLogs:
         self._disk = disk
         self._layout = layout
         self._own = incarnation
-        self._loaded: dict[tuple[str, str], dict[StoreId, list[LogRecord]]] = {}
-        self._damaged: set[tuple[str, str]] = set()
+        self._loaded: dict[tuple[str, str], DeadLog] = {}
 
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
@@ -93,31 +206,25 @@ class DeadLogs:
         May run in a thread: readers see the old collection or the new one. Raises
         StorageFailedError.
         """
-        present = set()
-        loaded = dict(self._loaded)
+        loaded = {}
         for server in self._disk.names(self._layout.servers):
             for incarnation in self._disk.names(self._layout.server(server)):
-                directory = self._layout.log(server, incarnation)
-                if incarnation == self._own or not self._disk.exists(directory):
+                if incarnation == self._own:
                     continue
-                present.add((server, incarnation))
-                if (server, incarnation) in loaded:
-                    continue
-                if fence.is_open(self._disk, self._layout.fence(server, incarnation)):
-                    continue
-                loaded[server, incarnation] = self._read(server, incarnation)
-        self._loaded = {key: loaded[key] for key in loaded if key in present}
+                log = self._find(server, incarnation, self._loaded.get((server, incarnation)))
+                if log is not None:
+                    loaded[server, incarnation] = log
+        self._loaded = loaded
 
-    @property
-    def damaged(self) -> bool:
-        """Something acknowledged may be missing from a log: nobody knows of which store."""
-        return any(key in self._damaged for key in self._loaded)
+    def logs(self) -> list[DeadLog]:
+        """Return every log read so far."""
+        return list(self._loaded.values())
 
     def records(self, store: StoreId) -> list[LogRecord]:
         """Return every record of `store` in the logs read so far, log by log."""
         found: list[LogRecord] = []
-        for by_store in self._loaded.values():
-            found.extend(by_store.get(store, ()))
+        for log in self._loaded.values():
+            found.extend(log.records.get(store, ()))
         return found
 
     def incarnations(self) -> list[tuple[str, str]]:
@@ -126,13 +233,31 @@ class DeadLogs:
 
     def stores(self, server: str, incarnation: str) -> list[StoreId]:
         """Return the stores that a dead incarnation's log speaks of."""
-        return list(self._loaded.get((server, incarnation), ()))
+        log = self._loaded.get((server, incarnation))
+        return list(log.records) if log is not None else []
 
-    def _read(self, server: str, incarnation: str) -> dict[StoreId, list[LogRecord]]:
+    def _find(self, server: str, incarnation: str, known: DeadLog | None) -> DeadLog | None:
+        """Return the log of an incarnation; None if it lives, or there is nothing left of it."""
+        folder = self._layout.log(server, incarnation)
+        if self._disk.exists(folder) and self._disk.names(folder):
+            if known is None or known.problem == _MISSING:
+                if fence.is_open(self._disk, self._layout.fence(server, incarnation)):
+                    return None
+                known = self._read(server, incarnation)
+        elif not log_is_missing(self._disk, self._layout, server, incarnation):
+            return None
+        if known is None:
+            known = self._missing(server, incarnation)
+        if known.is_short and loss_is_accepted(self._disk, self._layout, server, incarnation):
+            known = replace(known, accepted=True)
+            logger.warning("log.loss_accepted server=%s incarnation=%s", server, incarnation)
+        return known
+
+    def _read(self, server: str, incarnation: str) -> DeadLog:
+        if is_let_go(self._disk, self._layout, server, incarnation):
+            return DeadLog(server, incarnation)
         contents = read_log(self._disk, self._layout.log(server, incarnation))
         for damage in contents.damage:
-            if not damage.torn_end:
-                self._damaged.add((server, incarnation))
             logger.log(
                 logging.INFO if damage.torn_end else logging.ERROR,
                 "log.damage server=%s incarnation=%s segment=%s offset=%d reason=%s",
@@ -142,15 +267,17 @@ class DeadLogs:
                 damage.offset,
                 damage.reason,
             )
-        by_store: dict[StoreId, list[LogRecord]] = {}
-        for record in contents.records:
-            by_store.setdefault(record.store, []).append(record)
+        log = DeadLog.of(server, incarnation, contents)
         logger.info(
             "log.read server=%s incarnation=%s stores=%d records=%d size_bytes=%d",
             server,
             incarnation,
-            len(by_store),
+            len(log.records),
             len(contents.records),
             contents.size_bytes,
         )
-        return by_store
+        return log
+
+    def _missing(self, server: str, incarnation: str) -> DeadLog:
+        logger.error("log.missing server=%s incarnation=%s", server, incarnation)
+        return DeadLog.missing(server, incarnation)

@@ -21,8 +21,9 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
     register  {server, incarnation} -> {term}           before anything else in an incarnation's life
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
-              -> {term, grants: [grant | error, ...]}   grant is [epoch, state], see StoreState;
-              a grant's epoch is above `known_epoch`, what the server found on disk (or nil)
+              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before], see
+              StoreState; a grant's epoch is above `known_epoch`, what the server found on disk (or
+              nil); `state_before` is as it was before this request
     created   {server, incarnation, stores: [[tenant, kind, name], ...]} -> {term}
               their files are durable; from now on a missing file is damage
     release   {server, incarnation, stores: [[tenant, kind, name, epoch], ...] | nil} -> {term}
@@ -98,6 +99,8 @@ class Grant(NamedTuple):
 
     epoch: int
     state: int
+    #: As it was before the grant, which may be the one to create the store.
+    state_before: int = StoreState.CREATED
 
 
 class ServerInfo(NamedTuple):

@@ -137,6 +137,8 @@ class Run(NamedTuple):
     def acks(self, time: int, durability: Durability) -> list[Ack]:
         """Return the results one by one."""
         seq, revision, length = self
+        if length == 1:
+            return [Ack(seq or None, revision, time, durability)]
         fields = zip(
             range(seq, seq + length) if seq else repeat(None),
             range(revision, revision + length),
@@ -275,11 +277,15 @@ def decode_outcome(outcome: bytes) -> Outcome:
         epoch, time, durability, results = body[:4]
         if type(results) is list:
             return Outcome(epoch, time, durability, results)
-        run = body[4:7]
-        if results is None and len(run) == 3 and set(map(type, run)) == _INT and (
-            0 < run[2] <= MAX_FRAME_OPERATIONS
-        ):
-            return Outcome(epoch, time, durability, Run(*run))
+        if results is None and len(body) >= 7:
+            seq, revision, length = body[4:7]
+            if (
+                type(seq) is int
+                and type(revision) is int
+                and type(length) is int
+                and 0 < length <= MAX_FRAME_OPERATIONS
+            ):
+                return Outcome(epoch, time, durability, Run(seq, revision, length))
     raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
 
 

@@ -78,6 +78,9 @@ MAX_UNSYNCED_BYTES: Final = 8 * MIB
 LOG_SEGMENT_BYTES: Final = 8 * MIB
 #: The whole commit log of a server, hence its recovery work.
 LOG_CAP_BYTES: Final = 64 * MIB
+#: A sync of the log that takes longer counts as a disk that hangs: its server gives no sign of life
+#: any more, so that others take over. Disks that are merely busy have been seen to take seconds.
+SYNC_STALL_SECONDS: Final = 5.0
 #: Changes of one store that wait in memory for their SQLite transaction.
 MAX_PENDING_CHANGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
@@ -101,5 +104,7 @@ assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
+assert HEARTBEAT_SECONDS * 4 < SYNC_STALL_SECONDS
+assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
 assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES

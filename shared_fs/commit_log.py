@@ -69,6 +69,8 @@ class LogContents:
     records: list[LogRecord] = field(default_factory=list)
     damage: list[LogDamage] = field(default_factory=list)
     size_bytes: int = 0
+    #: The index of the first record that lies behind all damage but a torn end.
+    sound_from: int = 0
 
 
 class CommitLog:
@@ -256,6 +258,7 @@ def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
                 contents.damage.append(
                     LogDamage(piece.segment, piece.offset, reason, torn_end=False)
                 )
+            contents.sound_from = len(contents.records)
             gap = None
         contents.records.extend(piece.records)
         last_tick = piece.tick

@@ -5,6 +5,7 @@
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log
+    servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
     stores/<tenant>/<aa>/<bb>/<name>.<stream|kv>.<generation>.db
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report
 
@@ -63,6 +64,12 @@ class Layout:
 
     def log(self, server: str, incarnation: str) -> Path:
         return self.incarnation(server, incarnation) / "log"
+
+    def letting_go(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "letting-go"
+
+    def loss_accepted(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "loss-accepted"
 
     def store(self, store: StoreId, generation: int = 1) -> Path:
         digest = hashlib.blake2b(

@@ -1,4 +1,4 @@
-"""The SQL of a store file, and the pragmas it is opened with, in one place.
+"""The SQL of a store file, in one place.
 
 `application_id` marks our files and `user_version` is the format version. A file holds the tables of
 its kind only. Each statement says which index serves it.
@@ -15,7 +15,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x48467374
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 1024
-#: Kept free at the end of each page for cksumvfs; readers without it skip them.
+#: Kept free at the end of each page for its checksum; readers that know nothing of it skip them.
 CHECKSUM_BYTES: Final = 8
 
 _COMMON: Final = """
@@ -103,6 +103,12 @@ _MESSAGE_BYTES: Final = "length(value) + coalesce(length(headers), 0)"
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
+#: The values of `?4` as messages from seq and revision `?1` + 1 and `?2` + 1 on: one statement, which
+#: takes half the time of one for each row.
+APPEND_MESSAGES: Final = (
+    "INSERT INTO messages(seq, revision, time, value)"
+    " SELECT ?1 + rowid, ?2 + rowid, ?3, value FROM carray(?4)"
+)
 REPLACE_MESSAGE: Final = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, 1)"
 SELECT_MESSAGE: Final = (
     "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
@@ -144,6 +150,11 @@ INSERT_ENTRY: Final = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
 DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {_ENTRY_BYTES}"
+#: Keys as blobs: an array of text would end each at its first NUL.
+DELETE_ENTRIES: Final = (
+    "DELETE FROM entries WHERE key IN (SELECT CAST(value AS TEXT) FROM carray(?))"
+    f" RETURNING {_ENTRY_BYTES}"
+)
 DELETE_ALL_ENTRIES: Final = "DELETE FROM entries"
 SUM_ENTRIES: Final = f"SELECT count(*), coalesce(sum({_ENTRY_BYTES}), 0) FROM entries"
 #: A half-open range of keys; a blob sorts after every text and so stands for "no end".

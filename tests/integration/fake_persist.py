@@ -70,6 +70,7 @@ class FakeCluster:
         self.resolve_requests: list[list[Any]] = []
         self.suspected: list[str] = []
         self.answers = True
+        self.lose_questions = 0
         self.lose_broadcasts = 0
         self.broadcast_twice = False
         self._subscription: BusSubscription | None = None
@@ -114,6 +115,9 @@ class FakeCluster:
 
     def _on_coordinator(self, message: BusMessage) -> None:
         if not self.answers:
+            return
+        if self.lose_questions > 0:
+            self.lose_questions -= 1
             return
         verb = message.subject.rsplit(".", 1)[1]
         fields = frames.decode_control(message.payload)
@@ -166,6 +170,8 @@ class FakeServer:
         self.silent = False
         self.drop_requests = 0
         self.drop_replies = 0
+        #: What is sent in place of the next replies.
+        self.rubbish: list[bytes] = []
         self.refuse: list[HoldfastError] = []
         self.reads_at_once = 1_000_000
         self.frames: list[list[frames.Group]] = []
@@ -210,6 +216,9 @@ class FakeServer:
                 elements.append(frames.error_result(index, error))
         if self.drop_replies > 0:
             self.drop_replies -= 1
+            return
+        if self.rubbish:
+            self.cluster.later(message.reply, self.rubbish.pop(0))
             return
         # In several replies, as a real server may.
         for start in range(0, len(elements), 3):

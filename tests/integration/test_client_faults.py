@@ -30,7 +30,9 @@ from holdfast.client import (
     WrongRevisionError,
     connect,
 )
+from holdfast.client.coalescer import Coalescer
 from holdfast.protocol import frames
+from holdfast.protocol.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -213,6 +215,76 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(nats: NatsServer) -
     run(nats, test)
 
 
+def test_a_reply_that_makes_no_sense_costs_a_resend_and_nothing_else(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(client: Client, cluster: FakeCluster) -> None:
+        stream = client.stream("s")
+        await stream.append(b"0")
+        cluster.servers[0].rubbish = [b"\x01\xc1", frames.encode([[0, 0, b"no outcome"]])]
+        acks = await asyncio.gather(stream.append(b"1"), client.kv("k").set("a", b""))
+        assert (acks[0].seq, acks[1].revision) == (2, 1)
+        assert cluster.store(*STREAM).last_seq == 2
+        assert "client.reply_malformed" in caplog.text
+        assert "client.failed" not in caplog.text
+
+    run(nats, test)
+
+
+def test_a_message_to_an_inbox_that_is_no_reply_is_ignored(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(client: Client, cluster: FakeCluster) -> None:
+        await client.stream("s").append(b"")
+        inbox = client._link._inbox
+        for token in ("x", "-1", "9" * 200, "1e3"):
+            await cluster.bus.publish(inbox + token, b"")
+        await until(lambda: caplog.text.count("client.reply_malformed") == 4)
+        assert (await client.stream("s").append(b"")).seq == 2
+
+    run(nats, test)
+
+
+@pytest.mark.parametrize("event", ["reply", "no_responders", "tick", "reconnected"])
+def test_a_bug_in_a_callback_fails_the_client_and_leaves_nobody_waiting(
+    event: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        cluster, bus = FakeCluster(network.connect("cluster")), network.connect("client")
+        await cluster.start("a")
+        async with connect(bus=bus, timeout_seconds=60.0) as client, asyncio.timeout(20):
+            stream = client.stream("s")
+            await stream.append(b"")
+            following = asyncio.ensure_future(anext(client.stream("quiet").subscribe()))
+            await until(lambda: bool(client._follower._feeds))
+            monkeypatch.setattr(Coalescer, event, broken)
+            server = cluster.servers[0]
+            server.silent = event in ("tick", "reconnected")
+            if event == "no_responders":
+                await server.stop()
+            calls = [asyncio.ensure_future(stream.append(b"")) for _ in range(3)]
+            calls.append(asyncio.ensure_future(client.kv("k").get("a")))
+            if event == "reconnected":
+                await asyncio.sleep(0)
+                bus.drop()
+                bus.come_back()
+            for waiting in [*calls, following]:
+                with pytest.raises(ConnectionFailedError, match=r"the client failed: .*planted"):
+                    await waiting
+            with pytest.raises(ConnectionFailedError, match="planted"):
+                await stream.append(b"")
+        (record,) = [each for each in caplog.records if each.message == "client.failed"]
+        assert record.exc_info is not None
+        assert str(record.exc_info[1]) == "planted"
+        assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_caller_leaves_the_others_alone(nats: NatsServer) -> None:
     async def test(client: Client, cluster: FakeCluster) -> None:
         stream = client.stream("s")
@@ -307,6 +379,16 @@ def test_known_owners_serve_on_while_the_coordinator_is_away(nats: NatsServer) -
         assert (await client.stream("s").append(b"")).seq == 2
         with pytest.raises(NoCoordinatorError):
             await client.stream("other").append(b"", timeout_seconds=0.2)
+
+    run(nats, test)
+
+
+def test_a_question_that_died_with_its_coordinator_is_asked_again(nats: NatsServer) -> None:
+    async def test(client: Client, cluster: FakeCluster) -> None:
+        cluster.lose_questions = 1
+        # Less than a lost question would take to be given up.
+        assert (await client.stream("s").append(b"", timeout_seconds=1.5)).seq == 1
+        assert cluster.resolve_requests == [[[1, "s"]]]
 
     run(nats, test)
 

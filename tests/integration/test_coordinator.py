@@ -441,6 +441,25 @@ def test_an_incarnation_whose_fence_is_missing_is_refused(run: Run) -> None:
     run(scenario)
 
 
+def test_a_tenant_cannot_drain_a_server(run: Run) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.coordinator():
+            await cluster.server("a")
+            await cluster.server("b")
+            client = await cluster.client()
+            for verb in ("drain", "undrain"):
+                with pytest.raises(UnknownOperationError):
+                    await client.ask(verb, server="a")
+            assert (await client.servers())["a"].state == "live"
+            assert await client.ask("drain", tenant="_", server="a") == {
+                "term": 1,
+                "incarnation": "1",
+            }
+            assert (await client.servers())["a"].state == "draining"
+
+    run(scenario)
+
+
 def test_a_server_that_releases_everything_is_gone_and_its_stores_move(run: Run) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.coordinator():
@@ -659,26 +678,74 @@ def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: L
     assert not (layout.coordinator / "state.db-wal").exists()
 
 
-def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
+@contextlib.contextmanager
+def coordinator_and_standby(
     nats: NatsServer, layout: Layout
-) -> None:
-    async def resolve() -> tuple[int, Any]:
-        async with Cluster(nats, layout) as cluster:
-            await cluster.server("a")
-            client = await cluster.client()
-            owner = await client.settled_owner("one")
-            return (await client.ask("servers"))["term"], owner
-
+) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
     with CoordinatorProcess(nats, layout) as first:
         first.wait_for_log("coordinator.started")
         with CoordinatorProcess(nats, layout, "--standby") as standby:
             standby.wait_for_log("coordinator.standing_by")
-            assert asyncio.run(resolve()) == (1, ["a", "1", 1])
-            first.process.kill()
-            standby.wait_for_log("coordinator.started")
-            assert asyncio.run(resolve()) == (2, ["a", "1", 1])
-            standby.process.send_signal(signal.SIGINT)
-            assert standby.wait()[0] == 0
+            yield first, standby
+
+
+async def successor_of(first: CoordinatorProcess, client: Asker) -> None:
+    """Kill `first`; return once another answers."""
+    first.process.kill()
+
+    async def answers() -> bool:
+        try:
+            return bool((await client.ask("servers"))["term"] == 2)
+        except (NoRespondersError, BusTimeoutError):
+            return False
+
+    await eventually(answers, "the standby answers")
+
+
+def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario(first: CoordinatorProcess) -> None:
+        async with Cluster(nats, layout) as cluster:
+            server, client = await cluster.server("a"), await cluster.client()
+            assert await client.settled_owner("one") == ["a", "1", 1]
+            await successor_of(first, client)
+            assert await client.owner("one") == ["a", "1", 1]
+            assert server.fence_is_open
+
+    with coordinator_and_standby(nats, layout) as (first, standby):
+        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
+        standby.process.send_signal(signal.SIGINT)
+        assert standby.wait()[0] == 0
+
+
+def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standby_at_once(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario(first: CoordinatorProcess) -> None:
+        async with Cluster(nats, layout) as cluster:
+            server, client = await cluster.server("a"), await cluster.client()
+            assert await client.settled_owner("one") == ["a", "1", 1]
+            await cluster.server("b")
+
+            async def heard() -> bool:
+                return all(row.open_stores == 7 for row in (await client.servers()).values())
+
+            await eventually(heard, "heartbeats were heard")
+            await server.kill()
+            await successor_of(first, client)
+
+            async def moved() -> bool:
+                return bool((await client.owner("one"))[0] == "b")
+
+            await eventually(moved, "the store is b's")
+
+    with coordinator_and_standby(nats, layout) as (first, standby):
+        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
+        standby.process.send_signal(signal.SIGTERM)
+        _, log = standby.wait()
+        assert "reason=nobody listens on its subject" in log
+        assert "reason=silent" not in log
 
 
 def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: Layout) -> None:

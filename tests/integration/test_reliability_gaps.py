@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ class FaultyDisk(Disk):
         #: Syncs of logs that fail, from the next one on; and what became of all of them.
         self.failing_syncs = 0
         self.syncs: list[bool] = []
+        #: Cleared, no sync of a log comes to its end.
+        self.syncs_return = threading.Event()
+        self.syncs_return.set()
 
     def read(self, path: Path) -> bytes:
         if self.refuse_fences and path.name == "fence":
@@ -71,6 +75,7 @@ class _FaultyAppendFile:
         self.close = file.close
 
     def sync(self) -> None:
+        self._disk.syncs_return.wait(DEADLINE_SECONDS)
         fails = self._disk.failing_syncs > 0
         self._disk.syncs.append(not fails)
         if fails:
@@ -91,9 +96,6 @@ class World:
         #: Pairs of connections between which nothing arrives, in that direction.
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
-        #: Cleared, nothing that runs in a thread of a server comes to its end.
-        self.threads_go_on = asyncio.Event()
-        self.threads_go_on.set()
         self._coordinator = Coordinator(
             self.network.connect("c"), layout, Disk(), clock_ms=lambda: self.clock_ms
         )
@@ -108,7 +110,6 @@ class World:
             disk or Disk(),
             server,
             clock_ms=lambda: self.clock_ms,
-            run_in_thread=self._run_in_thread,
         )
         ready = asyncio.Event()
         self.servers[server] = started
@@ -137,16 +138,11 @@ class World:
 
     async def end(self) -> None:
         self.cut.clear()
-        self.threads_go_on.set()
         for task in self.ends.values():
             task.cancel()
         await asyncio.gather(*self.ends.values(), return_exceptions=True)
         self._coordinator.stop()
         await self._coordinating
-
-    async def _run_in_thread(self, function: Callable[[], Any], /) -> Any:
-        await self.threads_go_on.wait()
-        return await asyncio.to_thread(function)
 
     def _deliveries(self, delivery: Delivery) -> Sequence[float]:
         return () if (delivery.sender, delivery.receiver) in self.cut else (0.0,)
@@ -182,7 +178,9 @@ async def values(peer: Peer, name: str = "notes") -> list[bytes]:
 
 
 # --- the disk ------------------------------------------------------------------------------------
-def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(tmp_path: Path) -> None:
+def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body(world: World) -> None:
         disk = FaultyDisk()
         first = await world.start("s1", disk)
@@ -190,8 +188,9 @@ def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(tmp_pa
         broadcasts = world.published(SUBJECTS.changes(NOTES))
         disk.failing_syncs = 1
         refused = asyncio.create_task(world.peer.group(append(2, b"2"), timeout_seconds=3.0))
-        # Its own fence may be what ends it, a moment before the error does.
-        assert isinstance(await world.ended("s1"), StorageFailedError | FencedError)
+        # Its own fence is found by its other tasks at once, and is not what ended it.
+        assert isinstance(await world.ended("s1"), StorageFailedError)
+        assert "log.sync_failed reason=the file system refused: input/output error" in caplog.text
         with pytest.raises(BusTimeoutError):
             await refused
         assert broadcasts == []
@@ -233,25 +232,71 @@ def test_an_unreadable_fence_holds_everything_back_and_then_everything_leaves(
     run(tmp_path, body)
 
 
-def test_a_disk_that_hangs_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
+def test_a_disk_that_is_slow_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        server = await world.start("s1")
-        await world.start("s2")
+        disk = FaultyDisk()
+        server = await world.start("s1", disk)
         owner = (await world.peer.write("notes", 1, [frames.APPEND, b"1"])).epoch
-        name = await world.peer.resolve("notes")
-        world.threads_go_on.clear()
+        await world.start("s2")
+        disk.syncs_return.clear()
         write = asyncio.create_task(
-            world.peer.group(append(2, b"2"), server=name, timeout_seconds=DEADLINE_SECONDS)
+            world.peer.group(append(2, b"2"), timeout_seconds=DEADLINE_SECONDS)
         )
         beats = world.published(SUBJECTS.heartbeat())
-        # Twice as long as a silence that would count.
-        await until(lambda: [sender for sender, _ in beats].count(name) > 10, "it lives on")
+        # Longer than a silence that would count, shorter than what counts as a disk that hangs.
+        await until(lambda: [sender for sender, _ in beats].count("s1") > 6, "it lives on")
         assert not write.done()
-        assert await world.peer.resolve("notes") == name
+        assert await world.peer.resolve("notes") == "s1"
         assert world.fence_is_open(server)
-        world.threads_go_on.set()
+        disk.syncs_return.set()
         outcome = await write
         assert (outcome.results, outcome.epoch) == ([[2, 2]], owner)
+
+    run(tmp_path, body)
+
+
+def test_a_server_whose_disk_hangs_is_taken_over_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(world: World) -> None:
+        disk = FaultyDisk()
+        server = await world.start("s1", disk)
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        await world.start("s2")
+        disk.syncs_return.clear()
+        try:
+            refused = asyncio.create_task(world.peer.group(append(2, b"2")))
+            assert isinstance(await world.ended("s1"), FencedError)
+            assert not world.fence_is_open(server)
+            assert "log.sync_hangs server=s1" in caplog.text
+            assert not refused.done()
+            outcome = await world.peer.write("notes", 2, [frames.APPEND, b"2"])
+            assert outcome.results == [[2, 2]]
+            assert await world.peer.resolve("notes") == "s2"
+            assert await values(world.peer) == [b"1", b"2"]
+        finally:
+            disk.syncs_return.set()
+        refused.cancel()
+
+    run(tmp_path, body)
+
+
+def test_a_disk_that_hung_and_goes_on_in_time_is_served_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(world: World) -> None:
+        disk = FaultyDisk()
+        server = await world.start("s1", disk)
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        disk.syncs_return.clear()
+        write = asyncio.create_task(
+            world.peer.group(append(2, b"2"), timeout_seconds=DEADLINE_SECONDS)
+        )
+        await until(lambda: "log.sync_hangs server=s1" in caplog.text, "it hangs")
+        disk.syncs_return.set()
+        assert (await write).results == [[2, 2]]
+        await until(lambda: "log.sync_goes_on server=s1" in caplog.text, "it beats again")
+        assert world.fence_is_open(server)
 
     run(tmp_path, body)
 

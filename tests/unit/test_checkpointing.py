@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from holdfast.persist import checkpointing
 from holdfast.persist.checkpointing import Checkpointer, choose
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline
@@ -135,6 +136,23 @@ def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> N
     assert late.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
     assert world.pipeline.unheld == [early.id, late.id]
+
+
+def test_a_large_wal_is_emptied_though_the_log_is_quiet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = world.open_store("small"), world.open_store("large")
+    for store, count in ((small, 1), (large, 20)):
+        for _ in range(count):
+            world.write(store)
+            store.materialise(world.tick)
+    assert small.file is not None
+    assert large.file is not None
+    monkeypatch.setattr(checkpointing, "_WAL_CAP_BYTES", small.file.wal_bytes())
+    small.oldest_segment = large.oldest_segment = world.log.segment
+    world.run_pass()
+    assert large.file.wal_bytes() == 0
+    assert small.file.wal_bytes() > 0
 
 
 def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:

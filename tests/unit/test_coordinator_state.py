@@ -31,6 +31,7 @@ from holdfast.coordinator.membership import (
 from holdfast.coordinator.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
+    _OPERATOR_VERBS,
     Created,
     Drain,
     ListServers,
@@ -201,9 +202,9 @@ def test_open_grants_the_owner_alone_and_remembers_the_creation(state: StateFile
         members=members,
     )
     assert fields(replies[0])["grants"] == [[None, "not_owner", {"server": "b"}]]
-    assert fields(replies[1])["grants"] == [[1, 0], [1, 1], [1, 1]]
-    assert fields(replies[3])["grants"] == [[1, 1]]
-    assert fields(replies[5])["grants"] == [[1, 2], [None, "invalid_name", {"what": "store"}]]
+    assert fields(replies[1])["grants"] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert fields(replies[3])["grants"] == [[1, 1, 1]]
+    assert fields(replies[5])["grants"] == [[1, 2, 2], [None, "invalid_name", {"what": "store"}]]
 
 
 def test_a_store_nobody_asked_for_goes_to_the_live_server_that_opens_it(state: StateFile) -> None:
@@ -216,7 +217,7 @@ def test_a_store_nobody_asked_for_goes_to_the_live_server_that_opens_it(state: S
         members=members,
     )
     assert fields(replies[0])["grants"] == [[None, "not_owner", {"server": "a"}]]
-    assert fields(replies[1])["grants"] == [[1, 1]]
+    assert fields(replies[1])["grants"] == [[1, 1, 0]]
 
 
 def test_an_ended_incarnation_is_refused_for_ever(state: StateFile) -> None:
@@ -309,8 +310,8 @@ def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) 
         Resolve((ONE,)),
         members=members,
     )
-    assert fields(replies[0])["grants"] == [[8, 0], [4, 0]]
-    assert [fields(reply)["grants"] for reply in replies[1:4]] == [[[8, 0]]] * 3
+    assert fields(replies[0])["grants"] == [[8, 0, 0], [4, 0, 0]]
+    assert [fields(reply)["grants"] for reply in replies[1:4]] == [[[8, 0, 0]]] * 3
     assert fields(replies[4])["owners"] == [["a", "a1", 8]]
 
 
@@ -341,7 +342,7 @@ def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) ->
         members=members,
     )
     assert fields(replies[2])["owners"] == [["a", "a1", 2]]
-    assert fields(replies[4])["grants"] == [[2, 0]]
+    assert fields(replies[4])["grants"] == [[2, 0, 0]]
 
 
 def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
@@ -384,7 +385,7 @@ def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_s
         members=members,
     )
     assert fields(replies[2])["owners"] == [["a", "a1", 2]]
-    assert fields(replies[4])["grants"] == [[2, 0]]
+    assert fields(replies[4])["grants"] == [[2, 0, 0]]
     assert fields(replies[6])["grants"] == [[None, "not_owner", {"server": "a"}]]
 
 
@@ -648,8 +649,9 @@ def test_a_wrong_name_fails_in_its_own_slot() -> None:
         ("_", "register", encode_control(server="a", incarnation="../../x"), InvalidNameError),
         ("_", "register", encode_control(server="a"), InvalidNameError),
         ("_", "release", encode_control(server="a", incarnation="1"), InvalidArgumentError),
-        ("acme", "drain", encode_control(), InvalidNameError),
-        ("_", "drain", encode_control(server="a"), UnknownOperationError),
+        ("_", "drain", encode_control(), InvalidNameError),
+        ("acme", "drain", encode_control(server="a"), UnknownOperationError),
+        ("acme", "undrain", encode_control(server="a"), UnknownOperationError),
         ("_", "vacate", encode_control(server="a", incarnation="1"), InvalidArgumentError),
         (
             "_",
@@ -693,7 +695,7 @@ _FIELDS = st.dictionaries(
     _VALUES | st.sampled_from(["a", "s1"]),
 )
 _VERBS = st.sampled_from(
-    [*_CLIENT_VERBS, *_CLUSTER_VERBS, ""]
+    [*_CLIENT_VERBS, *_CLUSTER_VERBS, *_OPERATOR_VERBS, ""]
 )
 
 

@@ -20,8 +20,9 @@ import pytest
 from holdfast.cli.command import holdfast
 from holdfast.cli.nats_binary import find_nats_server
 from holdfast.client.coalescer import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
+from holdfast.client.router import RESEND_SECONDS
 from holdfast.coordinator.__main__ import main as run_coordinator
-from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS
+from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
 from holdfast.coordinator.service import STANDBY_POLL_SECONDS
 from holdfast.persist import reads
 from holdfast.persist.__main__ import main as run_persist
@@ -209,7 +210,7 @@ def test_the_fields_of_a_heartbeat_and_of_an_owner_are_listed() -> None:
 def test_every_verb_of_the_coordinator_is_listed() -> None:
     found = [rows for header, rows in tables(PROTOCOL) if header[:1] == ["verb"]]
     listed = [{row[0] for row in rows} for rows in found]
-    assert listed == [set(_CLIENT_VERBS), set(_CLUSTER_VERBS)]
+    assert listed == [set(_CLIENT_VERBS), set(_CLUSTER_VERBS), set(_OPERATOR_VERBS)]
 
 
 def test_subjects_are_those_that_the_code_builds() -> None:
@@ -220,6 +221,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
         subjects.changes(NOTES),
         subjects.changes(SETTINGS),
         subjects.cluster("open"),
+        subjects.cluster("drain"),
         subjects.heartbeat(),
         subjects.control("p1"),
     }
@@ -251,6 +253,11 @@ def test_the_numbers_in_the_prose_are_those_of_the_code() -> None:
     assert f"back off ({first_ms:g} ms, doubling up to {most:g} s, with jitter)" in PROTOCOL
     assert f"no answer for {limits.PING_SECONDS:g} s" in PROTOCOL
     assert f"no answer for {limits.FRAME_TIMEOUT_SECONDS:g} s" in PROTOCOL
+    first, again = RESEND_SECONDS, 3 * RESEND_SECONDS
+    assert f"asks after {first:g} s\nand {again:g} s again" in PROTOCOL
+    assert f"gives up after {limits.CONTROL_TIMEOUT_SECONDS:g} s" in PROTOCOL
+    assert f"takes {limits.SILENCE_SECONDS:g} s for it" in OPERATIONS
+    assert f"a probe in the last {limits.PROBE_TIMEOUT_SECONDS:g} s of it" in OPERATIONS
     assert f"stored within the last {limits.DEDUPE_WINDOW_SECONDS:g} s" in PROTOCOL
 
 
@@ -374,6 +381,8 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.server("<server>") / "reaper"),
         str(layout.fence("<server>", "<incarnation>")),
         str(layout.log("<server>", "<incarnation>") / "<number>.log"),
+        str(layout.letting_go("<server>", "<incarnation>")),
+        str(layout.loss_accepted("<server>", "<incarnation>")),
         "stores/<tenant>/<aa>/<bb>/<name>.<kind>.<generation>.db",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
     }

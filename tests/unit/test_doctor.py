@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import fence
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.commit_log import CommitLog, LogRecord, encode_frame
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout, open_layout
 from holdfast.shared_fs.quarantine import quarantine
@@ -298,6 +299,35 @@ def test_a_torn_end_of_a_log_is_fine_and_damage_in_the_middle_is_critical(layout
         checks.LOG_DAMAGE.code: "critical",
         checks.SEQUENCE.code: "critical",
     }
+
+
+def test_stores_that_a_damaged_log_may_have_held_are_named_until_the_loss_is_accepted(
+    layout: Layout,
+) -> None:
+    segment = make_log(layout, (3, 4))
+    other = NOTES._replace(name="other")
+    lost = encode_frame(2, [LogRecord(other, 2, 1, 2, [], [])])
+    last = encode_frame(3, [LogRecord(other, 2, 0, 1, [], [])])
+    segment.write_bytes(segment.read_bytes() + lost[:-1] + b"?" + last)
+    record_store(layout, NOTES._replace(name="unheard"), reached=StoreState.CREATED)
+    findings = look(layout)
+    assert outcomes(findings) == {
+        checks.LOG_DAMAGE.code: "critical",
+        checks.DOUBTFUL_STORES.code: "critical",
+    }
+    doubted = text_of(findings, checks.DOUBTFUL_STORES)
+    assert "changes after revision 4 may be missing" in doubted
+    assert "unheard" in doubted
+    assert len(doubted.splitlines()) == 2
+    layout.loss_accepted("s1", "01").touch()
+    assert outcomes(look(layout)) == only(checks.LOG_DAMAGE, "warning")
+
+
+def test_a_fenced_life_without_its_log_is_critical(layout: Layout) -> None:
+    shutil.rmtree(make_log(layout, (3, 4)).parent)
+    assert outcomes(look(layout)) == only(checks.MISSING_LOGS, "critical")
+    layout.loss_accepted("s1", "01").touch()
+    assert outcomes(look(layout)) == only(checks.MISSING_LOGS, "warning")
 
 
 def test_an_open_fence_without_a_process_is_a_warning_and_its_log_counts(layout: Layout) -> None:

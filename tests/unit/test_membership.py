@@ -22,20 +22,24 @@ from holdfast.coordinator.events import (
     RecordLive,
     Registered,
     Released,
+    Started,
     Suspected,
     TellToDrain,
     TimePassed,
     WriteFence,
 )
+from holdfast.coordinator.hearing import Hearing
 from holdfast.coordinator.membership import (
+    DOUBT_SECONDS,
     FENCE_RETRY_MAX_SECONDS,
     FENCE_RETRY_SECONDS,
     MAX_ENDED_REMEMBERED,
+    NEWCOMER_SECONDS,
     Membership,
     Standing,
 )
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
-from holdfast.protocol.limits import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
 LONG_SECONDS = SILENCE_SECONDS + 0.1
 
@@ -108,7 +112,27 @@ def test_a_silent_server_that_answers_the_probe_is_live(world: World) -> None:
     world(TimePassed(), LONG_SECONDS)
     assert world(ProbeAnswered("a", "1")) == []
     assert world.state is ServerState.LIVE
-    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+    assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
+
+
+def test_a_server_is_doubted_so_early_that_its_silence_and_the_probe_end_together(
+    world: World,
+) -> None:
+    assert world(TimePassed(), DOUBT_SECONDS) == []
+    assert world(TimePassed(), 0.01) == [Probe("a", "1")]
+    assert world.state is ServerState.SUSPECT
+    (order,) = world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS)
+    assert isinstance(order, WriteFence)
+
+
+def test_a_probe_that_fails_before_the_silence_is_complete_is_followed_by_another(
+    world: World,
+) -> None:
+    assert world(Suspected("a", "1"), DOUBT_SECONDS - 0.1) == [Probe("a", "1")]
+    assert world(TimePassed(), 0.2) == []
+    assert world(ProbeFailed("a", "1", no_responders=False), 0.2) == []
+    assert world(TimePassed(), 0.1) == [Probe("a", "1")]
+    assert isinstance(world(ProbeFailed("a", "1", no_responders=False), 0.5)[0], WriteFence)
 
 
 def test_a_heartbeat_clears_a_suspicion(world: World) -> None:
@@ -238,18 +262,99 @@ def test_a_draining_server_keeps_its_state_through_a_suspicion(world: World) -> 
     assert world.state is ServerState.LIVE
 
 
-def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard() -> None:
+def taken_over(hearing: Hearing, *, after_seconds: float = 0.0) -> World:
+    """A world that a new coordinator takes over, with the server `a` on record."""
     world = World()
-    world.membership.restore([("a", "1")], [("a", "0"), ("b", "1")], world.now)
+    world.now = hearing.since + after_seconds
+    world.membership.restore([("a", "1")], [("a", "0")], hearing, world.now)
     world.membership.validate()
-    assert world(Connected()) == [Probe("a", "1")]
-    a, b = world.membership.members(world.now)
-    assert (a.state, b.state) == (ServerState.LIVE, ServerState.DEAD)
+    assert world(Started()) == [Probe("a", "1")]
+    return world
+
+
+def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard() -> None:
+    world = taken_over(Hearing(100.0))
+    assert world.state is ServerState.LIVE
     assert not world.takes_new_stores
-    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+    assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
     world.beat("1")
     assert world.takes_new_stores
     assert world.membership.standing("a", "0") is Standing.ENDED
+
+
+def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
+    world = World()
+    world.membership.restore([], [("a", "1"), ("a", "2")], Hearing(world.now), world.now)
+    world.membership.validate()
+    assert world(Started()) == []
+    assert world.state is ServerState.DEAD
+    assert world.membership.standing("a", "1") is Standing.ENDED
+
+
+def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> None:
+    world = taken_over(Hearing(100.0), after_seconds=0.1)
+    assert world(ProbeFailed("a", "1", no_responders=True)) == []
+    assert world(TimePassed(), DOUBT_SECONDS - 0.2) == []
+    assert world(TimePassed(), 0.2) == [Probe("a", "1")]
+    assert isinstance(world(ProbeFailed("a", "1", no_responders=False), 0.5)[0], WriteFence)
+
+
+def test_a_server_that_the_standby_heard_gets_new_work_as_soon_as_it_takes_over() -> None:
+    hearing = Hearing(100.0)
+    hearing.heartbeat(Heartbeat("a", "1", open_stores=7), 109.8)
+    world = taken_over(hearing, after_seconds=10.0)
+    assert world.takes_new_stores
+    (member,) = world.membership.members(world.now)
+    assert member.open_stores == 7
+    assert member.heartbeat_age_seconds == pytest.approx(0.2)
+
+
+def test_a_server_that_was_heard_stopping_takes_no_new_stores_at_the_takeover() -> None:
+    hearing = Hearing(100.0)
+    hearing.heartbeat(Heartbeat("a", "1", ServerMode.STOPPING), 100.0)
+    assert taken_over(hearing).state is ServerState.DRAINING
+
+
+def test_a_server_that_died_with_the_coordinator_is_fenced_at_the_first_probe() -> None:
+    hearing = Hearing(100.0)
+    hearing.heartbeat(Heartbeat("a", "1"), 109.0)
+    world = taken_over(hearing, after_seconds=10.0)
+    assert isinstance(world(ProbeFailed("a", "1", no_responders=True))[0], WriteFence)
+
+
+def test_a_silence_goes_on_through_the_deaths_of_coordinators() -> None:
+    hearing = Hearing(100.0)
+    hearing.heartbeat(Heartbeat("a", "1"), 109.0)
+    world = taken_over(hearing, after_seconds=9.0 + SILENCE_SECONDS)
+    assert world.state is ServerState.LIVE
+    (order,) = world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS)
+    assert isinstance(order, WriteFence)
+
+
+def test_one_heartbeat_in_answer_to_the_takeover_ends_the_silence() -> None:
+    world = taken_over(Hearing(100.0), after_seconds=60.0)
+    world.beat("1")
+    assert world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS) == []
+    assert world.state is ServerState.LIVE
+    assert world.takes_new_stores
+
+
+def test_a_server_that_the_standby_never_heard_has_the_time_of_a_newcomer() -> None:
+    world = taken_over(Hearing(100.0), after_seconds=60.0)
+    assert world(ProbeFailed("a", "1", no_responders=True), PROBE_TIMEOUT_SECONDS) == []
+    assert world(TimePassed(), 0.1) == [Probe("a", "1")]
+    assert isinstance(
+        world(ProbeFailed("a", "1", no_responders=False), NEWCOMER_SECONDS - 0.6 + 0.01)[0],
+        WriteFence,
+    )
+
+
+def test_a_heartbeat_of_another_incarnation_says_nothing_of_the_one_on_record() -> None:
+    hearing = Hearing(100.0)
+    hearing.heartbeat(Heartbeat("a", "2"), 109.9)
+    world = taken_over(hearing, after_seconds=10.0)
+    assert not world.takes_new_stores
+    assert world(ProbeFailed("a", "1", no_responders=False)) == []
 
 
 def test_no_responders_proves_nothing_of_a_server_not_heard_since_the_reconnect(
@@ -268,7 +373,7 @@ def test_silence_counts_only_while_the_coordinator_can_hear(world: World) -> Non
     assert world(ProbeFailed("a", "1", no_responders=False)) == []
     world(Connected())
     world(ProbeFailed("a", "1", no_responders=False))
-    assert world(TimePassed(), SILENCE_SECONDS - 0.1) == []
+    assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
     assert world.state is ServerState.LIVE
 
 
@@ -331,7 +436,7 @@ def test_a_drained_server_that_was_suspected_drains_on(world: World) -> None:
 
 def test_after_a_restart_a_drained_server_is_draining_at_once() -> None:
     world = World()
-    world.membership.restore([("a", "1")], [], world.now, drains=["a"])
+    world.membership.restore([("a", "1")], [], Hearing(world.now), world.now, drains=["a"])
     world.membership.validate()
     assert world.state is ServerState.DRAINING
     assert world.beat("1") == [TellToDrain("a", "1", True)]
@@ -358,6 +463,7 @@ _EVENTS = st.one_of(
     st.builds(FenceWritten, _NAMES, _INCARNATIONS),
     st.builds(FenceFailed, _NAMES, _INCARNATIONS),
     st.builds(Released, _NAMES, _INCARNATIONS),
+    st.just(Started()),
     st.just(Connected()),
     st.builds(TimePassed, st.booleans()),
 )

@@ -475,7 +475,195 @@ def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path:
     again.close()
 
 
+CHANGES_OF_STREAMS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 9), st.booleans()),
+        st.tuples(st.just("set"), st.integers(1, 40), st.booleans()),
+        st.tuples(st.just("delete"), st.lists(st.integers(1, 40), min_size=1, max_size=3)),
+        st.tuples(st.just("trim"), st.integers(1, 40)),
+    ),
+    max_size=12,
+)
+
+
+def changes_of_a_stream(drawn: list[Any]) -> list[frames.WireChange]:
+    """Turn what was drawn into changes that an owner could make."""
+    changes: list[frames.WireChange] = []
+    last_seq = 0
+    for kind, number, *with_headers in drawn:
+        headers = [{"h": "x"}, f"id{len(changes)}"] if with_headers == [True] else []
+        if kind == "append":
+            for _ in range(number):
+                last_seq += 1
+                changes.append([frames.CHANGE_SET_MESSAGE, last_seq, bytes(last_seq % 3), *headers])
+        elif kind == "set" and number <= last_seq:
+            changes.append([frames.CHANGE_SET_MESSAGE, number, b"replaced", *headers])
+        elif kind == "delete":
+            changes.append([frames.CHANGE_DELETE_MESSAGES, number])
+        elif kind == "trim" and number <= last_seq:
+            changes.append([frames.CHANGE_TRIM, number])
+    return changes
+
+
+@given(CHANGES_OF_STREAMS)
+@settings(deadline=None, max_examples=60)
+def test_changes_of_a_stream_do_the_same_together_and_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]
+) -> None:
+    check_together_and_one_by_one(tmp_path_factory, STREAM, changes_of_a_stream(drawn))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just(frames.CHANGE_SET_ENTRY),
+                st.sampled_from(["", "a", "a\x00", "a\x00b", "é", "🪸", *"bcdefgh"]),
+                st.binary(max_size=3),
+                st.sampled_from([None, {"h": "x"}]),
+            ),
+            st.tuples(
+                st.just(frames.CHANGE_DELETE_ENTRIES),
+                st.lists(st.sampled_from(["a", "a\x00", "b", "c"]), min_size=1, unique=True),
+            ),
+            st.just((frames.CHANGE_CLEAR,)),
+        ),
+        max_size=40,
+    )
+)
+@settings(deadline=None, max_examples=60)
+def test_changes_of_a_kv_do_the_same_together_and_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[Any, ...]]
+) -> None:
+    check_together_and_one_by_one(tmp_path_factory, KV, [list(change) for change in drawn])
+
+
+def check_together_and_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, store: StoreId, changes: list[frames.WireChange]
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    together = StoreFile.create(folder / "together", store, time=1)
+    one_by_one = StoreFile.create(folder / "one", store, time=1)
+    middle = len(changes) // 2
+    together.apply([AppliedBatch(0, 1000, changes[:middle])])
+    together.apply([AppliedBatch(middle, 1000, changes[middle:])])
+    for revision, change in enumerate(changes):
+        one_by_one.apply([AppliedBatch(revision, 1000, [change])])
+    one_by_one.apply([AppliedBatch(len(changes), 1000, [])])
+    assert rows_of(together) == rows_of(one_by_one)
+    assert together.meta == one_by_one.meta
+    rows = rows_of(together)
+    assert together.meta.count == len(rows)
+    key_bytes = sum(len(row[0].encode()) for row in rows) if store is KV else 0
+    assert together.meta.bytes == key_bytes + sum(len(row[3]) + len(row[4] or b"") for row in rows)
+    together.abandon()
+    one_by_one.abandon()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_large_batch_of_a_kv_leaves_the_cache_as_small_as_it_was(
+    path: Path, vfs: FaultyVfs, fails: bool, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, KV, time=1, vfs=vfs.name_of_it)
+    before = file._connection.pragma("cache_size")
+    batch = AppliedBatch(0, 1000, [[frames.CHANGE_SET_ENTRY, f"k{n}", b"v"] for n in range(1000)])
+    if fails:
+        vfs.fail(3, apsw.SQLITE_FULL, "write")
+        with pytest.raises(StorageFailedError):
+            file.apply([batch])
+        vfs.heal()
+    else:
+        file.apply([batch])
+    assert file._connection.pragma("cache_size") == before
+    file.close()
+
+
+def test_a_file_says_how_large_its_wal_is(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 100, size_bytes=1000)])
+    on_disk = path.with_name(path.name + "-wal").stat().st_size
+    assert file.wal_bytes() > 100_000
+    assert on_disk - file.wal_bytes() == 32, "the WAL's own header"
+    file.checkpoint()
+    assert file.wal_bytes() == 0
+    file.close()
+
+
 # --- reading -------------------------------------------------------------------------------------
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=120),
+    st.integers(1, 130),
+    st.integers(1, 5000),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_page_holds_the_rows_that_fit_and_says_if_there_are_more(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[tuple[int, bool]],
+    max_rows: int,
+    max_bytes: int,
+) -> None:
+    file = StoreFile.create(tmp_path_factory.mktemp("store") / "db", STREAM, time=1)
+    changes: list[Any] = [
+        [frames.CHANGE_SET_MESSAGE, seq, bytes(size_bytes), {"h": "x"} if headers else None]
+        for seq, (size_bytes, headers) in enumerate(sizes, start=1)
+    ]
+    file.apply([AppliedBatch(0, 1000, changes)])
+    expected: list[int] = []
+    total_bytes = 0
+    for row in file.messages(1, None, 1000):
+        wanted_bytes = 32 + len(row[3]) + len(row[4] or b"")
+        if len(expected) == max_rows or (expected and total_bytes + wanted_bytes > max_bytes):
+            break
+        expected.append(row[0])
+        total_bytes += wanted_bytes
+    page = file.message_page(1, None, max_rows=max_rows, max_bytes=max_bytes, row_bytes=32)
+    assert [row[0] for row in page.rows] == expected
+    assert page.size_bytes == total_bytes
+    assert page.more == (len(expected) < len(sizes))
+    assert all(row[4] == ({"h": "x"} if sizes[row[0] - 1][1] else None) for row in page.rows)
+    file.abandon()
+
+
+def test_a_scan_goes_on_while_something_else_is_read(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 200)])
+    seen = []
+    for row in file.messages(1, None, 1000):
+        assert file.message(200 - row[0] + 1) is not None
+        seen.append(row[0])
+    assert seen == list(range(1, 201))
+    file.checkpoint()
+    file.close()
+
+
+def test_a_scan_that_is_given_up_does_not_hold_up_the_checkpoint(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 200)])
+    assert next(file.messages(1, None, 1000))[0] == 1
+    assert file.message_page(1, None, max_rows=3, max_bytes=1000).more
+    file.checkpoint()
+    assert file.wal_bytes() == 0
+    file.close()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_every_page_of_a_new_file_has_its_checksum(path: Path, kind: StoreKind) -> None:
+    store = StoreId("acme", kind, "a.b")
+    StoreFile.create(path, store, time=1).close()
+    sound = path.read_bytes()
+    for page in range(len(sound) // schema.PAGE_BYTES):
+        damaged = bytearray(sound)
+        # In the middle of a page is free space, where only a checksum can see it.
+        damaged[page * schema.PAGE_BYTES + 100 + 20 * page] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError):
+            file = StoreFile.open(path, store)
+            try:
+                file.quick_check()
+            finally:
+                file.abandon()
+
+
 @pytest.mark.parametrize("bounds", [(2, 1 << 30), (100, 1)])
 def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
     path: Path, bounds: tuple[int, int]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.takeover import DeadLogs, Plan, plan
+from holdfast.persist.takeover import DeadLog, DeadLogs, FoundFile, Plan, doubts, plan
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.commit_log import CommitLog, LogContents, LogDamage, LogRecord
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import create_fence, fence
-from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.layout import Layout, open_layout
 
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")
 OTHER = StoreId("acme", StoreKind.KV, "a.b")
@@ -177,6 +177,74 @@ def test_any_history_of_owners_gives_exactly_the_acknowledged_order(seed: int) -
     assert not any(b"zombie" in kept.outcome for kept in found.outcomes)
 
 
+# --- logs that may lack something -----------------------------------------------------------------
+def short_log(
+    *records: LogRecord, behind: tuple[LogRecord, ...] = (), incarnation: str = "01"
+) -> DeadLog:
+    """A log with damage after `records`, and with sound records `behind` it."""
+    contents = LogContents(
+        records=[*records, *behind],
+        damage=[LogDamage("0000000001.log", 70, "a damaged frame", torn_end=False)],
+        sound_from=len(records),
+    )
+    return DeadLog.of("s1", incarnation, contents)
+
+
+def whole_log(*records: LogRecord, incarnation: str = "02") -> DeadLog:
+    return DeadLog.of("s2", incarnation, LogContents(records=list(records)))
+
+
+def in_doubt(*logs: DeadLog, file: FoundFile | None = None, had_owner: bool = False) -> bool:
+    return bool(doubts(STORE, logs, file, had_owner=had_owner))
+
+
+LEFT_OPEN = FoundFile(epoch=1, revision=2, incarnation="01", closed=False)
+CLOSED = LEFT_OPEN._replace(closed=True)
+
+
+def test_a_file_that_its_owner_left_open_may_lack_what_the_owners_log_lacks() -> None:
+    reason = doubts(STORE, [short_log()], LEFT_OPEN, had_owner=False)
+    assert "changes after revision 2 may be missing" in reason
+    assert "incarnation 01 of server s1 is damaged" in reason
+    assert "0000000001.log at byte 70: a damaged frame" in reason
+    assert in_doubt(DeadLog.missing("s1", "01"), file=LEFT_OPEN)
+
+
+def test_a_file_that_its_owner_closed_is_complete_unless_the_log_goes_further() -> None:
+    assert not in_doubt(short_log(record(1, 0, 2)), file=CLOSED)
+    assert in_doubt(short_log(record(1, 0, 2), record(1, 2, 3)), file=CLOSED)
+
+
+def test_a_record_behind_the_damage_says_that_nothing_of_the_store_was_in_it() -> None:
+    assert not in_doubt(short_log(record(1, 2, 3), behind=(record(1, 3, 4),)), file=LEFT_OPEN)
+    assert in_doubt(short_log(record(1, 2, 3), behind=(record(1, 0, 1, "", OTHER),)))
+
+
+def test_a_record_behind_the_damage_of_an_earlier_epoch_says_nothing() -> None:
+    again = LEFT_OPEN._replace(epoch=3)
+    assert in_doubt(short_log(behind=(record(1, 0, 2),)), file=again)
+
+
+def test_a_torn_end_is_no_reason_to_doubt() -> None:
+    torn = LogContents(
+        records=[record(1, 0, 2)], damage=[LogDamage("1.log", 70, "a torn end", torn_end=True)]
+    )
+    assert not in_doubt(DeadLog.of("s1", "01", torn), file=LEFT_OPEN)
+
+
+def test_the_stores_of_others_and_those_with_a_later_owner_are_not_doubted() -> None:
+    assert not in_doubt(short_log(), file=LEFT_OPEN._replace(incarnation="02"))
+    assert not in_doubt(short_log(record(1, 0, 2)), file=CLOSED._replace(epoch=2, incarnation="02"))
+    assert not in_doubt(short_log(record(1, 0, 2)), whole_log(record(2, 2, 3)))
+    assert in_doubt(short_log(record(3, 2, 3)), whole_log(record(2, 0, 2)))
+
+
+def test_a_store_of_which_nothing_is_left_is_doubted_if_it_may_have_been() -> None:
+    assert in_doubt(short_log(), had_owner=True)
+    assert not in_doubt(short_log(), had_owner=False)
+    assert not in_doubt(whole_log(), had_owner=True)
+
+
 def test_only_the_logs_of_fenced_incarnations_are_read(tmp_path: Path) -> None:
     disk = Disk()
     layout = open_layout(tmp_path / "data", disk)
@@ -201,6 +269,64 @@ def test_only_the_logs_of_fenced_incarnations_are_read(tmp_path: Path) -> None:
     fence(disk, layout.fence("s1", "alive"))
     logs.refresh()
     assert len(logs.records(STORE)) == 3
+
+
+def dead_log(layout: Layout, incarnation: str = "dead") -> Path:
+    """A log of three ticks, fenced; return its segment."""
+    disk = Disk()
+    disk.make_directory(layout.incarnation("s1", incarnation))
+    create_fence(disk, layout.fence("s1", incarnation))
+    log = CommitLog(disk, layout.log("s1", incarnation))
+    for tick in (1, 2, 3):
+        log.append(tick, [record(1, tick - 1, tick)])
+        log.prepare_sync()()
+    log.close()
+    fence(disk, layout.fence("s1", incarnation))
+    return layout.log("s1", incarnation) / "0000000001.log"
+
+
+def test_damage_makes_a_log_short_until_its_loss_is_accepted(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path / "data", Disk())
+    segment = dead_log(layout)
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"HFlg", 1) + 30] ^= 1
+    segment.write_bytes(content)
+    logs = DeadLogs(Disk(), layout, "mine")
+    logs.refresh()
+    [log] = logs.logs()
+    assert log.is_short
+    assert log.sound_epochs == {STORE: 1}
+    layout.loss_accepted("s1", "dead").touch()
+    logs.refresh()
+    [log] = logs.logs()
+    assert not log.is_short
+    assert log.problem, "what became of it is to be reported"
+    assert len(logs.records(STORE)) == 2
+
+
+def test_a_log_that_somebody_removed_is_missed_and_read_when_it_is_back(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path / "data", Disk())
+    folder = dead_log(layout).parent
+    folder.rename(tmp_path / "aside")
+    logs = DeadLogs(Disk(), layout, "mine")
+    logs.refresh()
+    [log] = logs.logs()
+    assert log.is_short
+    assert "is missing" in str(log)
+    (tmp_path / "aside").rename(folder)
+    logs.refresh()
+    assert not logs.logs()[0].is_short
+    assert len(logs.records(STORE)) == 3
+
+
+def test_a_log_that_is_being_let_go_is_not_read(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path / "data", Disk())
+    dead_log(layout)
+    layout.letting_go("s1", "dead").touch()
+    logs = DeadLogs(Disk(), layout, "mine")
+    logs.refresh()
+    assert logs.incarnations() == [("s1", "dead")]
+    assert logs.records(STORE) == []
 
 
 def test_a_log_that_was_let_go_is_forgotten(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks: holdfast measured beside what users would pick instead, and by itself."""

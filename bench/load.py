@@ -1,0 +1,181 @@
+"""Load from one client process: callers that wait for each answer, a window that is kept full, and
+messages at a fixed rate.
+
+Operations are numbered from 0, and the number decides what each writes and where, so that all sides
+do the same work and what is read back can be checked. A failed operation fails the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+VALUE_BYTES: Final = 128
+_NUMBER_BYTES: Final = 16
+_FILLER: Final = b"0123456789abcdef" * ((VALUE_BYTES - _NUMBER_BYTES) // 16)
+#: Messages of a fixed rate that may be under way; beyond it the rate is not kept.
+MAX_OUTSTANDING: Final = 5000
+_PACE_SECONDS: Final = 0.001
+
+
+def value_of(number: int) -> bytes:
+    """Return the value that operation `number` writes: VALUE_BYTES, different for each."""
+    return b"%016x" % number + _FILLER
+
+
+def number_of(value: bytes) -> int:
+    """Return the number of the operation that wrote `value`. Raises ValueError for another one."""
+    number = int(value[:_NUMBER_BYTES], 16)
+    if value != value_of(number):
+        raise ValueError(f"no value of a benchmark: {value[:40]!r}")
+    return number
+
+
+class Limit(NamedTuple):
+    """When a load ends: after `seconds`, or `operations`, whichever is first. One operation is done
+    in any case."""
+
+    seconds: float | None = None
+    operations: int | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    """What a load did. Answers and latencies are in the order of completion."""
+
+    first_number: int = 0
+    #: By time.perf_counter, as all times here.
+    began_at: float = 0.0
+    seconds: float = 0.0
+    #: (number of the operation, what it returned).
+    answers: list[tuple[int, Any]] = field(default_factory=list)
+    latencies_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def operations(self) -> int:
+        return len(self.answers)
+
+
+async def closed_loop(
+    operation: Callable[[int], Awaitable[Any]],
+    concurrency: int,
+    limit: Limit,
+    first_number: int = 0,
+) -> Load:
+    """Run `concurrency` callers, each of which has the next operation done once its last is answered."""
+    clock = time.perf_counter
+    began_at = clock()
+    load = Load(first_number, began_at)
+    answers, latencies = load.answers, load.latencies_seconds
+    end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
+    next_number = first_number
+    past_number = first_number + limit.operations if limit.operations is not None else None
+
+    async def caller() -> None:
+        nonlocal next_number
+        while next_number != past_number:
+            number = next_number
+            next_number += 1
+            sent_at = clock()
+            if sent_at >= end_at and number > first_number:
+                return
+            answer = await operation(number)
+            latencies.append(clock() - sent_at)
+            answers.append((number, answer))
+
+    async with asyncio.TaskGroup() as callers:
+        for _ in range(concurrency):
+            callers.create_task(caller())
+    load.seconds = clock() - began_at
+    return load
+
+
+async def windowed(
+    start: Callable[[int], Awaitable[asyncio.Future[Any]]], limit: Limit, first_number: int = 0
+) -> Load:
+    """Start operations one after the other without waiting for answers. `start` waits for room."""
+    clock = time.perf_counter
+    began_at = clock()
+    load = Load(first_number, began_at)
+    end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
+    number = first_number
+    past_number = first_number + limit.operations if limit.operations is not None else None
+    pending: set[asyncio.Future[Any]] = set()
+    failures: list[BaseException] = []
+
+    def answered(number: int, sent_at: float, future: asyncio.Future[Any]) -> None:
+        load.latencies_seconds.append(clock() - sent_at)
+        pending.discard(future)
+        error = future.exception()
+        if error is not None:
+            failures.append(error)
+        else:
+            load.answers.append((number, future.result()))
+
+    while number != past_number and not failures:
+        if clock() >= end_at and number > first_number:
+            break
+        future = await start(number)
+        sent_at = clock()
+        pending.add(future)
+        future.add_done_callback(functools.partial(answered, number, sent_at))
+        number += 1
+    while pending and not failures:
+        await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        # Their callbacks run in the next turn of the loop.
+        await asyncio.sleep(0)
+    load.seconds = clock() - began_at
+    if failures:
+        raise failures[0]
+    return load
+
+
+async def paced(
+    operation: Callable[[int], Awaitable[Any]],
+    per_second: float,
+    limit: Limit,
+    first_number: int = 0,
+) -> Load:
+    """Start operations at a fixed rate, whether or not earlier ones are answered, up to MAX_OUTSTANDING.
+
+    Latencies count from the moment when an operation was due (`due_at`), so a stall is felt by all
+    that it held up.
+    """
+    assert limit.seconds is not None
+    clock = time.perf_counter
+    load = Load(first_number, clock())
+    past_number = first_number + int(per_second * limit.seconds)
+    outstanding = 0
+
+    async def run(number: int) -> None:
+        nonlocal outstanding
+        try:
+            answer = await operation(number)
+        finally:
+            outstanding -= 1
+        load.latencies_seconds.append(clock() - due_at(load, number, per_second))
+        load.answers.append((number, answer))
+
+    async with asyncio.TaskGroup() as tasks:
+        number = first_number
+        while number < past_number:
+            while (
+                number < past_number
+                and outstanding < MAX_OUTSTANDING
+                and due_at(load, number, per_second) <= clock()
+            ):
+                outstanding += 1
+                tasks.create_task(run(number))
+                number += 1
+            await asyncio.sleep(_PACE_SECONDS)
+    load.seconds = clock() - load.began_at
+    return load
+
+
+def due_at(load: Load, number: int, per_second: float) -> float:
+    """Return when an operation of a load at a fixed rate was due."""
+    return load.began_at + (number - load.first_number) / per_second

@@ -1,0 +1,304 @@
+"""The processes that a benchmark measures: nats-server with or without JetStream, and a cluster of
+holdfast's own. Started here on free ports of loopback, ended here by their handles.
+
+with running_nats(options, folder, jetstream=JetStreamSync.ALWAYS) as nats:
+    ... nats.url ... nats.usage() ...
+with running_cluster(options, folder, servers=2) as cluster:
+    ... cluster.url ... cluster.usage() ... cluster.stop("s1"); cluster.start_persist("s1") ...
+
+A process that was started says where it stands in a log file in its folder. Nothing is restarted by
+itself: one that dies fails the benchmark at the next `check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from holdfast.bench.options import BenchOptions
+from holdfast.protocol.errors import HoldfastError
+
+_START_SECONDS: Final = 60.0
+#: A server with very many stores takes its time.
+_STOP_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.005
+_LOG_TAIL_CHARACTERS: Final = 500
+
+
+class BenchProcessError(HoldfastError):
+    """A process that is measured did not start, or ended by itself."""
+
+    code = "bench_process_failed"
+    template = "{process} failed: {reason}"
+
+
+class JetStreamSync(StrEnum):
+    """When JetStream syncs what it has acknowledged."""
+
+    #: Every two minutes.
+    DEFAULT = "default"
+    #: Before each ack.
+    ALWAYS = "always"
+
+
+class Usage(NamedTuple):
+    """What a process has taken since its start, and holds now."""
+
+    cpu_seconds: float
+    rss_bytes: int
+    peak_rss_bytes: int
+
+
+class BenchProcess:
+    """One process under measurement."""
+
+    def __init__(self, name: str, command: Sequence[str], log_file: Path) -> None:
+        self.name = name
+        self._log_file = log_file
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as log:
+            # A session of its own: Ctrl-C reaches the benchmark alone, which then ends its processes.
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    def check(self) -> None:
+        """Raises BenchProcessError if it has ended."""
+        if not self.running:
+            raise self.failure(f"exit code {self._popen.returncode}")
+
+    def usage(self) -> Usage:
+        """Return its CPU time and memory; Linux only. Raises BenchProcessError if it has ended."""
+        self.check()
+        return usage_of(self.pid)
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM) and wait; kill it if that takes too long."""
+        if self.running:
+            self._popen.terminate()
+        try:
+            self._popen.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def failure(self, reason: str) -> BenchProcessError:
+        """Return the error that says `reason` and what the process said last."""
+        said = self._log_file.read_text(errors="replace").strip()[-_LOG_TAIL_CHARACTERS:]
+        return BenchProcessError(process=self.name, reason=f"{reason}: {said}")
+
+
+def usage_of(pid: int) -> Usage:
+    """Return what a process uses, from /proc. Raises OSError if there is no such process."""
+    # The second field is the program's name in parentheses and may hold anything.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    status = dict(
+        line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return Usage(
+        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
+        rss_bytes=_kib(status["VmRSS"]) * 1024,
+        peak_rss_bytes=_kib(status["VmHWM"]) * 1024,
+    )
+
+
+class NatsServer:
+    """A nats-server. Made by `running_nats`. Keeps its port and its files from one start to the next."""
+
+    def __init__(
+        self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None
+    ) -> None:
+        self.port = 0
+        self._process: BenchProcess | None = None
+        self._options = options
+        self._folder = folder
+        self._jetstream = jetstream
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def store_folder(self) -> Path:
+        """Where JetStream's files are."""
+        return self._folder / "jetstream"
+
+    @property
+    def process(self) -> BenchProcess:
+        assert self._process is not None, "nats-server was not started"
+        return self._process
+
+    def start(self, timeout_seconds: float = _START_SECONDS) -> None:
+        """Start it; return once it takes connections. Raises BenchProcessError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        configuration = self._folder / "nats.conf"
+        configuration.write_text(self._configuration())
+        command = [str(self._options.nats_server), "--config", str(configuration)]
+        log_file = self._folder / "nats-server.log"
+        self._process = BenchProcess("nats-server", self._options.tethered(command), log_file)
+        give_up_at = time.monotonic() + timeout_seconds
+        while not self._listens():
+            self.process.check()
+            if time.monotonic() > give_up_at:
+                self.process.kill()
+                raise self.process.failure("took no connections")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End it, if it was started; it may be started again."""
+        if self._process is not None:
+            self._process.stop()
+
+    def usage(self) -> dict[str, Usage]:
+        return {self.process.name: self.process.usage()}
+
+    def _configuration(self) -> str:
+        lines = [
+            f"listen: 127.0.0.1:{self.port or -1}",
+            f"ports_file_dir: {json.dumps(str(self._folder))}",
+        ]
+        if self._jetstream is not None:
+            lines += ["jetstream {", f"  store_dir: {json.dumps(str(self.store_folder))}"]
+            if self._jetstream is JetStreamSync.ALWAYS:
+                lines.append("  sync_interval: always")
+            lines.append("}")
+        return "\n".join([*lines, ""])
+
+    def _listens(self) -> bool:
+        if not self.port:
+            ports_file = self._folder / f"nats-server_{self.process.pid}.ports"
+            try:
+                [url, *_] = json.loads(ports_file.read_text())["nats"]
+            except (FileNotFoundError, json.JSONDecodeError):
+                return False
+            self.port = int(url.rpartition(":")[2])
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def running_nats(
+    options: BenchOptions, folder: Path, jetstream: JetStreamSync | None = None
+) -> Iterator[NatsServer]:
+    """Run a nats-server around the body, all its files in `folder`."""
+    server = NatsServer(options, folder, jetstream)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+class Cluster:
+    """A coordinator and persist servers around a nats-server. Made by `running_cluster`.
+
+    `start_*` returns before the process is ready: a client waits for it with its first operation.
+    """
+
+    def __init__(self, options: BenchOptions, folder: Path, nats: NatsServer) -> None:
+        self.nats = nats
+        #: The shared file system.
+        self.data = folder / "shared"
+        #: By name: `coordinator`, `s1`, `s2`, ... All of them run.
+        self.processes: dict[str, BenchProcess] = {}
+        self._options = options
+        self._folder = folder
+        self._start_count = 0
+
+    @property
+    def url(self) -> str:
+        return self.nats.url
+
+    def start_coordinator(self) -> BenchProcess:
+        return self._start("coordinator", "holdfast.coordinator", [])
+
+    def start_persist(self, name: str, *arguments: str) -> BenchProcess:
+        return self._start(name, "holdfast.persist", ["--name", name, *arguments])
+
+    def stop(self, name: str) -> None:
+        """End a process cleanly; it may be started again."""
+        self.processes.pop(name).stop()
+
+    def kill(self, name: str) -> None:
+        """End a process as a crash would; it may be started again."""
+        self.processes.pop(name).kill()
+
+    def stop_all(self) -> None:
+        """End the persist servers, then the coordinator."""
+        with contextlib.ExitStack() as last_first:
+            for name in sorted(self.processes, key=lambda name: name != "coordinator"):
+                last_first.callback(self.stop, name)
+
+    def check(self) -> None:
+        """Raises BenchProcessError if one of them has ended."""
+        for process in (self.nats.process, *self.processes.values()):
+            process.check()
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return what each process uses, nats-server among them."""
+        own = {name: process.usage() for name, process in self.processes.items()}
+        return self.nats.usage() | own
+
+    def _start(self, name: str, module: str, arguments: Sequence[str]) -> BenchProcess:
+        assert name not in self.processes, f"{name} runs"
+        self._start_count += 1
+        program = [sys.executable, "-P", "-m", module]
+        if self._options.profile is not None:
+            out = self._options.profile / f"{self._folder.name}-{name}-{self._start_count}"
+            program = [sys.executable, "-P", "-m", "holdfast.bench.profiled", str(out), module]
+        command = [*program, "--data", str(self.data), "--nats", self.url]
+        command += ["--log-level", "warning", *arguments]
+        log_file = self._folder / f"{name}.log"
+        process = BenchProcess(name, self._options.tethered(command), log_file)
+        self.processes[name] = process
+        return process
+
+
+@contextlib.contextmanager
+def running_cluster(
+    options: BenchOptions, folder: Path, servers: int = 1, persist_arguments: Sequence[str] = ()
+) -> Iterator[Cluster]:
+    """Run a cluster around the body, all its files in `folder`: nats-server, a coordinator and the
+    persist servers `s1`, `s2`, ..."""
+    with running_nats(options, folder / "nats") as nats:
+        cluster = Cluster(options, folder, nats)
+        try:
+            cluster.start_coordinator()
+            for number in range(1, servers + 1):
+                cluster.start_persist(f"s{number}", *persist_arguments)
+            yield cluster
+        finally:
+            cluster.stop_all()
+
+
+def _kib(text: str) -> int:
+    return int(text.split()[0])

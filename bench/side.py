@@ -1,0 +1,107 @@
+"""A side of a comparison: what holdfast and each peer can do, in the same words.
+
+The works (`works.py`) are written once against this, so that every side does the same; only how an
+operation is done at its best is the side's own. Where there are several ways, `variants` names them.
+Streams and kvs are made by `open_streams` and `open_kv` outside of what is timed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+
+from holdfast.bench.load import Limit, Load
+from holdfast.bench.processes import Usage
+from holdfast.bench.read_back import Row
+
+
+class Kind(StrEnum):
+    """What is done to a side."""
+
+    APPEND = "append"
+    CREATE = "create"
+    SET = "set"
+    GET = "get"
+    READ = "read"
+    FOLLOW = "follow"
+
+
+#: Called with each message that a follower is told of.
+Delivered = Callable[[Row], None]
+
+
+class Side(ABC):
+    """One system under load, over one connection of one client."""
+
+    name: str
+
+    def variants(self, kind: Kind) -> Sequence[str]:
+        """Return the names of the ways to do it, one or more."""
+        return ("",)
+
+    @abstractmethod
+    def usage(self) -> Mapping[str, Usage]:
+        """Return what its processes use, by name."""
+
+    @abstractmethod
+    async def open_streams(self, names: Sequence[str]) -> None:
+        """Make streams ready for messages."""
+
+    async def drop_streams(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Remove streams, where idle ones would burden the works that follow."""
+
+    @abstractmethod
+    async def append(
+        self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
+    ) -> Load:
+        """Append `value_of(number)` to the streams by turns. The answers are seqs."""
+
+    @abstractmethod
+    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> Load:
+        """Append a first message to each of streams that do not exist. The answers are seqs."""
+
+    @abstractmethod
+    async def append_paced(
+        self, name: str, per_second: float, limit: Limit, first_number: int
+    ) -> Load:
+        """Append at a fixed rate. The answers are seqs."""
+
+    @abstractmethod
+    def followed(self, name: str, delivered: Delivered) -> AbstractAsyncContextManager[None]:
+        """Follow a stream from now on while the body runs."""
+
+    @abstractmethod
+    async def counts(self, names: Sequence[str]) -> list[int]:
+        """Return how many messages each stream holds."""
+
+    @abstractmethod
+    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[Row]:
+        """Return `count` messages from `start_seq` on, or as many as there are."""
+
+    @abstractmethod
+    async def open_kv(self, name: str) -> None:
+        """Make a kv ready for entries."""
+
+    @abstractmethod
+    async def set(
+        self,
+        name: str,
+        keys: Sequence[str],
+        concurrency: int,
+        limit: Limit,
+        first_number: int,
+        variant: str,
+    ) -> Load:
+        """Set the keys by turns to `value_of(number)`. The answers are revisions."""
+
+    @abstractmethod
+    async def get(
+        self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
+    ) -> Load:
+        """Get the keys by turns. The answers are values."""
+
+    @abstractmethod
+    async def entries(self, name: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the values of those of `keys` that are there."""

@@ -1,0 +1,209 @@
+"""Where a bucket's objects are: what `Bucket` asks of S3, of a directory or of memory.
+
+A backend makes one try per call and says how it ended; retries, checksums, nonces and counting are
+`Bucket`'s, so they are the same everywhere and a wrapper can inject faults below them. Each call is
+thread-safe, and each that leaves the process ends by a deadline of the backend's own.
+
+A write either takes effect whole or not at all. Its conditions are atomic with it. Versions work as
+S3's ETags do: another body has another version, and the same body may have the same one again.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from holdfast.protocol.errors import InvalidArgumentError
+
+#: S3 takes 1,024 bytes of UTF-8; this leaves room for the bucket's prefix.
+MAX_KEY_BYTES: Final = 900
+#: Names and values, and two bytes for each pair. S3 takes 2 KB in all; a directory keeps them in the
+#: first KiB of an object's file.
+MAX_METADATA_BYTES: Final = 640
+#: Names that begin so are the bucket's own.
+RESERVED_METADATA: Final = "hf-"
+
+_METADATA_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
+#: Printable ASCII: what an HTTP header carries unchanged.
+_METADATA_VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+class TransientError(Exception):
+    """One try failed and another may succeed. `uncertain`: it may have taken effect, or still will."""
+
+    def __init__(self, reason: str, *, uncertain: bool) -> None:
+        super().__init__(reason)
+        self.uncertain = uncertain
+
+
+class PreconditionError(Exception):
+    """The condition of a write did not hold, so the write had no effect."""
+
+
+class UploadGoneError(Exception):
+    """No such upload: it was completed or aborted."""
+
+
+class NewObject(NamedTuple):
+    """The condition of a write: no object of this key exists."""
+
+
+class Version(NamedTuple):
+    """The condition of a write: the object exists and has this version."""
+
+    version: str
+
+
+Condition = NewObject | Version
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """An object without its body. `modified` is milliseconds since the epoch, by the bucket's clock."""
+
+    size_bytes: int
+    version: str
+    modified: int
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object in a list. The version is empty if what a directory holds there is damaged."""
+
+    key: str
+    size_bytes: int
+    version: str
+    modified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list in the order of the keys' UTF-8 bytes; `more` follow after its last key."""
+
+    objects: Sequence[ListedObject]
+    more: bool
+
+
+class ByteRange(NamedTuple):
+    """`length` bytes from `start`, or the last `length` bytes if `start` is None."""
+
+    start: int | None
+    length: int
+
+    def of(self, size_bytes: int) -> tuple[int, int]:
+        """Return where the range begins and ends in an object of `size_bytes`."""
+        start = max(0, size_bytes - self.length) if self.start is None else self.start
+        start = min(start, size_bytes)
+        return start, min(start + self.length, size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An object being read: `size_bytes` of the whole one, `chunks` of what was asked for."""
+
+    head: ObjectHead
+    chunks: Iterator[bytes]
+
+
+class Upload(NamedTuple):
+    """An object that is being put in parts, invisible until it is completed."""
+
+    key: str
+    id: str
+
+
+class Backend(ABC):
+    """One try each. All raise TransientError, BucketRefusedError."""
+
+    #: What people call it; holds no secret.
+    name: str
+    #: How many objects one page of a list may hold: S3's own limit.
+    page_count: int = 1000
+
+    @abstractmethod
+    def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
+        """Put an object durably and return its version. Raises PreconditionError."""
+
+    @abstractmethod
+    def read(self, key: str, wanted: ByteRange | None = None) -> AbstractContextManager[Reading]:
+        """Open an object for reading; a range beyond its end is cut, or empty.
+
+        One version is read from first to last. Raises ObjectMissingError, and while chunks are
+        taken TransientError.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectHead:
+        """Raises ObjectMissingError."""
+
+    @abstractmethod
+    def delete(self, key: str, expected_version: str | None) -> None:
+        """Delete an object; a missing one is fine without an `expected_version`.
+
+        Raises PreconditionError if it has another version, and may do so if it is missing.
+        """
+
+    @abstractmethod
+    def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
+        """Return at most `limit` objects whose key begins with `prefix` and is above `start_after`."""
+
+    @abstractmethod
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload: ...
+
+    @abstractmethod
+    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+        """Store part `number` (from 1) and return its tag. Raises UploadGoneError."""
+
+    @abstractmethod
+    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+        """Make the parts one object, durably, and return its version.
+
+        Raises PreconditionError, UploadGoneError.
+        """
+
+    @abstractmethod
+    def abort_upload(self, upload: Upload) -> None:
+        """Drop the parts; an upload that is gone is fine."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+def check_key(key: str) -> str:
+    """Return `key`: `/`-joined parts, none empty, `.` or `..`. Raises InvalidArgumentError."""
+    if _CONTROL_CHARACTER.search(key):
+        raise InvalidArgumentError(argument="key", reason=f"{key!a} holds a control character")
+    if not 1 <= len(key.encode()) <= MAX_KEY_BYTES:
+        raise InvalidArgumentError(
+            argument="key", reason=f"{len(key.encode())} bytes; 1 to {MAX_KEY_BYTES}"
+        )
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        raise InvalidArgumentError(
+            argument="key", reason=f"{key!r} has a part that is empty, '.' or '..'"
+        )
+    return key
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError for what some backend would change or refuse."""
+    for name, value in metadata.items():
+        if not _METADATA_NAME.fullmatch(name) or name.startswith(RESERVED_METADATA):
+            raise InvalidArgumentError(
+                argument="metadata",
+                reason=f"name {name!r}: a-z, 0-9 and -, not beginning with {RESERVED_METADATA}",
+            )
+        if not _METADATA_VALUE.fullmatch(value):
+            raise InvalidArgumentError(
+                argument="metadata", reason=f"{name}: printable ASCII, no space at either end"
+            )
+    size_bytes = sum(len(name) + len(value) + 2 for name, value in metadata.items())
+    if size_bytes > MAX_METADATA_BYTES:
+        raise InvalidArgumentError(
+            argument="metadata", reason=f"{size_bytes} bytes; at most {MAX_METADATA_BYTES}"
+        )

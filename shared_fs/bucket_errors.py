@@ -1,0 +1,70 @@
+"""What can go wrong with a bucket: branches of the one tree in `protocol/errors.py`.
+
+    StorageError
+    └── BucketError
+        ├── ObjectMissingError        no object of that key
+        ├── ObjectExistsError         `put_new` found one that another put there
+        ├── ObjectConflictError       `replace` or `delete` found another version than expected
+        ├── ObjectDamagedError        the bytes that came are not those that were put
+        ├── BucketUnavailableError    no answer after all tries; nothing was changed
+        │   └── OutcomeUnknownError   the same, and a write may have taken effect, or still will
+        ├── BucketRefusedError        credentials, rights, address, room: a person must act
+        └── BucketUnfitError          it ignores conditions on writes, so it can hold nothing of ours
+
+They stay within a server: none is a wire error, so docs/protocol.md does not list their codes.
+"""
+
+from __future__ import annotations
+
+from holdfast.protocol.errors import StorageError
+
+
+class BucketError(StorageError):
+    code = "bucket"
+
+
+class ObjectMissingError(BucketError):
+    code = "object_missing"
+    template = "no object {key!r} in the bucket"
+
+
+class ObjectExistsError(BucketError):
+    code = "object_exists"
+    template = "object {key!r} exists already"
+
+
+class ObjectConflictError(BucketError):
+    code = "object_conflict"
+    template = "object {key!r} is no longer version {expected}"
+
+
+class ObjectDamagedError(BucketError):
+    code = "object_damaged"
+    template = "object {key!r} is damaged: {reason}"
+
+
+class BucketUnavailableError(BucketError):
+    code = "bucket_unavailable"
+    retryable = True
+    template = "no answer from the bucket after {tries} tries ({request} {key!r}): {reason}"
+
+
+class OutcomeUnknownError(BucketUnavailableError):
+    """Read the object before doing anything that rests on the write, or on its absence."""
+
+    code = "bucket_outcome_unknown"
+    template = "{request} of {key!r} may or may not have taken effect after {tries} tries: {reason}"
+
+
+class BucketRefusedError(BucketError):
+    code = "bucket_refused"
+    template = "the bucket {bucket} refused: {reason}"
+
+
+class BucketUnfitError(BucketError):
+    code = "bucket_unfit"
+    template = (
+        "the bucket {bucket} ignores conditions ({what}), so two writers could overwrite each "
+        "other: use a store with If-None-Match and If-Match on writes, or file:///... on a shared "
+        "file system"
+    )

@@ -1,0 +1,121 @@
+"""The benchmarks of holdfast by itself from end to end, as small as can be; no number is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.bench import engine, idle, users
+from holdfast.bench.harness import Report
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import running_cluster
+from holdfast.bench.users_client import TENANT, ClientTask, run_client
+from holdfast.bench.users_plan import document_name
+from holdfast.cli.nats_binary import find_nats_server
+from holdfast.cli.tether import tethered
+from holdfast.client import connect
+
+_DEADLINE_SECONDS = 60.0
+
+
+def options(directory: Path, *only: str) -> BenchOptions:
+    return BenchOptions(
+        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
+    )
+
+
+def assert_measured(report: Report) -> None:
+    """Every side has figures, all of it is JSON, and every figure with a target was measured."""
+    document = json.loads(json.dumps(report.to_json()))
+    for work in document["works"]:
+        for side in work["sides"].values():
+            assert side["figures"]
+            assert len(side["rounds"]) == 1
+        assert all(target["measured"] is not None for target in work["targets"])
+
+
+def test_the_store_layer_is_measured_beside_its_yardsticks(tmp_path: Path) -> None:
+    report = engine.run(options(tmp_path))
+    assert [work.name for work in report.works] == list(engine.WORK_NAMES)
+    assert_measured(report)
+    assert {"store file", "store", "sqlite"} == set(report.works[0].sides)
+    table = engine.table(report)
+    assert {row[0] for row in table.rows} == {work.title for work in report.works}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_work_can_be_measured_alone(tmp_path: Path) -> None:
+    report = engine.run(options(tmp_path, "log_small"))
+    assert [work.name for work in report.works] == ["log_small"]
+
+
+def test_users_are_measured_with_each_number_of_servers(tmp_path: Path) -> None:
+    report = users.run(options(tmp_path))
+    assert_measured(report)
+    [work] = report.works
+    assert list(work.sides) == ["1 server", "2 servers"]
+    figures = work.sides["2 servers"].rounds[0]
+    assert figures["operations"] == users.QUICK.seconds * users.QUICK.per_second
+    assert figures["deliveries_per_second"] > 0
+    for process in ("nats_server", "coordinator", "s1", "s2", "client1", "client2"):
+        assert figures[f"{process}_rss_bytes"] > 0
+        assert f"{process}_cpu_ratio" in figures
+    assert users.table(report).rows
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("meddle", [False, True])
+def test_a_message_that_no_user_wrote_is_found_when_streams_are_read_back(
+    tmp_path: Path, meddle: bool
+) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+
+    async def until_written(name: str) -> str:
+        give_up_at = time.monotonic() + _DEADLINE_SECONDS
+        while not (meeting / name).exists():
+            assert time.monotonic() < give_up_at, f"the client never came to {name}"
+            await asyncio.sleep(0.01)
+        return (meeting / name).read_text()
+
+    async def be_the_others(url: str) -> list[str]:
+        await until_written("joined.0")
+        (meeting / "joined").touch()
+        if meddle:
+            async with connect(url, tenant=TENANT) as stranger:
+                await stranger.stream(document_name(3)).append(b"not mine")
+        (meeting / "begin.new").write_text(str(time.monotonic()))
+        (meeting / "begin.new").rename(meeting / "begin")
+        await until_written("sent.0")
+        (meeting / "sent").touch()
+        problems: list[str] = json.loads(await until_written("checked.0"))["problems"]
+        return problems
+
+    async def scenario() -> list[str]:
+        task = ClientTask(cluster.url, str(meeting), 0, 1, 10, 5, 100.0, 0.5, None)
+        async with asyncio.timeout(_DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
+            others = tasks.create_task(be_the_others(cluster.url))
+            await run_client(task)
+        return others.result()
+
+    with running_cluster(options(tmp_path), tmp_path / "cluster") as cluster:
+        problems = asyncio.run(scenario())
+    assert bool(problems) is meddle
+    assert all("user 3" in problem for problem in problems)
+
+
+def test_idle_stores_are_measured_beside_jetstream(tmp_path: Path) -> None:
+    report = idle.run(options(tmp_path))
+    assert_measured(report)
+    [work] = report.works
+    assert len(work.sides) == 3
+    for side in work.sides.values():
+        assert side.median("first_ack_ms") > 0
+        assert side.median("open_p50_ms") > 0
+        assert side.median("server_rss_bytes") > 0
+    assert idle.table(report).rows
+    assert list(tmp_path.iterdir()) == []
