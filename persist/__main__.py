@@ -23,6 +23,7 @@ from holdfast.protocol.names import check_server
 from holdfast.protocol.process import run_server, server_parser
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(
     options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
 ) -> None:
+    configure_process()
     sys.setswitchinterval(_SWITCH_SECONDS)
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()

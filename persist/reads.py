@@ -104,8 +104,10 @@ def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     row_limit = PAGE_ROWS if limit is None else min(PAGE_ROWS, _integer("limit", limit))
     if row_limit <= 0:
         return [[], None], _ROW_BYTES
-    rows, size_bytes, more = _page(file.messages(start_seq, end_seq, row_limit + 1), row_limit)
-    return [rows, rows[-1][0] + 1 if more else None], size_bytes
+    page = file.message_page(
+        start_seq, end_seq, max_rows=row_limit, max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
+    )
+    return [page.rows, page.rows[-1][0] + 1 if page.more else None], page.size_bytes
 
 
 def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:

@@ -272,7 +272,13 @@ def _require_retryable(error: HoldfastError) -> None:
 
 
 def _results(answer: bytes | None) -> list[list[int]] | None:
-    return None if answer is None else [list(each) for each in frames.decode_outcome(answer).results]
+    if answer is None:
+        return None
+    results = frames.decode_outcome(answer).results
+    if isinstance(results, frames.Run):
+        seq, revision, length = results
+        return [[seq + index if seq else 0, revision + index] for index in range(length)]
+    return [list(each) for each in results]
 
 
 def _text(answer: bytes | None) -> str:
