@@ -54,6 +54,7 @@ from holdfast.bench.processes import (
 )
 from holdfast.bench.read_back import Checker
 from holdfast.client import Client, connect
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.layout import Layout
 
 WORK_NAMES: Final = ("idle",)
@@ -96,9 +97,19 @@ QUICK: Final = IdleSettings(stores=(500,), files=20, opened=4, peer_streams=20, 
 
 
 def run(options: BenchOptions, settings: IdleSettings | None = None) -> Report:
-    """Measure each number of stores, and JetStream. Raises BenchProcessError, WrongReadBackError."""
+    """Measure each number of stores, and JetStream.
+
+    Raises InvalidArgumentError for more rounds than there are stores to open, or fewer stores than
+    have a file, BenchProcessError, WrongReadBackError.
+    """
     settings = settings or (QUICK if options.quick else IdleSettings())
-    assert settings.files > 3 + options.rounds * (settings.opened + 2), "too few files to open"
+    needed = options.rounds * (settings.opened + 2)
+    if settings.files < needed:
+        reason = f"{settings.files} stores with a file; {options.rounds} rounds open {needed}"
+        raise InvalidArgumentError(argument="rounds", reason=reason)
+    if min(settings.stores) <= settings.files:
+        reason = f"more than the {settings.files} that have a file"
+        raise InvalidArgumentError(argument="stores", reason=reason)
     sides: dict[str, Measurement] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-idle-", dir=options.directory) as name:
         folder = Path(name)

@@ -128,12 +128,29 @@ class Checkpointer:
             segment=self._log.segment,
             synced_tick=self._pipeline.synced_tick,
         )
+        used_at = [store.used_at for store in choice.close]
         await self._checkpoint(choice.close + choice.checkpoint)
-        for store in choice.close:
-            self._close_if_clean(store, now - self._idle_close_seconds)
+        for store, at in zip(choice.close, used_at, strict=True):
+            self._close_if_clean(store, used_at=at)
             # Hundreds may be closed at once; what has arrived meanwhile has its turn in between.
             await asyncio.sleep(0)
         self.retire()
+
+    async def make_room(self, count: int) -> int:
+        """Close up to `count` of the stores that were used longest ago; return how many were."""
+        synced_tick = self._pipeline.synced_tick
+        chosen = [
+            store
+            for store in self._ownership.least_used(count)
+            if _settled(store, synced_tick)
+        ]
+        used_at = [store.used_at for store in chosen]
+        await self._checkpoint(chosen)
+        closed = 0
+        for store, at in zip(chosen, used_at, strict=True):
+            closed += self._close_if_clean(store, used_at=at)
+            await asyncio.sleep(0)
+        return closed
 
     async def close_all(self) -> list[StoreId]:
         """Checkpoint and close every store; return those that could not be. Nothing may arrive."""
@@ -141,7 +158,7 @@ class Checkpointer:
             open_stores = list(self._ownership.stores())
             await self._checkpoint(open_stores)
             for store in open_stores:
-                self._close_if_clean(store, used_before=None)
+                self._close_if_clean(store, used_at=None)
                 await asyncio.sleep(0)
         self.retire()
         return [store.id for store in self._ownership.stores()]
@@ -267,19 +284,22 @@ class Checkpointer:
             store.oldest_segment = segment_after
         return True
 
-    def _close_if_clean(self, store: Store, used_before: float | None) -> None:
-        """Close a store that is durable and that nobody has used since it was chosen."""
+    def _close_if_clean(self, store: Store, used_at: float | None) -> bool:
+        """Close a store that is durable and, as its last use is still that at `used_at`, that
+        nobody has used since it was chosen; return whether it is closed."""
         if (
-            store.busy
+            self._ownership.find(store.id) is not store
+            or store.busy
             or store.pending
             or store.mark is not None
             or store.oldest_segment is not None
-            or (used_before is not None and store.used_at > used_before)
+            or (used_at is not None and store.used_at != used_at)
         ):
-            return
+            return False
         if store.file is not None:
             try:
                 store.file.close()
             except StorageError as error:
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
-        self._ownership.closed(store.id)
+        self._ownership.closed(store)
+        return True

@@ -128,6 +128,6 @@ class Drainer:
         heard = await self.release([(store.id, store.epoch) for store in closed])
         error = NotOwnerError(server=self._server)
         for store in closed:
-            self._ownership.closed(store.id)
+            self._ownership.closed(store)
             self._pipeline.turn_away(store.id, error)
         return len(closed) if heard else 0

@@ -114,14 +114,26 @@ class Ownership:
         self._wanted.pop(store, None)
         return waiting.arrivals if waiting is not None else []
 
-    def closed(self, store: StoreId) -> None:
-        """The store is closed: from now on it costs nothing."""
-        self._open.pop(store, None)
+    def closed(self, store: Store) -> None:
+        """The store is closed: from now on it costs nothing. One that was opened anew in its place,
+        by a grant to create it, stays."""
+        if self._open.get(store.id) is store:
+            del self._open[store.id]
 
     def least_recently_used(self, limit: int) -> list[Store]:
-        """Return up to `limit` open stores that no other thread has, longest unused first."""
-        free = (store for store in self._open.values() if not store.busy)
+        """Return up to `limit` open stores to hand over, longest unused first: those that no other
+        thread has, and that are not about to be opened anew."""
+        free = (
+            store
+            for store in self._open.values()
+            if not store.busy and store.id not in self._waiting
+        )
         return nsmallest(limit, free, key=lambda store: store.used_at)
+
+    def least_used(self, count: int) -> list[Store]:
+        """Return the `count` stores whose last use is longest ago, but for busy ones."""
+        free = (store for store in self._open.values() if not store.busy)
+        return nsmallest(count, free, key=lambda store: store.used_at)
 
     def idle(self, now: float, idle_seconds: float, max_open: int) -> list[Store]:
         """Return the stores to close: those unused for `idle_seconds`, and the least recently used
@@ -130,9 +142,6 @@ class Ownership:
         idle = [store for store in free if now - store.used_at >= idle_seconds]
         excess = len(self._open) - len(idle) - max_open
         if excess > 0:
-            rest = sorted(
-                (store for store in free if now - store.used_at < idle_seconds),
-                key=lambda store: store.used_at,
-            )
-            idle.extend(rest[:excess])
+            rest = (store for store in free if now - store.used_at < idle_seconds)
+            idle.extend(nsmallest(excess, rest, key=lambda store: store.used_at))
         return idle

@@ -35,6 +35,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.control import Grant, Heartbeat, ServerMode
 from holdfast.protocol.errors import (
+    BusyError,
     FencedError,
     HoldfastError,
     InvalidNameError,
@@ -69,6 +70,9 @@ _REAP_SECONDS: Final = 5.0
 _OPEN_BATCH: Final = 512
 #: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
 _PARALLEL_OPENS: Final = 8
+#: How long stores that are asked for wait until others can be closed for them.
+_ROOM_SECONDS: Final = 2.0
+_ROOM_LOOK_SECONDS: Final = 0.01
 #: Between two tries to open a file whose lock another process still holds.
 _LOCK_RETRY_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.1
@@ -453,7 +457,9 @@ class PersistServer:
             if grant[0] is not None:
                 granted.append((each.store, int(grant[0])))
                 # Open at the most as one that nobody ever wrote to, for reads.
-                self._ownership.closed(each.store)
+                opened = self._ownership.find(each.store)
+                if opened is not None:
+                    self._ownership.closed(opened)
         if granted:
             await self._drainer.release(granted)
         error = NotOwnerError(server=self.server)
@@ -465,17 +471,35 @@ class PersistServer:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while wanted := self._ownership.take_wanted(_OPEN_BATCH):
+            batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
+            while wanted := self._ownership.take_wanted(batch):
                 async with self._opens:
                     await self._open_batch(wanted)
 
+    async def _make_room(self, count: int) -> None:
+        """Close what was used longest ago until `count` more stores may be open. Raises BusyError
+        if they are all in use, or cannot be made durable."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + _ROOM_SECONDS
+        while (excess := self._ownership.open_count + count - self._max_open_stores) > 0:
+            if await self._checkpointer.make_room(excess):
+                continue
+            if clock() > give_up_at:
+                raise BusyError(what=f"the open stores of server {self.server!r}")
+            await asyncio.sleep(_ROOM_LOOK_SECONDS)
+
     async def _open_batch(self, wanted: list[Wanted]) -> None:
         try:
+            await self._make_room(len(wanted))
             grants = await self._coordination.open(wanted)
             if self._opens_nothing:
                 await self._turn_away(wanted, grants)
                 return
             await self._run_in_thread(self._dead_logs.refresh)
+        except BusyError as error:
+            for each in wanted:
+                self._refuse_waiting(each.store, error)
+            return
         except UnavailableError as error:
             # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
             logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.bench.users_plan import document_name
 from holdfast.cli.nats_binary import find_nats_server
 from holdfast.cli.tether import tethered
 from holdfast.client import connect
+from holdfast.protocol.errors import InvalidArgumentError
 
 _DEADLINE_SECONDS = 60.0
 
@@ -119,3 +121,11 @@ def test_idle_stores_are_measured_beside_jetstream(tmp_path: Path) -> None:
         assert side.median("server_rss_bytes") > 0
     assert idle.table(report).rows
     assert list(tmp_path.iterdir()) == []
+
+
+def test_fewer_idle_stores_than_have_a_file_or_too_many_rounds_are_refused(tmp_path: Path) -> None:
+    few = dataclasses.replace(idle.QUICK, stores=(idle.QUICK.files,))
+    with pytest.raises(InvalidArgumentError, match="stores"):
+        idle.run(options(tmp_path), few)
+    with pytest.raises(InvalidArgumentError, match="rounds"):
+        idle.run(dataclasses.replace(options(tmp_path), rounds=1000))

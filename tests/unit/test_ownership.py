@@ -99,9 +99,27 @@ def test_a_closed_store_is_absent() -> None:
     store = opened("a")
     ownership.opened(store)
     assert (ownership.find(store.id), ownership.open_count) == (store, 1)
-    ownership.closed(store.id)
-    ownership.closed(store.id)
+    ownership.closed(store)
+    ownership.closed(store)
     assert (ownership.find(store.id), ownership.open_count) == (None, 0)
+
+
+def test_a_store_that_was_opened_anew_stays_when_the_one_before_it_is_closed() -> None:
+    ownership = Ownership()
+    reader, writer = opened("a"), opened("a")
+    ownership.opened(reader)
+    ownership.opened(writer)
+    ownership.closed(reader)
+    assert ownership.find(writer.id) is writer
+
+
+def test_a_store_that_is_about_to_be_opened_anew_is_not_handed_over() -> None:
+    ownership = Ownership()
+    reader = opened("a")
+    ownership.opened(reader)
+    assert ownership.least_recently_used(5) == [reader]
+    ownership.wait(arrival("a", 0, writes=True))
+    assert ownership.least_recently_used(5) == []
 
 
 @given(
