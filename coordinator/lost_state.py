@@ -25,11 +25,10 @@ from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import fence
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.layout import HASH_FOLDER, Layout
 
 logger = logging.getLogger("holdfast.coordinator")
 
-_HASH_FOLDER: Final = re.compile(r"[0-9a-f]{2}")
 _STORE_FILE: Final = re.compile(r"(.+)\.(stream|kv)\.([0-9]{1,9})\.db")
 #: Where state files go, in the folder of the quarantined: no tenant is named so.
 _QUARANTINE: Final = "_coordinator"
@@ -88,17 +87,16 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
         except InvalidNameError:
             logger.warning("coordinator.survey_stranger path=%s", root / tenant)
             continue
-        for first in filter(_HASH_FOLDER.fullmatch, disk.names(root / tenant)):
-            for second in filter(_HASH_FOLDER.fullmatch, disk.names(root / tenant / first)):
-                folder = root / tenant / first / second
-                for name in disk.names(folder):
-                    store = _store_of(tenant, name)
-                    if store is None:
-                        continue
-                    if layout.store(store).parent == folder:
-                        yield store
-                    else:
-                        logger.warning("coordinator.survey_stranger path=%s", folder / name)
+        for folder_name in filter(HASH_FOLDER.fullmatch, disk.names(root / tenant)):
+            folder = root / tenant / folder_name
+            for name in disk.names(folder):
+                store = _store_of(tenant, name)
+                if store is None:
+                    continue
+                if layout.store(store).parent == folder:
+                    yield store
+                else:
+                    logger.warning("coordinator.survey_stranger path=%s", folder / name)
 
 
 def _store_of(tenant: str, file_name: str) -> StoreId | None:

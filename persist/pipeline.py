@@ -8,7 +8,8 @@ already built and appended, and one later sync covers them all, so a busy server
 and a lone write waits for one sync only. Invariants:
 
 - Nothing leaves before the frame that it depends on is synced, and then not before the fence was
-  read after that sync. Reads run between the two, on what is durable.
+  read after that sync. Reads run on what is durable, in slices between the answers to writes, and
+  each slice has a look at the fence of its own.
 - Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
 - Inbox and unsynced bytes are bounded: over the first the answer is `busy`, over the second the
@@ -46,6 +47,7 @@ from holdfast.protocol.limits import (
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
     MAX_UNSYNCED_BYTES,
+    PAGE_BYTES,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
@@ -59,6 +61,10 @@ logger = logging.getLogger("holdfast.persist")
 #: and so many more for each group, which costs as much before its first operation is looked at.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
 _GROUP_OPERATIONS = 8
+#: Reads executed before the answers to writes have their turn: operations, and so many more where
+#: the store's file has to be brought up to date first.
+_SLICE_OPERATIONS = 1024
+_MATERIALISE_OPERATIONS = 64
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
@@ -124,6 +130,8 @@ class Pipeline:
         self._unsynced_bytes = 0
         self._waiting: deque[_Release] = deque()
         self._ready: deque[_Release] = deque()
+        #: Reads of what is durable, and marks to be set when everything before them has left.
+        self._reads: deque[tuple[Store, Arrival] | asyncio.Event] = deque()
         self._to_sync = asyncio.Event()
         #: Set by the next sync, and then replaced.
         self._next_sync = asyncio.Event()
@@ -154,6 +162,7 @@ class Pipeline:
             or self._pings
             or self._waiting
             or self._ready
+            or self._reads
             or self._releasing
             or self._written_tick > self._synced_tick
         )
@@ -349,23 +358,58 @@ class Pipeline:
         while True:
             await self._to_release.wait()
             self._to_release.clear()
-            while self._ready:
-                self._releasing = True
-                ready = list(self._ready)
-                self._ready.clear()
-                for release in ready:
-                    self._read(release)
-                # After every sync and every read that `ready` rests on, and before anything
-                # leaves: this is what keeps a zombie silent.
-                await self._pass_gate()
-                for release in ready:
-                    await self._send(release)
-                    if release.left is not None:
-                        release.left.set()
-                    # Publishing seldom suspends: heartbeats and new frames must have their turn.
-                    await asyncio.sleep(0)
-                self._materialise_long(ready)
-                self._releasing = False
+            self._releasing = True
+            while self._ready or self._reads:
+                if self._ready:
+                    await self._release_ready()
+                if self._reads:
+                    await self._release_reads()
+            self._releasing = False
+
+    async def _release_ready(self) -> None:
+        """Let the answers to writes go, and the broadcasts."""
+        ready = list(self._ready)
+        self._ready.clear()
+        # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
+        # zombie silent.
+        await self._pass_gate()
+        for release in ready:
+            await self._send_answers(release.answers)
+            changes = self._subjects.changes
+            for store_id, payload in release.broadcasts:
+                await self._publish(changes(store_id), payload)
+            for store, arrival in release.reads:
+                self._inbox_bytes += arrival.size_bytes
+                self._reads.append((store, arrival))
+            if release.left is not None:
+                self._reads.append(release.left)
+            # Publishing seldom suspends: heartbeats and new frames must have their turn.
+            await asyncio.sleep(0)
+        self._materialise_long(ready)
+
+    async def _release_reads(self) -> None:
+        """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
+        keep the answers to writes back."""
+        answers: Answers = {}
+        left: list[asyncio.Event] = []
+        room = _SLICE_OPERATIONS
+        room_bytes = PAGE_BYTES
+        while self._reads and room > 0 and room_bytes > 0:
+            read = self._reads.popleft()
+            if isinstance(read, asyncio.Event):
+                left.append(read)
+                continue
+            store, arrival = read
+            room -= len(arrival.group.operations)
+            if store.pending:
+                room -= _MATERIALISE_OPERATIONS
+            room_bytes -= self._read(store, arrival, answers)
+        # The fence is read after what was read, and before any of it leaves.
+        await self._pass_gate()
+        await self._send_answers(answers)
+        for each in left:
+            each.set()
+        await asyncio.sleep(0)
 
     async def _pass_gate(self) -> None:
         """Return once the fence has been read and was open. Raises FencedError."""
@@ -383,23 +427,24 @@ class Pipeline:
                     warned = True
                 await asyncio.sleep(_GATE_RETRY_SECONDS)
 
-    def _read(self, release: _Release) -> None:
-        for store, arrival in release.reads:
-            if store.busy or self._ownership.find(store.id) is not store:
-                self._inbox_bytes += arrival.size_bytes
-                self.submit_again([arrival])
-                continue
-            elements = release.answers.setdefault(arrival.reply, [])
-            try:
-                results = self._read_synced(store, arrival.group.operations)
-            except FencedError:
-                raise
-            except StorageError as error:
-                logger.warning("store.read_failed store=%s reason=%s", store.id, error)
-                elements.append(frames.error_result(arrival.position, error))
-                continue
-            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
-            elements.append([arrival.position, 0, outcome])
+    def _read(self, store: Store, arrival: Arrival, answers: Answers) -> int:
+        """Execute a group of reads; return how many bytes the answer takes."""
+        if store.busy or self._ownership.find(store.id) is not store:
+            self.submit_again([arrival])
+            return 0
+        self._inbox_bytes -= arrival.size_bytes
+        elements = answers.setdefault(arrival.reply, [])
+        try:
+            results = self._read_synced(store, arrival.group.operations)
+        except FencedError:
+            raise
+        except StorageError as error:
+            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+            elements.append(frames.error_result(arrival.position, error))
+            return 0
+        outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
+        elements.append([arrival.position, 0, outcome])
+        return len(outcome)
 
     def _read_synced(self, store: Store, operations: list[list[Any]]) -> list[Any]:
         try:
@@ -411,13 +456,10 @@ class Pipeline:
                 return reads.execute(store, self._server, operations)
         return reads.execute(store, self._server, operations)
 
-    async def _send(self, release: _Release) -> None:
-        for reply, elements in release.answers.items():
+    async def _send_answers(self, answers: Answers) -> None:
+        for reply, elements in answers.items():
             for payload in self._reply_payloads(elements):
                 await self._publish(reply, payload)
-        changes = self._subjects.changes
-        for store, payload in release.broadcasts:
-            await self._publish(changes(store), payload)
 
     async def _publish(self, subject: str, payload: bytes) -> None:
         try:

@@ -36,7 +36,7 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenan
 from holdfast.shared_fs import fence, schema
 from holdfast.shared_fs.commit_log import LogContents, read_log
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.layout import HASH_FOLDER, Layout
 from holdfast.shared_fs.store_file import StoreMeta, checksum_vfs
 
 #: How long one file is looked at, unless all of it is asked for. Below what a server waits for a
@@ -175,24 +175,16 @@ def walk_stores(layout: Layout) -> Iterator[FoundFolder]:
 def _walk_tenant(
     layout: Layout, tenant: os.DirEntry[str], index: int, tenant_count: int
 ) -> Iterator[FoundFolder]:
-    """Yield the folders of a tenant, two levels of them, each named by two hexadecimal digits."""
-    outer = sorted(_entries(Path(tenant.path)), key=lambda entry: entry.name)
-    for position, first in enumerate(outer, start=1):
-        done = min(1.0, (index + position / len(outer)) / tenant_count)
-        if not _is_hash_folder(first):
-            yield FoundFolder(done, strangers=[Path(first.path)])
+    """Yield the folders of a tenant."""
+    folders = sorted(_entries(Path(tenant.path)), key=lambda entry: entry.name)
+    for position, folder in enumerate(folders, start=1):
+        done = min(1.0, (index + position / len(folders)) / tenant_count)
+        if not HASH_FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+            yield FoundFolder(done, strangers=[Path(folder.path)])
             continue
-        for second in sorted(_entries(Path(first.path)), key=lambda entry: entry.name):
-            if not _is_hash_folder(second):
-                yield FoundFolder(done, strangers=[Path(second.path)])
-                continue
-            names = sorted(entry.name for entry in _entries(Path(second.path)))
-            if names:
-                yield _sort_out(layout, tenant.name, Path(second.path), names, done)
-
-
-def _is_hash_folder(entry: os.DirEntry[str]) -> bool:
-    return bool(re.fullmatch("[0-9a-f]{2}", entry.name)) and entry.is_dir(follow_symlinks=False)
+        names = sorted(entry.name for entry in _entries(Path(folder.path)))
+        if names:
+            yield _sort_out(layout, tenant.name, Path(folder.path), names, done)
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

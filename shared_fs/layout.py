@@ -6,19 +6,21 @@
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
-    stores/<tenant>/<aa>/<bb>/<name>.<stream|kv>.<generation>.db
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report
 
 A store's highest generation is the one that counts. A generation ends when its file is still locked
 by an owner that is fenced but not gone: the next owner goes on with a copy (`persist/opening.py`).
 
-Stores fan out by hash over 65,536 folders, so a million of them are some fifteen to a folder, and
-no operation on the hot path lists one.
+Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to list,
+and few of them are the first in theirs (making a folder and its name durable costs as much as making
+the file).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +30,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import Disk
 
 FORMAT_VERSION: Final = 1
+#: The name of a folder over which the stores of a tenant fan out.
+HASH_FOLDER: Final = re.compile("[0-9a-f]{3}")
 _FORMAT_TEXT: Final = "holdfast shared file system, format "
 
 
@@ -76,7 +80,7 @@ class Layout:
             f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
         ).hexdigest()
         name = f"{store.name}.{StoreKind(store.kind).word}.{generation}.db"
-        return self.root / "stores" / store.tenant / digest[:2] / digest[2:] / name
+        return self.root / "stores" / store.tenant / digest[:3] / name
 
     def generations(self, disk: Disk, store: StoreId) -> list[int]:
         """Return the generations of a store's file that exist, lowest first."""

@@ -383,7 +383,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.log("<server>", "<incarnation>") / "<number>.log"),
         str(layout.letting_go("<server>", "<incarnation>")),
         str(layout.loss_accepted("<server>", "<incarnation>")),
-        "stores/<tenant>/<aa>/<bb>/<name>.<kind>.<generation>.db",
+        "stores/<tenant>/<aaa>/<name>.<kind>.<generation>.db",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
     }
     assert f"cp DATA/{store} " in OPERATIONS

@@ -237,7 +237,7 @@ def test_a_miscounted_file_is_noticed_by_a_deep_look(layout: Layout) -> None:
 
 def test_a_file_in_the_wrong_folder_is_critical_and_so_is_its_absence(layout: Layout) -> None:
     parent = layout.store(NOTES).parent
-    parent.rename(parent.with_name("00"))
+    parent.rename(parent.with_name("000"))
     assert outcomes(look(layout)) == {
         checks.MISPLACED_FILES.code: "critical",
         checks.MISSING_FILES.code: "critical",

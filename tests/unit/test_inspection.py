@@ -296,7 +296,7 @@ def test_every_store_is_found_with_its_newest_generation_last(layout: Layout) ->
 
 def test_a_file_in_the_wrong_folder_is_misplaced(layout: Layout) -> None:
     path = make_store(layout)
-    wrong = path.parent.with_name("00")
+    wrong = path.parent.with_name("000")
     path.parent.rename(wrong)
     [found] = folder_of(layout).stores
     assert found.misplaced and found.path == wrong / path.name
@@ -318,7 +318,7 @@ def test_wals_drafts_and_strangers_are_told_apart(layout: Layout) -> None:
     assert sorted(found.strangers) == sorted([stranger, old_wal])
 
 
-@pytest.mark.parametrize("name", ["no tenant", "acme/zz", "acme/00/stray", "acme/00/.nfs01"])
+@pytest.mark.parametrize("name", ["no tenant", "acme/zzz", "acme/00", "acme/000/stray", "acme/000/.nfs01"])
 def test_what_is_no_folder_of_stores_is_a_stranger(layout: Layout, name: str) -> None:
     path = layout.root / "stores" / name
     path.parent.mkdir(parents=True)

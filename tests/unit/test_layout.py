@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import FORMAT_VERSION, Layout, open_layout
+from holdfast.shared_fs.layout import FORMAT_VERSION, HASH_FOLDER, Layout, open_layout
 
 DISK = Disk()
 NAMES = st.from_regex(r"[a-z=%-]{1,4}(\.[a-z=%-]{1,4}){0,2}", fullmatch=True)
@@ -85,7 +85,8 @@ def test_paths_do_not_depend_on_how_the_kind_is_given() -> None:
     assert path == layout.store(StoreId("acme", 1, "project.42"))
     assert path.name == "project.42.stream.1.db"
     assert path.parts[:4] == ("/", "data", "stores", "acme")
-    assert [len(part) for part in path.parts[4:6]] == [2, 2]
+    assert HASH_FOLDER.fullmatch(path.parts[4])
+    assert len(path.parts) == 6
 
 
 def test_an_incarnations_files_lie_in_its_folder() -> None:

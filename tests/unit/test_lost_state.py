@@ -153,6 +153,6 @@ def test_a_survey_that_cannot_read_a_folder_does_not_count_as_done(
     layout: Layout, disk: Disk
 ) -> None:
     touch(layout, NOTES)
-    (layout.root / "stores" / "acme" / "00").touch()
+    (layout.root / "stores" / "acme" / "000").touch()
     with pytest.raises(StorageFailedError):
         list(stores_on_disk(layout, disk))

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.persist import opening
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.takeover import DeadLogs
 from holdfast.protocol import frames
@@ -296,3 +297,34 @@ def test_a_store_of_the_first_epoch_had_no_owner_before(damaged: Past) -> None:
 def test_an_accepted_loss_is_no_reason_to_refuse(damaged: Past) -> None:
     damaged.layout.loss_accepted("s1", "01").touch()
     assert opened(damaged) == {"a": 3, "b": 0, "c": 1, "d": 0, "e": 0}
+
+
+def test_no_copy_is_made_of_a_locked_file_that_may_lack_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy looks as if its owner had closed it."""
+    monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+    past = Past(tmp_path / "data")
+    for name in ("a", "b"):
+        past.take(name, "01")
+        past.write("01", [name])
+        past.materialise(name)
+    past.write("01", ["b"])
+    for _ in range(2):
+        past.write("01", ["a"])
+    content = past.segment.read_bytes()
+    third = content.index(b"HFlg", content.index(b"HFlg", 1) + 1)
+    past.segment.write_bytes(content[: third + 40] + b"?" + content[third + 41 :])
+    for log in past.logs.values():
+        log.close()
+    for incarnation in past.logs:
+        fence(DISK, past.layout.fence(f"s{incarnation[1]}", incarnation))
+    found = opened(past)
+    assert "changes after revision 1 may be missing" in str(found["b"])
+    assert past.layout.generations(DISK, past.stores["b"].store) == [1]
+    assert found["a"] == 3
+    assert past.layout.generations(DISK, past.stores["a"].store)[-1] == 2
+    for name in ("a", "b"):
+        file = past.stores[name].file
+        assert file is not None
+        file.abandon()
