@@ -85,7 +85,7 @@ SYNC_STALL_SECONDS: Final = 5.0
 MAX_PENDING_CHANGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
 #: Store files a server keeps open (three descriptors each at the most).
-MAX_OPEN_STORES: Final = 2000
+MAX_OPEN_STORES: Final = 10_000
 #: A store nobody used for this long is checkpointed and closed.
 IDLE_CLOSE_SECONDS: Final = 10.0
 #: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.

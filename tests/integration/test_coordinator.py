@@ -295,16 +295,16 @@ def test_a_store_is_resolved_opened_created_and_released(run: Run) -> None:
             assert await client.owner("one") == ["a", "1", 1]
             b = await cluster.server("b")
             assert (await b.open("one"))[:2] == [None, "not_owner"]
-            assert await a.open("one") == [1, StoreState.UNKNOWN]
-            assert await a.open("one", create=True) == [1, StoreState.CREATED]
+            assert await a.open("one") == [1, StoreState.UNKNOWN, StoreState.UNKNOWN]
+            assert await a.open("one", create=True) == [1, StoreState.CREATED, StoreState.UNKNOWN]
             assert await a.ask("created", stores=[["acme", 1, "one"]]) == {"term": 1}
-            assert await a.open("one") == [1, StoreState.DURABLE]
+            assert await a.open("one") == [1, StoreState.DURABLE, StoreState.DURABLE]
             assert await a.ask("release", stores=[["acme", 1, "one"]]) == {"term": 1}
             assert (await a.open("one"))[:2] == [None, "not_owner"]
             server, _, epoch = await client.owner("one")
             assert epoch == 2
             owner = a if server == "a" else b
-            assert await owner.open("one") == [2, StoreState.DURABLE]
+            assert await owner.open("one") == [2, StoreState.DURABLE, StoreState.DURABLE]
             reply = await client.ask("stores", prefix="o")
             (row,) = (StoreInfo(*row) for row in reply["stores"])
             assert (row.kind, row.name, row.server, row.epoch) == (1, "one", server, 2)
@@ -498,7 +498,7 @@ def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(run: R
             assert reply["term"] == 2
             assert reply["owners"] == before
             owner = a if before[0][0] == "a" else b
-            assert await owner.open("s0") == [1, StoreState.UNKNOWN]
+            assert await owner.open("s0") == [1, StoreState.UNKNOWN, StoreState.UNKNOWN]
             assert (await client.settled_owner("new"))[2] == 1
             assert a.fence_is_open
             assert b.fence_is_open
