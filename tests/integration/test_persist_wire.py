@@ -143,7 +143,7 @@ def test_groups_that_make_no_sense_are_refused_and_their_neighbours_served(tmp_p
                 refused[2] == "writer_gap"
             ), what
             assert is_error == 0
-            assert frames.decode_outcome(outcome).results == [[counter, counter]]
+            assert frames.decode_outcome(outcome).results == frames.Run(counter, counter, 1)
         for name in ("a", "bad.level", "early"):
             assert all_files(processes, name) == []
 
