@@ -204,6 +204,15 @@ def idle(
     )
 
 
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+def fairness(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure what quiet users feel of one who writes or reads as fast as it can."""
+    with _needed_packages():
+        from holdfast.bench import fairness as neighbours
+    _finish([_run(lambda: neighbours.run(options), neighbours.table, options)], json_file)
+
+
 @bench.command("all")
 @_bench_options("rounds", *_COMMON)
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
@@ -211,9 +220,10 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
     with _needed_packages():
         from holdfast.bench import compare_jetstream, users
         from holdfast.bench import engine as store_layer
+        from holdfast.bench import fairness as neighbours
         from holdfast.bench import idle as idle_stores
     reports: list[Report] = []
-    for module in (compare_jetstream, store_layer, users, idle_stores):
+    for module in (compare_jetstream, store_layer, users, idle_stores, neighbours):
         reports.append(_run(partial(module.run, options), module.table, options))
         # After each, so that what was measured outlives a later failure.
         _finish(reports, json_file)

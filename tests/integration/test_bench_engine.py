@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import engine, idle, users
+from holdfast.bench import engine, fairness, idle, users
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import running_cluster
@@ -129,3 +129,13 @@ def test_fewer_idle_stores_than_have_a_file_or_too_many_rounds_are_refused(tmp_p
         idle.run(options(tmp_path), few)
     with pytest.raises(InvalidArgumentError, match="rounds"):
         idle.run(dataclasses.replace(options(tmp_path), rounds=1000))
+
+
+def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
+    report = fairness.run(options(tmp_path))
+    assert_measured(report)
+    [work] = report.works
+    assert set(work.sides) == {"alone", "writer", "reader"}
+    assert all(target.measured(work.sides) is not None for target in work.targets)
+    assert fairness.table(report).rows
+    assert list(tmp_path.iterdir()) == []

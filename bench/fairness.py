@@ -1,0 +1,136 @@
+"""Fairness: what quiet users feel of a noisy neighbour on the same persist server.
+
+One hundred users append to a stream of their own each, at a fixed rate that leaves the server nearly
+idle. Their latencies are taken alone, beside a process that writes to one stream as fast as it can,
+and beside one that reads a large stream again and again (`noise.py`). Latencies count from when an
+append was due. The noise also takes processors: of two cores the quiet users' client, the noise,
+nats-server and the server all want one, so part of what is measured is the machine's own scheduling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from holdfast.bench.figures import figures_table
+from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, timed, turns
+from holdfast.bench.load import Limit, closed_loop, paced, value_of
+from holdfast.bench.machine import machine_facts
+from holdfast.bench.noise import KINDS, NOISY_STREAM
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import BenchProcess, Cluster, running_cluster
+from holdfast.bench.read_back import WrongReadBackError
+from holdfast.client import Client, Stream, connect
+
+_TENANT: Final = "bench"
+_ALONE: Final = "alone"
+_SHOWN: Final = ("p50_ms", "p99_ms", "max_ms")
+_TIMEOUT_SECONDS: Final = 60.0
+#: Until the noise is at its loudest.
+_NOISE_SECONDS: Final = 1.0
+WORK_NAMES: Final = ("fairness",)
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessSettings:
+    """How many quiet users, how much they write, and how large the stream is that is read."""
+
+    users: int = 100
+    per_second: float = 500.0
+    seconds: float = 5.0
+    noisy_messages: int = 200_000
+
+
+QUICK: Final = FairnessSettings(users=10, per_second=50.0, seconds=0.5, noisy_messages=2000)
+
+
+def run(options: BenchOptions, settings: FairnessSettings | None = None) -> Report:
+    """Measure. Raises WrongReadBackError, BenchProcessError."""
+    settings = settings or (QUICK if options.quick else FairnessSettings())
+    with tempfile.TemporaryDirectory(prefix="holdfast-fairness-", dir=options.directory) as folder:
+        machine = machine_facts(Path(folder), options.nats_server)
+        work = uvloop.run(_measure(options, settings, Path(folder)))
+    return Report("fairness", machine, options.to_json() | asdict(settings), (work,))
+
+
+def table(report: Report) -> Table:
+    """Return the report for people."""
+    return figures_table(report, _SHOWN)
+
+
+async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Path) -> Work:
+    sides = (_ALONE, *KINDS)
+    rounds: dict[str, list[Figures]] = {side: [] for side in sides}
+    with running_cluster(options, folder / "holdfast") as cluster:
+        async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
+            streams = [client.stream(f"quiet.{number}") for number in range(settings.users)]
+            await _fill(client, settings.noisy_messages)
+            next_number = 0
+            for number, side in turns(sides, options.rounds):
+                options.say(f"fairness: {side}, {f'round {number}' if number else 'warm-up'}")
+                async with _noise(side, cluster, options, folder):
+                    figures = await _append_quietly(streams, settings, next_number)
+                next_number += int(figures["operations"])
+                cluster.check()
+                if number:
+                    rounds[side].append(figures)
+            await _verify(streams, next_number)
+    measured = {side: Measurement(tuple(of_side)) for side, of_side in rounds.items()}
+    targets = tuple(Target(kind, "p99_ms", 2.0, at_least=False, than=_ALONE) for kind in KINDS)
+    return Work("fairness", "quiet users' appends", measured, targets)
+
+
+@contextlib.asynccontextmanager
+async def _noise(
+    side: str, cluster: Cluster, options: BenchOptions, folder: Path
+) -> AsyncIterator[None]:
+    """Run the noise, if this side has any, around the body."""
+    if side == _ALONE:
+        yield
+        return
+    command = [sys.executable, "-P", "-m", "holdfast.bench.noise", cluster.url, _TENANT, side]
+    process = BenchProcess(f"noisy {side}", options.tethered(command), folder / f"{side}.log")
+    try:
+        await asyncio.sleep(_NOISE_SECONDS)
+        process.check()
+        yield
+        process.check()
+    finally:
+        process.kill()
+
+
+async def _fill(client: Client, count: int) -> None:
+    stream = client.stream(NOISY_STREAM)
+
+    async def append(number: int) -> None:
+        await stream.append(value_of(number))
+
+    await closed_loop(append, 1000, Limit(operations=count))
+
+
+async def _append_quietly(
+    streams: list[Stream], settings: FairnessSettings, first_number: int
+) -> Figures:
+    async def append(number: int) -> int | None:
+        return (await streams[number % len(streams)].append(value_of(number))).seq
+
+    load = await paced(append, settings.per_second, Limit(seconds=settings.seconds), first_number)
+    return timed(load.operations, load.seconds, load.latencies_seconds)
+
+
+async def _verify(streams: list[Stream], written: int) -> None:
+    """Every append of a quiet user is there, in its own stream."""
+    for index, stream in enumerate(streams):
+        wanted = [value_of(number) for number in range(index, written, len(streams))]
+        found = [message.value async for message in stream.get_all()]
+        if sorted(found) != wanted:
+            reason = f"{len(found)} messages of {stream.name} for the {len(wanted)} written"
+            raise WrongReadBackError(side="holdfast", work="fairness", reason=reason)
