@@ -36,6 +36,29 @@ WithHeaders = tuple[Value, Headers | None]
 _new: Final = tuple.__new__
 
 
+#: What stands before a value of so many bytes in a packed `[APPEND, value]`.
+_APPEND_HEADS: Final = [b"\x92" + pack(APPEND) + b"\xc4" + bytes([size]) for size in range(256)]
+
+
+def packed_append(
+    value: Value,
+    headers: Headers | None = None,
+    msg_id: str | None = None,
+    expected_last_seq: int | None = None,
+) -> bytes:
+    """Return an append, packed."""
+    if (
+        type(value) is bytes
+        and len(value) < 256
+        and not headers
+        and msg_id is None
+        and expected_last_seq is None
+    ):
+        # What most messages are, put together in a quarter of the time.
+        return _APPEND_HEADS[len(value)] + value
+    return pack(append_operation(value, headers, msg_id, expected_last_seq))
+
+
 def append_operation(
     value: Value,
     headers: Headers | None = None,

@@ -20,6 +20,7 @@ from holdfast.client.operations import (
     message_from_wire,
     messages_from_wire,
     pack_batch,
+    packed_append,
     set_message_operation,
     split_value,
     time_ms,
@@ -72,7 +73,7 @@ class Stream:
         """
         # Written out rather than through `Link.call`: this is the path of every message.
         link = self._link
-        packed = pack(append_operation(value, headers, msg_id, expected_last_seq))
+        packed = packed_append(value, headers, msg_id, expected_last_seq)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)

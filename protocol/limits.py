@@ -82,7 +82,7 @@ LOG_CAP_BYTES: Final = 64 * MIB
 #: any more, so that others take over. Disks that are merely busy have been seen to take seconds.
 SYNC_STALL_SECONDS: Final = 5.0
 #: Changes of one store that wait in memory for their SQLite transaction.
-MAX_PENDING_CHANGES: Final = 1024
+MAX_PENDING_CHANGES: Final = 4096
 MAX_PENDING_BYTES: Final = MIB
 #: Store files a server keeps open (three descriptors each at the most).
 MAX_OPEN_STORES: Final = 10_000

@@ -17,7 +17,7 @@ from holdfast.protocol.errors import (
     TooLargeError,
     WrongLastSeqError,
 )
-from holdfast.protocol.frames import APPEND, BATCH, SET_ENTRY, unpack
+from holdfast.protocol.frames import APPEND, BATCH, SET_ENTRY, pack, unpack
 from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     MAX_FRAME_OPERATIONS,
@@ -74,6 +74,17 @@ def test_a_wrong_argument_is_refused(call: Callable[[], Any], error: type[Holdfa
 @pytest.mark.parametrize("value", [b"abc", bytearray(b"abc"), memoryview(b"abc")])
 def test_any_bytes_are_taken(value: operations.Value) -> None:
     assert operations.append_operation(value) == [APPEND, b"abc"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 70_000])
+def test_a_packed_append_is_what_packing_gives(size: int) -> None:
+    value = bytes(size)
+    assert operations.packed_append(value) == pack(operations.append_operation(value))
+    assert operations.packed_append(memoryview(value)) == pack(operations.append_operation(value))
+    others = ({"a": "b"}, "id", 3)
+    assert operations.packed_append(value, *others) == pack(
+        operations.append_operation(value, *others)
+    )
 
 
 def test_what_is_not_given_is_not_sent() -> None:
