@@ -233,6 +233,7 @@ class Cluster:
         self._options = options
         self._folder = folder
         self._start_count = 0
+        self._persist_arguments: dict[str, Sequence[str]] = {}
 
     @property
     def url(self) -> str:
@@ -242,7 +243,13 @@ class Cluster:
         return self._start("coordinator", "holdfast.coordinator", [])
 
     def start_persist(self, name: str, *arguments: str) -> BenchProcess:
+        self._persist_arguments[name] = arguments
         return self._start(name, "holdfast.persist", ["--name", name, *arguments])
+
+    def restart_persist(self, name: str) -> BenchProcess:
+        """End a persist server cleanly and start it again, as it was started."""
+        self.stop(name)
+        return self.start_persist(name, *self._persist_arguments[name])
 
     def stop(self, name: str) -> None:
         """End a process cleanly; it may be started again."""

@@ -47,6 +47,13 @@ class HoldfastSide(Side):
             for name in names:
                 tasks.create_task(self._client.stream(name).head())
 
+    async def drop_streams(self, names: Sequence[str]) -> None:
+        # A server that stops closes all of its stores; where a later one was to be opened it would
+        # have to close one of these for it.
+        for server in [name for name in self._cluster.processes if name != "coordinator"]:
+            await asyncio.to_thread(self._cluster.restart_persist, server)
+        await _wait_for_servers(self._cluster, self._client)
+
     async def append(
         self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
     ) -> Load:
