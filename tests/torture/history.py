@@ -89,6 +89,11 @@ class Operation:
     def is_write(self) -> bool:
         return self.kind is not OperationKind.GET
 
+    @property
+    def last_revision(self) -> int:
+        """The last revision of an acknowledged write."""
+        return self.places[-1].revision if self.places else self.revision
+
 
 class SeenKind(StrEnum):
     """What a follower is told; the words of `holdfast.client.ChangeKind`."""
@@ -122,6 +127,8 @@ class Session:
     live_after: int = 0
     last: bool = False
     changes: list[Seen] = field(default_factory=list)
+    #: When each of them was told.
+    told_at: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -201,6 +208,7 @@ def _load_file(file: TextIO, history: History) -> None:
         else:
             assert event == "change", event
             sessions[id].changes.append(_seen(record))
+        sessions[id].told_at.append(record["at"])
 
 
 def _invoked(record: dict[str, Any]) -> Operation:

@@ -23,10 +23,12 @@ class Pause(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """The time from a kill to the first ack of a write that began after it."""
+    """The time from a kill to the first ack of a write that began after it, and until every follower
+    of the store had heard of that write (None: nobody followed)."""
 
     store: str
     seconds: float
+    heard_seconds: float | None = None
 
 
 def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
@@ -71,17 +73,34 @@ def recoveries(history: History, faults: Sequence[Fault]) -> list[Recovery]:
         if fault.kind is not FaultKind.KILL or not _alone(fault, faults):
             continue
         for store in fault.stores:
-            acked_at = min(
+            first = min(
                 (
-                    one.returned_at
+                    one
                     for one in history.operations.get(store, ())
                     if one.is_write and one.outcome is Outcome.OK and one.invoked_at > fault.at
                 ),
+                key=lambda one: one.returned_at,
                 default=None,
             )
-            if acked_at is not None:
-                found.append(Recovery(store, acked_at - fault.at))
+            if first is not None:
+                heard_at = _heard_at(history, store, first.last_revision, fault.at)
+                heard = None if heard_at is None else heard_at - fault.at
+                found.append(Recovery(store, first.returned_at - fault.at, heard))
     return found
+
+
+def _heard_at(history: History, store: str, revision: int, fault_at: float) -> float | None:
+    """Return when the last of the subscriptions that were live at the fault, and outlived it, was
+    told something as new as `revision`."""
+    heard = []
+    for session in history.sessions.get(store, ()):
+        if not session.told_at or session.told_at[0] > fault_at:
+            continue
+        for seen, told_at in zip(session.changes, session.told_at, strict=True):
+            if told_at > fault_at and seen.revision >= revision:
+                heard.append(told_at)
+                break
+    return max(heard, default=None)
 
 
 def _alone(fault: Fault, faults: Sequence[Fault]) -> bool:

@@ -78,13 +78,20 @@ def _add_pauses(table: Table, result: Result) -> None:
             f"{middle:.2f} s",
             f"median; {longest[0].seconds:.2f} s at most, of {longest[0].store}",
         )
-    recovered = [recovery.seconds for recovery in recoveries(result.history, result.faults)]
-    if recovered:
-        table.add_row(
-            "first ack after kill -9 alone",
-            f"{median(recovered):.2f} s",
-            f"median of {len(recovered)} stores; {max(recovered):.2f} s at most",
-        )
+    found = recoveries(result.history, result.faults)
+    for what, seconds in (
+        ("first ack after kill -9 alone", [one.seconds for one in found]),
+        (
+            "followers told of it",
+            [one.heard_seconds for one in found if one.heard_seconds is not None],
+        ),
+    ):
+        if seconds:
+            table.add_row(
+                what,
+                f"{median(seconds):.2f} s",
+                f"median of {len(seconds)} stores; {max(seconds):.2f} s at most",
+            )
 
 
 def _add_verdict(table: Table, result: Result) -> None:

@@ -15,7 +15,16 @@ from torture.faults import (
     choose,
     strikes,
 )
-from torture.history import History, Operation, OperationKind, Outcome
+from torture.history import (
+    History,
+    Operation,
+    OperationKind,
+    Outcome,
+    Place,
+    Seen,
+    SeenKind,
+    Session,
+)
 from torture.measure import longest_pause, recoveries
 
 SERVERS = ["s1", "s2", "s3"]
@@ -85,3 +94,17 @@ def test_recovery_is_measured_by_writes_that_began_after_a_kill_alone() -> None:
     assert recovery.seconds == pytest.approx(0.4)
     pause = Fault(FaultKind.PAUSE, "s2", 3.0, 8.0)
     assert recoveries(history, [pause, kill]) == []
+
+
+def test_followers_have_recovered_when_the_last_of_them_was_told_of_the_first_ack() -> None:
+    def session(id: str, *told: tuple[int, float]) -> Session:
+        seen = [Seen(SeenKind.SET, revision, ("a",), "v") for revision, _ in told]
+        return Session(id, "kv:k", True, changes=seen, told_at=[at for _, at in told])
+
+    first = write(10.2, 10.4)
+    first.places = (Place("a", 7),)
+    later = session("f3-1", (9, 10.5))
+    sessions = [session("f1-1", (6, 9.0), (7, 10.6)), session("f2-1", (6, 9.1), (8, 11.0)), later]
+    kill = Fault(FaultKind.KILL, "s1", 10.0, 10.0, ("kv:k",))
+    [recovery] = recoveries(History({"kv:k": [first]}, {"kv:k": sessions}), [kill])
+    assert recovery.heard_seconds == pytest.approx(1.0)
