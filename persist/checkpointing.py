@@ -251,11 +251,11 @@ class Checkpointer:
         """Return whether the file is durable with everything synced so far."""
         if store.busy:
             return False
-        store.busy = True
+        store.busy = store.takes_appends = True
         try:
             return await self._make_durable(store)
         finally:
-            store.busy = False
+            store.busy = store.takes_appends = False
             self._pipeline.unhold(store.id)
 
     async def _make_durable(self, store: Store) -> bool:
@@ -265,7 +265,6 @@ class Checkpointer:
             file = store.file
             if file is None or store.oldest_segment is None:
                 return file is not None
-            segment_after = store.pending[0].segment if store.pending else None
             # A zombie's checkpoint would change the file under the next owner's copy of it.
             self._gate.check()
             now_ms = self._clock_ms()
@@ -281,7 +280,8 @@ class Checkpointer:
             logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
             return False
         if store.confirmed:
-            store.oldest_segment = segment_after
+            # What is pending now, also what came meanwhile, is not in the file.
+            store.oldest_segment = store.pending[0].segment if store.pending else None
         return True
 
     def _close_if_clean(self, store: Store, used_at: float | None) -> bool:

@@ -268,7 +268,7 @@ class Pipeline:
     def _execute(self, tick: Tick, arrival: Arrival, now: float) -> bool:
         """Return False if the group has to wait for its store, and still counts as waiting."""
         store = self._ownership.find(arrival.store)
-        if store is not None and store.busy:
+        if store is not None and store.busy and not self._goes_on(store, arrival):
             return self._hold(tick, store, arrival)
         if store is None or (arrival.writes and not store.writable):
             self._ownership.wait(arrival)
@@ -287,6 +287,16 @@ class Pipeline:
                 tick.refuse(arrival, error)
                 tick.abort(store, error)
         return True
+
+    def _goes_on(self, store: Store, arrival: Arrival) -> bool:
+        """Tell if a group of a busy store need not wait: a checkpoint of a large stream takes a
+        while, and its appends are in the log and in memory until it is done."""
+        return (
+            store.takes_appends
+            and store.id not in self._held
+            and arrival.writes
+            and not store.needs_file(arrival.writer, arrival.group.operations)
+        )
 
     def _hold(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
         held = self._held.setdefault(store.id, [])

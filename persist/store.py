@@ -105,8 +105,11 @@ class Store:
         #: The tick that last wrote, for reads that must wait until it is synced.
         self.last_tick = 0
         self.used_at = 0.0
-        #: True while another thread has the file; everything for the store waits meanwhile.
+        #: True while the file is in other hands: what needs it waits meanwhile.
         self.busy = False
+        #: True while only that is so: what needs no file goes on. False while the store itself is
+        #: being handed over, when everything waits.
+        self.takes_appends = False
 
     @property
     def file_revision(self) -> int:
@@ -172,6 +175,15 @@ class Store:
         """Note where the tick starts; the first call of a tick counts."""
         if self.mark is None:
             self.mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
+
+    def needs_file(self, writer: bytes, operations: list[list[Any]]) -> bool:
+        """Tell if write operations have to look something up in the file: all may but plain appends
+        of a writer that is known."""
+        return (
+            not self.is_stream
+            or writer not in self.writers
+            or any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
+        )
 
     def append_message(self, value: bytes) -> frames.Run:
         """Accept one message that is nothing but a value, and return its result."""

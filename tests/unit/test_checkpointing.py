@@ -155,6 +155,38 @@ def test_a_large_wal_is_emptied_though_the_log_is_quiet(
     assert small.file.wal_bytes() > 0
 
 
+def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) -> None:
+    store = world.open_store("a")
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+
+    def append() -> None:
+        assert store.busy
+        assert store.takes_appends
+        world.on_checkpoint = lambda: None
+        world.write(store)
+
+    world.on_checkpoint = append
+    world.run_pass()
+    assert store.file_revision == OLD_ENOUGH
+    assert store.oldest_segment == store.pending[0].segment == OLD_ENOUGH + 1
+    assert world.log.oldest_segment == OLD_ENOUGH + 1
+    assert not store.takes_appends
+    world.run_pass(now=100.0)
+    world.run_pass(now=200.0)
+    assert world.ownership.find(store.id) is None
+
+
+def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
+    store = world.open_store("a")
+    append = [frames.APPEND, b"v"]
+    assert store.needs_file(b"w", [append])
+    store.writer(b"w")
+    assert not store.needs_file(b"w", [append, append])
+    assert store.needs_file(b"w", [append, [frames.TRIM, 1]])
+    assert store.needs_file(b"w", [[frames.APPEND, b"v", None, "msg_id"]])
+
+
 def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
     store = world.open_store("a")
     for _ in range(OLD_ENOUGH):
