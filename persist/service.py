@@ -263,8 +263,17 @@ class PersistServer:
 
     async def _stop_cleanly(self) -> None:
         """Answer what has arrived, close everything, release, remove this incarnation's folder."""
-        for subscription in self._subscriptions:
+        # The coordinator is answered until the end: a client that finds nobody on the subject of
+        # frames has it ask, and a server that does not answer either would be fenced.
+        control, *others = self._subscriptions
+        for subscription in others:
             await subscription.unsubscribe()
+        try:
+            await self._close_and_release()
+        finally:
+            await control.unsubscribe()
+
+    async def _close_and_release(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._answered()

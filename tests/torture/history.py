@@ -208,7 +208,7 @@ def _load_file(file: TextIO, history: History) -> None:
         else:
             assert event == "change", event
             sessions[id].changes.append(_seen(record))
-        sessions[id].told_at.append(record["at"])
+            sessions[id].told_at.append(record["at"])
 
 
 def _invoked(record: dict[str, Any]) -> Operation:
