@@ -8,11 +8,11 @@ do the same work and what is read back can be checked. A failed operation fails 
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 VALUE_BYTES: Final = 128
 _NUMBER_BYTES: Final = 16
@@ -33,6 +33,14 @@ def number_of(value: bytes) -> int:
     if value != value_of(number):
         raise ValueError(f"no value of a benchmark: {value[:40]!r}")
     return number
+
+
+class Pending(Protocol):
+    """An operation under way, as an asyncio.Future is one."""
+
+    def done(self) -> bool: ...
+
+    def __await__(self) -> Generator[Any, Any, Any]: ...
 
 
 class Limit(NamedTuple):
@@ -95,42 +103,40 @@ async def closed_loop(
 
 
 async def windowed(
-    start: Callable[[int], Awaitable[asyncio.Future[Any]]], limit: Limit, first_number: int = 0
+    start: Callable[[int], Awaitable[Pending]], window: int, limit: Limit, first_number: int = 0
 ) -> Load:
-    """Start operations one after the other without waiting for answers. `start` waits for room."""
+    """Run one producer that keeps `window` operations under way. Answers are taken in the order in
+    which the operations were started: one waits for those before it."""
     clock = time.perf_counter
     began_at = clock()
     load = Load(first_number, began_at)
+    answers, latencies = load.answers, load.latencies_seconds
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     number = first_number
     past_number = first_number + limit.operations if limit.operations is not None else None
-    pending: set[asyncio.Future[Any]] = set()
-    failures: list[BaseException] = []
+    under_way: deque[tuple[int, float, Pending]] = deque()
 
-    def answered(number: int, sent_at: float, future: asyncio.Future[Any]) -> None:
-        load.latencies_seconds.append(clock() - sent_at)
-        pending.discard(future)
-        error = future.exception()
-        if error is not None:
-            failures.append(error)
-        else:
-            load.answers.append((number, future.result()))
+    async def take_answered() -> None:
+        """Wait for the oldest, and take all that are answered by then."""
+        now = 0.0
+        while under_way and (now == 0.0 or under_way[0][2].done()):
+            started, sent_at, pending = under_way.popleft()
+            answer = await pending
+            now = now or clock()
+            latencies.append(now - sent_at)
+            answers.append((started, answer))
 
-    while number != past_number and not failures:
-        if clock() >= end_at and number > first_number:
-            break
-        future = await start(number)
+    while number != past_number:
+        if len(under_way) == window:
+            await take_answered()
         sent_at = clock()
-        pending.add(future)
-        future.add_done_callback(functools.partial(answered, number, sent_at))
+        if sent_at >= end_at and number > first_number:
+            break
+        under_way.append((number, sent_at, await start(number)))
         number += 1
-    while pending and not failures:
-        await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
-        # Their callbacks run in the next turn of the loop.
-        await asyncio.sleep(0)
+    while under_way:
+        await take_answered()
     load.seconds = clock() - began_at
-    if failures:
-        raise failures[0]
     return load
 
 

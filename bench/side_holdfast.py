@@ -1,4 +1,8 @@
-"""holdfast as a side: its own client, used as an application uses it."""
+"""holdfast as a side: its own client, in each of the ways that might be its best.
+
+Appends and sets go out either as callers that wait (`append`, `set`), or as one producer that keeps
+a window of `append_async` or `set_async` full.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of
+from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import Cluster, Usage
 from holdfast.bench.read_back import Row
-from holdfast.bench.side import Delivered, Side
+from holdfast.bench.side import Delivered, Kind, Side
 from holdfast.client import (
     Client,
     Durability,
     NoCoordinatorError,
+    PendingAck,
     Stream,
     Subscription,
     connect,
@@ -27,6 +32,10 @@ _TENANT: Final = "bench"
 _TIMEOUT_SECONDS: Final = 60.0
 _CHECKERS: Final = 64
 _POLL_SECONDS: Final = 0.05
+_APPEND: Final = "append"
+_APPEND_ASYNC: Final = "append_async"
+_SET: Final = "set"
+_SET_ASYNC: Final = "set_async"
 
 
 class HoldfastSide(Side):
@@ -37,6 +46,11 @@ class HoldfastSide(Side):
         self._cluster = cluster
         self._client = client
         self._durability = durability
+
+    def variants(self, kind: Kind) -> Sequence[str]:
+        if kind is Kind.APPEND:
+            return (_APPEND, _APPEND_ASYNC)
+        return (_SET, _SET_ASYNC) if kind is Kind.SET else ("",)
 
     def usage(self) -> Mapping[str, Usage]:
         self._cluster.check()
@@ -61,6 +75,16 @@ class HoldfastSide(Side):
         count = len(streams)
         # Left out where it is the server's default anyway, as applications do.
         durability = None if self._durability is Durability.SYNCED else self._durability
+        if variant == _APPEND_ASYNC:
+
+            async def start(number: int) -> PendingAck:
+                return await streams[number % count].append_async(
+                    value_of(number), durability=durability
+                )
+
+            load = await windowed(start, concurrency, limit, first_number)
+            load.answers = [(number, ack.seq) for number, ack in load.answers]
+            return load
 
         async def append(number: int) -> int | None:
             stream = streams[number % count]
@@ -115,6 +139,14 @@ class HoldfastSide(Side):
         variant: str,
     ) -> Load:
         kv, count = self._client.kv(name), len(keys)
+        if variant == _SET_ASYNC:
+
+            async def start(number: int) -> PendingAck:
+                return await kv.set_async(keys[number % count], value_of(number))
+
+            load = await windowed(start, concurrency, limit, first_number)
+            load.answers = [(number, ack.revision) for number, ack in load.answers]
+            return load
 
         async def set_key(number: int) -> int:
             return (await kv.set(keys[number % count], value_of(number))).revision

@@ -194,7 +194,7 @@ class JetStreamSide(Side):
             async def start(number: int) -> asyncio.Future[PubAck]:
                 return await window.publish_async(subjects[number % count], value_of(number))
 
-            load = await windowed(start, limit, first_number)
+            load = await windowed(start, concurrency, limit, first_number)
             load.answers = [(number, ack.seq) for number, ack in load.answers]
             return load
 

@@ -14,6 +14,7 @@ the `coalescer.py`, which gathers it with others of its store (`store_queue.py`)
 
 from holdfast.client.connection import Client, connect
 from holdfast.client.kv import KV
+from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
 from holdfast.protocol.control import ServerInfo, StoreInfo
@@ -76,6 +77,7 @@ __all__ = [
     "NotFoundError",
     "NotOwnerError",
     "OperationTimeoutError",
+    "PendingAck",
     "ProtocolError",
     "RequestError",
     "ServerInfo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client.link import Link
@@ -16,6 +16,7 @@ from holdfast.client.operations import (
     pack_batch,
     set_entry_operation,
 )
+from holdfast.client.pending import PendingAck
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
@@ -68,10 +69,29 @@ class KV:
         if link.full:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, True, level, timeout_seconds)
-        if type(answer) is Ack:
-            return answer
-        result, time, stored = link.unwrap(answer)
-        return Ack(None, result[1], time, stored)
+        return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
+
+    async def set_async(
+        self,
+        key: str,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        expected_revision: int | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> PendingAck:
+        """Start a `set`, with the same arguments, and return without waiting for its ack.
+
+        For one producer that keeps many sets under way: they are stored in the order of these
+        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
+        """
+        link = self._link
+        packed = pack(set_entry_operation(key, value, headers, expected_revision))
+        level = 0 if durability is None else checked_durability(durability)
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        return PendingAck(link.submit(self._key, packed, True, level, timeout_seconds), _ack)
 
     async def set_many(
         self,
@@ -188,3 +208,7 @@ class KV:
     ) -> Any:
         packed = pack([GET_ENTRIES, prefix, after_key, None, with_values])
         return self._link.submit(self._key, packed, False, 0, timeout_seconds)
+
+
+def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:
+    return Ack(None, result[1], time, durability)

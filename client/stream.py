@@ -25,6 +25,7 @@ from holdfast.client.operations import (
     split_value,
     time_ms,
 )
+from holdfast.client.pending import PendingAck
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
@@ -79,6 +80,28 @@ class Stream:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, True, level, timeout_seconds)
         return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
+
+    async def append_async(
+        self,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected_last_seq: int | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> PendingAck:
+        """Start an `append`, with the same arguments, and return without waiting for its ack.
+
+        For one producer that keeps many appends under way: they are stored in the order of these
+        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
+        """
+        link = self._link
+        packed = packed_append(value, headers, msg_id, expected_last_seq)
+        level = 0 if durability is None else checked_durability(durability)
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        return PendingAck(link.submit(self._key, packed, True, level, timeout_seconds), _ack)
 
     async def append_many(
         self,

@@ -16,6 +16,7 @@ from holdfast.client import (
     InvalidArgumentError,
     InvalidNameError,
     InvalidSeqError,
+    PendingAck,
     TooLargeError,
     WrongLastSeqError,
     WrongRevisionError,
@@ -184,3 +185,39 @@ def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
             assert [revision for revision, _ in orders[0]] == list(range(1, total + 1))
 
     run_in_cluster(tmp_path, body)
+
+
+def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
+    tmp_path: Path,
+) -> None:
+    async def body(cluster: Cluster, client: Client) -> None:
+        stream, kv = client.stream("s"), client.kv("k")
+        values = [b"%d" % number for number in range(500)]
+        under_way = [await stream.append_async(value) for value in values]
+        answered: list[PendingAck] = []
+        under_way[0].add_done_callback(answered.append)
+        assert [(await pending).seq for pending in under_way] == list(range(1, 501))
+        assert all(pending.done() for pending in under_way)
+        assert (await under_way[3]).seq == 4, "an ack can be asked for again"
+        assert answered == [under_way[0]]
+        assert [message.value async for message in stream.get_all()] == values
+
+        first = await stream.append_async(b"once", msg_id="a")
+        again = await stream.append_async(b"once", msg_id="a")
+        assert not (await first).duplicate
+        assert (await again).duplicate
+        assert (await again).seq == (await first).seq
+        with pytest.raises(WrongLastSeqError):
+            await (await stream.append_async(b"x", expected_last_seq=7))
+        with pytest.raises(TooLargeError):
+            await stream.append_async(b"x" * 2_000_000)
+
+        sets = [await kv.set_async("key", value) for value in values]
+        assert [(await pending).revision for pending in sets] == list(range(1, 501))
+        entry = await kv.get("key")
+        assert entry is not None
+        assert entry.value == values[-1]
+        with pytest.raises(WrongRevisionError):
+            await (await kv.set_async("key", b"x", expected_revision=1))
+
+    run_in_cluster(tmp_path, body, servers=1)

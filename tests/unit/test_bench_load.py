@@ -70,18 +70,21 @@ def test_a_failed_operation_fails_the_load() -> None:
     assert raised.group_contains(OSError)
 
 
-def test_a_window_waits_for_all_answers_and_keeps_them_by_number() -> None:
+def test_a_window_waits_for_all_answers_and_is_never_exceeded() -> None:
     async def run() -> list[tuple[int, int]]:
+        futures: list[asyncio.Future[int]] = []
+
         async def start(number: int) -> asyncio.Future[int]:
+            assert sum(not future.done() for future in futures) < 4
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            futures.append(future)
             # The later ones are answered first.
             asyncio.get_running_loop().call_later(0.001 * (10 - number), future.set_result, number)
             return future
 
-        return (await windowed(start, Limit(operations=10))).answers
+        return (await windowed(start, 4, Limit(operations=10))).answers
 
-    answers = asyncio.run(run())
-    assert sorted(answers) == [(number, number) for number in range(10)]
+    assert asyncio.run(run()) == [(number, number) for number in range(10)]
 
 
 def test_a_refused_message_of_a_window_fails_the_load() -> None:
@@ -94,7 +97,7 @@ def test_a_refused_message_of_a_window_fails_the_load() -> None:
                 future.set_result(number)
             return future
 
-        await windowed(start, Limit(operations=5))
+        await windowed(start, 5, Limit(operations=5))
 
     with pytest.raises(OSError, match="no"):
         asyncio.run(run())
