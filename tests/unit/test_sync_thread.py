@@ -1,0 +1,97 @@
+"""Where syncs run: in the loop while they are short, else in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from holdfast.persist.sync_thread import SHORT_SECONDS, SHORT_SYNCS, SyncThread
+
+
+class Clock:
+    """Time that passes only when a sync takes some."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run_syncs(*durations_seconds: float) -> list[bool]:
+    """Return for each sync, one after the other, if it ran in the loop's thread."""
+    clock = Clock()
+    where: list[bool] = []
+    loop_thread = threading.get_ident()
+
+    async def main() -> None:
+        syncs = SyncThread(clock)
+        try:
+            for seconds in durations_seconds:
+
+                def sync(seconds: float = seconds) -> None:
+                    where.append(threading.get_ident() == loop_thread)
+                    clock.now += seconds
+
+                await syncs(sync)
+        finally:
+            syncs.stop()
+
+    asyncio.run(main())
+    return where
+
+
+def test_the_first_syncs_run_in_the_thread_and_short_ones_then_in_the_loop() -> None:
+    where = run_syncs(*[0.0] * (SHORT_SYNCS + 3))
+    assert where == [False] * SHORT_SYNCS + [True] * 3
+
+
+def test_one_long_sync_sends_the_next_ones_to_the_thread_again() -> None:
+    short = [0.0] * SHORT_SYNCS
+    where = run_syncs(*short, SHORT_SECONDS, *short, 0.0)
+    assert where == [False] * SHORT_SYNCS + [True] + [False] * SHORT_SYNCS + [True]
+
+
+def test_syncs_that_are_always_long_never_run_in_the_loop() -> None:
+    assert not any(run_syncs(*[2 * SHORT_SECONDS] * (3 * SHORT_SYNCS)))
+
+
+@pytest.mark.parametrize("before", [0, SHORT_SYNCS])
+def test_an_error_reaches_whoever_waits(before: int) -> None:
+    def fail() -> None:
+        raise OSError("broken")
+
+    async def main() -> None:
+        syncs = SyncThread(Clock())
+        try:
+            for _ in range(before):
+                await syncs(lambda: None)
+            with pytest.raises(OSError, match="broken"):
+                await syncs(fail)
+            assert await syncs(lambda: 7) == 7
+        finally:
+            syncs.stop()
+
+    asyncio.run(main())
+
+
+def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it() -> None:
+    order: list[int] = []
+
+    async def main() -> None:
+        syncs = SyncThread(Clock())
+        try:
+            for _ in range(SHORT_SYNCS):
+                await syncs(lambda: None)
+            syncs._short_count = 0
+            first = syncs(lambda: order.append(1))
+            syncs._short_count = SHORT_SYNCS
+            second = syncs(lambda: order.append(2))
+            await asyncio.gather(first, second)
+        finally:
+            syncs.stop()
+
+    asyncio.run(main())
+    assert order == [1, 2]
