@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
-TESTS ?= $(wildcard tests/unit tests/simulation tests/power tests/integration tests/torture)
+TESTS ?= $(wildcard tests/unit tests/simulation tests/power tests/integration tests/spark tests/torture)
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
@@ -26,7 +26,7 @@ setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast i
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, a minute of torture.
+test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, Spark, a minute of torture.
 	@echo "Testing in $(TESTS)"
 	@$(BIN)/pytest $(TESTS)
 
@@ -41,7 +41,7 @@ power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or a
 	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
-bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
+bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, tiers, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 

@@ -42,12 +42,16 @@ def figures_table(report: Report, shown_figures: Sequence[str]) -> Table:
 
 def shown(figure: str, value: float) -> str:
     """Return a value with its unit: that with which `figure` ends."""
+    if figure.endswith("bytes_per_second"):
+        return f"{_size(value)}/s"
     if figure.endswith("per_second"):
-        return f"{value:,.0f}/s"
+        return f"{value:,.1f}/s" if value < 10 else f"{value:,.0f}/s"
     if figure.endswith("_ms"):
         return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"
     if figure.endswith("_seconds"):
         return f"{value:,.2f} s"
+    if "dollars" in figure:
+        return f"${value:,.2f}"
     if figure.endswith("_ratio"):
         return f"{value * 100:.1f} %"
     if figure.endswith("_bytes") or "_bytes_per_" in figure or figure.startswith("bytes_"):

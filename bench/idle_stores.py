@@ -34,9 +34,16 @@ def store_named(number: int) -> StoreId:
 
 
 def record_stores(
-    root: Path, server: str, first: int, last: int, say: Callable[[str], None]
+    root: Path,
+    server: str,
+    first: int,
+    last: int,
+    say: Callable[[str], None],
+    *,
+    cold_revision: int | None = None,
 ) -> None:
-    """Record the stores `first` to `last` under `root`, where no coordinator runs.
+    """Record the stores `first` to `last` under `root`, where no coordinator runs; as cold ones if
+    they are at a `cold_revision`.
 
     Raises AlreadyRunningError if one does, StorageError.
     """
@@ -53,6 +60,8 @@ def record_stores(
                         store = store_named(number)
                         state.assign(store, owner)
                         state.raise_state(store, StoreState.DURABLE)
+                        if cold_revision is not None:
+                            state.set_cold(store, cold_revision)
                 if (start - first) % _SAY_STORES == 0:
                     say(f"  recorded {start - first:,} of {last - first + 1:,} stores")
             with state.transaction():

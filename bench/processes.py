@@ -239,8 +239,8 @@ class Cluster:
     def url(self) -> str:
         return self.nats.url
 
-    def start_coordinator(self) -> BenchProcess:
-        return self._start("coordinator", "holdfast.coordinator", [])
+    def start_coordinator(self, *arguments: str) -> BenchProcess:
+        return self._start("coordinator", "holdfast.coordinator", arguments)
 
     def start_persist(self, name: str, *arguments: str) -> BenchProcess:
         self._persist_arguments[name] = arguments
@@ -296,12 +296,19 @@ def running_cluster(
 ) -> Iterator[Cluster]:
     """Run a cluster around the body, all its files in `folder`: nats-server, a coordinator and the
     persist servers `s1`, `s2`, ..."""
+    with stopped_cluster(options, folder) as cluster:
+        cluster.start_coordinator()
+        for number in range(1, servers + 1):
+            cluster.start_persist(f"s{number}", *persist_arguments)
+        yield cluster
+
+
+@contextlib.contextmanager
+def stopped_cluster(options: BenchOptions, folder: Path) -> Iterator[Cluster]:
+    """Run a nats-server around the body, and end there what the body has started of the cluster."""
     with running_nats(options, folder / "nats") as nats:
         cluster = Cluster(options, folder, nats)
         try:
-            cluster.start_coordinator()
-            for number in range(1, servers + 1):
-                cluster.start_persist(f"s{number}", *persist_arguments)
             yield cluster
         finally:
             cluster.stop_all()

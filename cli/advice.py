@@ -20,6 +20,7 @@ _ADVICE: Final = {
     "wrong_revision": "holdfast --json kv get NAME KEY, then the command again with that revision",
     "too_large": "smaller values, or fewer at a time",
     "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
+    "point_not_reached": "--nearest for the one before; holdfast backups STORE",
     "last_server": "holdfast persist --help; holdfast servers",
     "drain_called_off": "holdfast servers; then the command again",
     "unavailable": "the command again in a moment; holdfast servers shows who is alive",
@@ -41,6 +42,10 @@ _ADVICE: Final = {
     "git": "--repo DIR with the folder of a git repository",
     "bench_process_failed": "the same command alone on the machine, with room in --data",
     "wrong_read_back": "nothing: no number of such a run counts, and holdfast's makers want to know",
+    "table_conflict": "the same command again: it takes what is left",
+    "table_damaged": "another --table: the bucket has what is needed to make one anew",
+    "target_differs": "--store-prefix TEXT, or --into-tenant of a tenant without such stores",
+    "missing_spark_packages": "pip install 'holdfast[cli,spark]'",
     "demo_used": "another --data, or none for a temporary folder",
 }
 

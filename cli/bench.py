@@ -213,6 +213,22 @@ def fairness(options: BenchOptions, json_file: Path | None) -> None:
     _finish([_run(lambda: neighbours.run(options), neighbours.table, options)], json_file)
 
 
+@bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+@click.option("--cold-stores", type=click.IntRange(1), help="How many cold stores to list.")
+def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None) -> None:
+    """Measure the bucket's tiers: snapshots, cold stores, level stored, and what they cost."""
+    with _needed_packages():
+        from holdfast.bench import tiers as bucket_tiers
+    _check_only(options, bucket_tiers.WORK_NAMES)
+    settings = bucket_tiers.QUICK if options.quick else bucket_tiers.TiersSettings()
+    if cold_stores is not None:
+        settings = dataclasses.replace(settings, cold_stores=cold_stores)
+    _finish(
+        [_run(lambda: bucket_tiers.run(options, settings), bucket_tiers.table, options)], json_file
+    )
+
+
 @bench.command("all")
 @_bench_options("rounds", *_COMMON)
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
@@ -222,8 +238,12 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench import engine as store_layer
         from holdfast.bench import fairness as neighbours
         from holdfast.bench import idle as idle_stores
+        from holdfast.bench import tiers as bucket_tiers
     reports: list[Report] = []
-    for module in (compare_jetstream, store_layer, users, idle_stores, neighbours):
+    for module in (
+        *(compare_jetstream, store_layer, users),
+        *(idle_stores, neighbours, bucket_tiers),
+    ):
         reports.append(_run(partial(module.run, options), module.table, options))
         # After each, so that what was measured outlives a later failure.
         _finish(reports, json_file)

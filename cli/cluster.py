@@ -88,6 +88,9 @@ class ClusterOptions:
     port: int = DEFAULT_PORT
     prefix: str = DEFAULT_PREFIX
     verbose: bool = False
+    #: For snapshots and cold stores; None keeps everything on the shared file system.
+    bucket: str | None = None
+    cold_after_seconds: float | None = None
 
 
 class Cluster:
@@ -116,7 +119,11 @@ class Cluster:
     def command_for_server(self, name: str) -> str:
         """The command line that adds the persist server `name` to this cluster."""
         return shlex.join(
-            ["holdfast", "persist", "--name", name, *self._common_arguments(), *self._prefix()]
+            [
+                *("holdfast", "persist", "--name", name),
+                *(*self._common_arguments(), *self._prefix()),
+                *(*self._bucket(), *self._cold_after()),
+            ]
         )
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -125,9 +132,10 @@ class Cluster:
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         log_level = "info" if self.options.verbose else "warning"
         common = [*self._common_arguments(), *self._prefix(), "--log-level", log_level]
+        common += self._bucket()
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
-            self._part(name, [*program, "persist", "--name", name, *common])
+            self._part(name, [*program, "persist", "--name", name, *common, *self._cold_after()])
             for name in (f"s{number + 1}" for number in range(self.options.server_count))
         ]
         tasks.create_task(self._supervise(self.coordinator))
@@ -217,6 +225,14 @@ class Cluster:
 
     def _common_arguments(self) -> list[str]:
         return ["--data", str(self.shared), "--nats", self.nats_url]
+
+    def _bucket(self) -> list[str]:
+        bucket = self.options.bucket
+        return [] if bucket is None else ["--bucket", bucket]
+
+    def _cold_after(self) -> list[str]:
+        seconds = self.options.cold_after_seconds
+        return [] if seconds is None else ["--cold-after-seconds", str(seconds)]
 
     def _prefix(self) -> list[str]:
         prefix = self.options.prefix

@@ -24,16 +24,21 @@ from holdfast.cli.advice import (
     explain,
     first_error,
 )
+from holdfast.cli.backup import backup, backups, delete, restore
 from holdfast.cli.bench import bench
+from holdfast.cli.collect import collect
 from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
 from holdfast.cli.drain import drain, undrain
 from holdfast.cli.kv import kv
 from holdfast.cli.parts import coordinator, persist
+from holdfast.cli.rebuild import rebuild
 from holdfast.cli.servers import servers, stores
 from holdfast.cli.settings import CLIENT_OPTIONS, Settings, shared_options
 from holdfast.cli.stream import stream
+from holdfast.cli.tables import export_command, import_command
 from holdfast.cli.up import up
+from holdfast.cli.verify import verify
 from holdfast.protocol.errors import HoldfastError
 
 
@@ -110,8 +115,17 @@ for _command in (
     stores,
     drain,
     undrain,
+    backup,
+    backups,
+    restore,
+    delete,
+    verify,
+    collect,
+    rebuild,
     doctor,
     bench,
+    export_command,
+    import_command,
     coordinator,
     persist,
 ):

@@ -44,7 +44,7 @@ def doctor(settings: Settings, data: Path, deep: bool) -> None:
         if error.name and error.name.startswith("holdfast"):
             raise
         raise MissingServerPackagesError(package=error.name) from error
-    with _progress() as progress:
+    with progress_bar() as progress:
         examination = Examination(shared_folder(data.resolve()), deep=deep, progress=progress)
         examination.run()
     if settings.json:
@@ -61,7 +61,7 @@ def shared_folder(data: Path) -> Path:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
+def progress_bar() -> Iterator[Callable[[float], None]]:
     """Show a bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None

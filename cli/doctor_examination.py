@@ -290,7 +290,8 @@ class Examination:
                     self._check_store(found, known)
                 self._progress(folder.done)
             for store, records in self._logged.items():
-                self._check_logged(store, records)
+                if known is None or not known.is_cold(store):
+                    self._check_logged(store, records)
             if known is not None:
                 for store in known.durable():
                     self._check_recorded(store)

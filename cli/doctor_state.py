@@ -34,7 +34,12 @@ _COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS)
 # All by the primary key.
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
-_DURABLE: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d}"
+#: But for the cold ones, which have no file.
+_DURABLE: Final = (
+    "SELECT tenant, kind, name FROM stores"
+    f" WHERE state = {StoreState.DURABLE:d} AND cold IS NULL"
+)
+_COLD: Final = "SELECT cold FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _CREATED: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.CREATED:d}"
 _SURVEYING: Final = "SELECT surveying FROM cluster"
 
@@ -61,6 +66,11 @@ class KnownStores:
         """Yield each store that has had a durable file."""
         for tenant, kind, name in self._connection.execute(_DURABLE):
             yield StoreId(tenant, kind, name)
+
+    def is_cold(self, store: StoreId) -> bool:
+        """Tell if a store was left to the bucket, so that it need not have a file."""
+        row = self._connection.execute(_COLD, store).fetchone()
+        return row is not None and row[0] is not None
 
     def created(self) -> Iterator[StoreId]:
         """Yield each store that was allowed to be created, and has had no durable file yet."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import click
 
+from holdfast.cli.configuring import config_options, parse_ttl, show_config
 from holdfast.cli.render import (
     ack_json,
     change_json,
@@ -74,6 +76,7 @@ def get(settings: Settings, name: str, key: str) -> None:
     type=click.IntRange(min=0),
     help="Only if this is the key's revision; 0: only if there is no such key.",
 )
+@click.option("--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it so long after.")
 @click.option(
     "--durability",
     type=click.Choice(DURABILITIES),
@@ -87,6 +90,7 @@ def set_entry(
     value: str | None,
     headers: dict[str, str] | None,
     expected_revision: int | None,
+    ttl: float | None,
     durability: str | None,
 ) -> None:
     """Set KEY to VALUE; without it, or with -, to what comes on stdin.
@@ -103,6 +107,7 @@ def set_entry(
                 content,
                 headers=headers,
                 expected_revision=expected_revision,
+                ttl_seconds=ttl,
                 durability=level,
             )
             return ack
@@ -156,6 +161,15 @@ def watch(settings: Settings, name: str, key_prefix: str, limit: int | None) -> 
                     break
 
     asyncio.run(follow())
+
+
+@kv.command("config")
+@click.argument("name")
+@config_options(StoreKind.KV)
+@client_command
+def config(settings: Settings, name: str, **wanted: Any) -> None:
+    """Show the limits of a kv; with options, change those first. `none` takes a limit away."""
+    show_config(settings, StoreKind.KV, name, wanted)
 
 
 @kv.command("delete")

@@ -30,6 +30,20 @@ _LOG_LEVEL = click.option(
 )
 
 
+_BUCKET = click.option(
+    "--bucket",
+    metavar="URL",
+    help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: snapshots and cold stores.",
+)
+_DISK = click.option(
+    "--disk",
+    type=click.Choice(["shared", "local"]),
+    default="shared",
+    show_default=True,
+    help="local: --data is this part's own, and the truth is in the bucket.",
+)
+
+
 class MissingServerPackagesError(HoldfastError):
     """The part needs packages that the base install leaves out."""
 
@@ -47,11 +61,19 @@ class MissingServerPackagesError(HoldfastError):
     is_flag=True,
     help="Put a damaged state file aside and find the stores again.",
 )
+@_BUCKET
+@_DISK
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
 def coordinator(
-    settings: Settings, data: Path, standby: bool, replace_damaged_state: bool, log_level: str
+    settings: Settings,
+    data: Path,
+    standby: bool,
+    replace_damaged_state: bool,
+    bucket: str | None,
+    disk: str,
+    log_level: str,
 ) -> None:
     """Run the coordinator: says which server owns which store."""
     arguments = _common(settings, data, log_level)
@@ -59,6 +81,9 @@ def coordinator(
         arguments.append("--standby")
     if replace_damaged_state:
         arguments.append("--replace-damaged-state")
+    if bucket is not None:
+        arguments += ["--bucket", bucket]
+    arguments += ["--disk", disk]
     _become("holdfast.coordinator.__main__", arguments)
 
 
@@ -67,7 +92,9 @@ def coordinator(
 @_DATA
 @click.option(
     "--durability",
-    type=click.Choice([Durability.APPLIED.word, Durability.SYNCED.word]),
+    type=click.Choice(
+        [Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word]
+    ),
     default=Durability.SYNCED.word,
     show_default=True,
     help="Of writes that do not say.",
@@ -86,6 +113,36 @@ def coordinator(
     show_default=True,
     help="A store unused for this long is closed.",
 )
+@_BUCKET
+@_DISK
+@click.option(
+    "--cold-after-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=86_400.0,
+    show_default=True,
+    help="With a bucket: a store unchanged for this long is left to it.",
+)
+@click.option(
+    "--snapshot-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="With a bucket: how long closed stores wait for others to be snapshotted with.",
+)
+@click.option(
+    "--keep-snapshots",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Snapshots kept of each store, at most.",
+)
+@click.option(
+    "--keep-snapshot-days",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    help="How far back a store can be restored.",
+)
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
@@ -96,12 +153,25 @@ def persist(
     durability: str,
     max_open_stores: int,
     idle_close_seconds: float,
+    bucket: str | None,
+    disk: str,
+    cold_after_seconds: float,
+    snapshot_seconds: float,
+    keep_snapshots: int,
+    keep_snapshot_days: float,
     log_level: str,
 ) -> None:
     """Run a persist server: owns stores, makes writes durable, answers reads."""
     arguments = ["--name", name, *_common(settings, data, log_level), "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
+    if bucket is not None:
+        arguments += ["--bucket", bucket]
+        arguments += ["--cold-after-seconds", str(cold_after_seconds)]
+        arguments += ["--snapshot-seconds", str(snapshot_seconds)]
+        arguments += ["--keep-snapshots", str(keep_snapshots)]
+        arguments += ["--keep-snapshot-days", str(keep_snapshot_days)]
+    arguments += ["--disk", disk]
     _become("holdfast.persist.__main__", arguments)
 
 

@@ -222,7 +222,7 @@ def store_row(info: StoreInfo) -> JsonObject:
         "server": info.server,
         "incarnation": info.incarnation,
         "epoch": info.epoch,
-        "state": StoreState(info.state).name.lower(),
+        "state": "cold" if info.cold else StoreState(info.state).name.lower(),
     }
 
 

@@ -21,7 +21,18 @@ def servers(settings: Settings) -> None:
         print_json({"servers": [one._asdict() for one in found]})
         return
     print_table(
-        ("server", "state", "heartbeat", "assigned", "open", "operations/s", "log", "incarnation"),
+        (
+            "server",
+            "state",
+            "heartbeat",
+            "assigned",
+            "open",
+            "operations/s",
+            "log",
+            "to snapshot",
+            "bucket/h",
+            "incarnation",
+        ),
         [
             (
                 one.server,
@@ -31,11 +42,13 @@ def servers(settings: Settings) -> None:
                 f"{one.open_stores:,}",
                 f"{one.operations_per_second:,.0f}",
                 size(one.log_bytes),
+                f"{one.snapshot_backlog:,}",
+                f"{one.bucket_requests:,}",
                 one.incarnation,
             )
             for one in found
         ],
-        right=("assigned", "open", "operations/s", "log"),
+        right=("assigned", "open", "operations/s", "log", "to snapshot", "bucket/h"),
     )
 
 

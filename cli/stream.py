@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.advice import EXIT_FAILED
+from holdfast.cli.configuring import config_options, parse_ttl, show_config
 from holdfast.cli.render import (
     ack_json,
     change_json,
@@ -113,6 +114,7 @@ def info(settings: Settings, name: str) -> None:
     type=click.IntRange(min=0),
     help="Only if this is the stream's last seq.",
 )
+@click.option("--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it so long after.")
 @click.option(
     "--durability",
     type=click.Choice(DURABILITIES),
@@ -127,6 +129,7 @@ def append(
     headers: dict[str, str] | None,
     msg_id: str | None,
     expected_last_seq: int | None,
+    ttl: float | None,
     durability: str | None,
 ) -> None:
     """Append VALUE as one message; without it, or with -, what comes on stdin.
@@ -134,10 +137,12 @@ def append(
     Says the new message's seq once it is stored.
     """
     if lines and (value not in (None, "-") or msg_id or expected_last_seq is not None):
-        raise click.UsageError("--lines reads stdin and goes with --header and --durability only")
+        raise click.UsageError(
+            "--lines reads stdin and goes with --header, --ttl and --durability only"
+        )
     level = None if durability is None else Durability[durability.upper()]
     if lines:
-        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, level)))
+        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, ttl, level)))
         return
     content = read_value(value)
 
@@ -148,6 +153,7 @@ def append(
                 headers=headers,
                 msg_id=msg_id,
                 expected_last_seq=expected_last_seq,
+                ttl_seconds=ttl,
                 durability=level,
             )
             return ack
@@ -161,7 +167,11 @@ def append(
 
 
 async def _append_lines(
-    settings: Settings, name: str, headers: dict[str, str] | None, level: Durability | None
+    settings: Settings,
+    name: str,
+    headers: dict[str, str] | None,
+    ttl: float | None,
+    level: Durability | None,
 ) -> list[Ack]:
     """Append stdin line by line; return the first and the last ack."""
     ends: list[Ack] = []
@@ -169,7 +179,7 @@ async def _append_lines(
         target = client.stream(name)
         async for batch in line_batches():
             values = batch if headers is None else [(line, headers) for line in batch]
-            acks = await target.append_many(values, durability=level)
+            acks = await target.append_many(values, ttl_seconds=ttl, durability=level)
             ends = [ends[0] if ends else acks[0], acks[-1]]
     return ends
 
@@ -273,6 +283,15 @@ def tail(settings: Settings, name: str, start: int | None, limit: int | None, ra
                     break
 
     asyncio.run(follow())
+
+
+@stream.command("config")
+@click.argument("name")
+@config_options(StoreKind.STREAM)
+@client_command
+def config(settings: Settings, name: str, **wanted: Any) -> None:
+    """Show the limits of a stream; with options, change those first. `none` takes a limit away."""
+    show_config(settings, StoreKind.STREAM, name, wanted)
 
 
 @stream.command("delete")

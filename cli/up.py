@@ -43,10 +43,28 @@ from holdfast.client.connection import DEFAULT_NATS
     show_default=True,
     help="The port of nats-server; 0 picks a free one. Not used with --nats.",
 )
+@click.option(
+    "--bucket",
+    metavar="URL",
+    help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: snapshots and cold stores.",
+)
+@click.option(
+    "--cold-after-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With a bucket: a store unchanged for this long is left to it.  [default: a day]",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Log what happens, not only trouble.")
 @shared_options("nats", "prefix", "json")
 @pass_settings
-def up(settings: Settings, data: Path, servers: int, port: int, verbose: bool) -> None:
+def up(
+    settings: Settings,
+    data: Path,
+    servers: int,
+    port: int,
+    bucket: str | None,
+    cold_after_seconds: float | None,
+    verbose: bool,
+) -> None:
     """Run a whole cluster on this machine: NATS, a coordinator and persist servers.
 
     Starts nats-server itself unless --nats names a running one. Parts that die are started again.
@@ -59,6 +77,8 @@ def up(settings: Settings, data: Path, servers: int, port: int, verbose: bool) -
         port=port,
         prefix=settings.prefix,
         verbose=verbose,
+        bucket=bucket,
+        cold_after_seconds=cold_after_seconds,
     )
     asyncio.run(_run(options, as_json=settings.json))
 

@@ -25,6 +25,7 @@ from holdfast.protocol.errors import (
     InvalidArgumentError,
     InvalidNameError,
     InvalidSeqError,
+    LimitExceededError,
     MalformedFrameError,
     NoCoordinatorError,
     NoServerError,
@@ -32,6 +33,7 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     OperationTimeoutError,
     ProtocolError,
+    RateLimitedError,
     RequestError,
     StorageError,
     StorageFailedError,
@@ -53,6 +55,7 @@ from holdfast.protocol.messages import (
     Message,
 )
 from holdfast.protocol.names import StoreKind, quote, unquote
+from holdfast.protocol.store_config import Discard, StoreConfig
 
 __all__ = [
     "KV",
@@ -63,6 +66,7 @@ __all__ = [
     "Client",
     "ConnectionFailedError",
     "Deleted",
+    "Discard",
     "Durability",
     "Entry",
     "Head",
@@ -70,6 +74,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidNameError",
     "InvalidSeqError",
+    "LimitExceededError",
     "MalformedFrameError",
     "Message",
     "NoCoordinatorError",
@@ -79,10 +84,12 @@ __all__ = [
     "OperationTimeoutError",
     "PendingAck",
     "ProtocolError",
+    "RateLimitedError",
     "RequestError",
     "ServerInfo",
     "StorageError",
     "StorageFailedError",
+    "StoreConfig",
     "StoreDamagedError",
     "StoreInfo",
     "StoreKind",

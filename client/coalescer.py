@@ -33,7 +33,7 @@ from heapq import heappop, heappush
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
-from holdfast.client.frame import Frame, FrameBuilder, Group, Operation, fail
+from holdfast.client.frame import Frame, FrameBuilder, Group, Operation, PackedBatch, fail
 from holdfast.client.store_queue import Lane, QueueState, StoreKey, StoreQueue
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
@@ -52,6 +52,7 @@ from holdfast.protocol.limits import (
     FRAME_TIMEOUT_SECONDS,
     FRAMES_IN_FLIGHT,
     MAX_FRAME_OPERATIONS,
+    MAX_STORED_FRAMES,
     OPERATION_TIMEOUT_SECONDS,
     PING_SECONDS,
 )
@@ -146,6 +147,8 @@ class Coalescer:
             queue = self._open(key)
         if is_write:
             queue.writes.append(operation)
+            if type(operation[0]) is PackedBatch:
+                queue.holds_batches = True
         else:
             queue.reads.append(operation)
         self.pending_count += 1
@@ -314,8 +317,9 @@ class Coalescer:
                     reading += len(group.operations)
         assert in_queues + reading == self.pending_count, (in_queues, reading, self.pending_count)
         for lane in self._lanes.values():
-            live = sum(f.lane is lane and not f.stale for f in self._frames.values())
-            assert live == lane.frames_in_flight <= FRAMES_IN_FLIGHT
+            live = [f for f in self._frames.values() if f.lane is lane and not f.stale]
+            assert sum(f.counts for f in live) == lane.frames_in_flight <= FRAMES_IN_FLIGHT
+            assert len(live) - lane.frames_in_flight == lane.stored_frames <= MAX_STORED_FRAMES
 
     # Queues
 
@@ -424,15 +428,30 @@ class Coalescer:
 
     def _close_frame(self, frame: Frame) -> None:
         del self._frames[frame.number]
-        if not frame.stale:
+        if frame.counts:
+            frame.counts = False
             frame.lane.frames_in_flight -= 1
+        elif not frame.stale:
+            frame.lane.stored_frames -= 1
+
+    def _give_up_place(self, frame: Frame) -> None:
+        """Let another frame be sent in the place of one that only waits for the server's bucket."""
+        lane = frame.lane
+        if lane.stored_frames < MAX_STORED_FRAMES and frame.waits_for_bucket:
+            frame.counts = False
+            lane.frames_in_flight -= 1
+            lane.stored_frames += 1
 
     def _give_up(self, frame: Frame) -> None:
         """Wait no longer for a frame. Its reads wait again, its writes are the caller's to requeue."""
         if frame.stale:
             return
         frame.stale = True
-        frame.lane.frames_in_flight -= 1
+        if frame.counts:
+            frame.counts = False
+            frame.lane.frames_in_flight -= 1
+        else:
+            frame.lane.stored_frames -= 1
         for group in frame.groups:
             if group is not None and not group.counter and group.frame == frame.number:
                 group.frame = 0
@@ -516,6 +535,8 @@ class Coalescer:
                 else:
                     earliest = min(earliest, frame.sent_at + OPERATION_TIMEOUT_SECONDS)
                 continue
+            if frame.counts and now >= frame.sent_at + PING_SECONDS:
+                self._give_up_place(frame)
             ping_at = max(frame.sent_at, lane.pinged_at) + PING_SECONDS
             if now >= ping_at:
                 self._ping(lane, now)
@@ -533,9 +554,7 @@ class Coalescer:
         self._frame_number += 1
         lane.ping, lane.pinged_at = self._frame_number, now
         self._pings[lane.ping] = lane
-        self._questions.append(
-            SendFrame(lane.server, lane.ping, encode_request(self._writer, ()))
-        )
+        self._questions.append(SendFrame(lane.server, lane.ping, encode_request(self._writer, ())))
 
     def _lost(self, frame: Frame) -> None:
         """A frame or its answer is lost, or late: send what is unanswered again, now."""

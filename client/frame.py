@@ -12,12 +12,15 @@ import msgpack
 
 from holdfast.protocol.errors import HoldfastError, error_from_wire
 from holdfast.protocol.frames import PROTOCOL_VERSION, pack
+from holdfast.protocol.messages import Durability
 
 if TYPE_CHECKING:
     from holdfast.client.store_queue import Lane, StoreQueue
 
 _array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
 _ONE: Final = _array_header(1)
+
+_STORED: Final = int(Durability.STORED)
 
 
 class Waiter(Protocol):
@@ -28,6 +31,12 @@ class Waiter(Protocol):
     def done(self) -> bool: ...
 
     def set_result(self, result: Any, /) -> None: ...
+
+
+class PackedBatch(bytes):
+    """An atomic batch, packed. Each operation in it counts for the size of a frame."""
+
+    operation_count: int
 
 
 Operation = tuple[bytes, Waiter, float, int, float]
@@ -47,14 +56,30 @@ def fail(operation: Operation, error: HoldfastError) -> None:
 class Group:
     """Operations of one store that travel together; `counter` 0 marks reads."""
 
-    __slots__ = ("answered", "counter", "durability", "frame", "operations", "queue", "size_bytes")
+    __slots__ = (
+        "answered",
+        "counter",
+        "durability",
+        "frame",
+        "operation_count",
+        "operations",
+        "queue",
+        "size_bytes",
+    )
 
     def __init__(
-        self, queue: StoreQueue, counter: int, operations: list[Operation], size_bytes: int
+        self,
+        queue: StoreQueue,
+        counter: int,
+        operations: list[Operation],
+        operation_count: int,
+        size_bytes: int,
     ) -> None:
+        """`operation_count`: those in batches counted, too."""
         self.queue = queue
         self.counter = counter
         self.operations = operations
+        self.operation_count = operation_count
         self.size_bytes = size_bytes
         self.durability = operations[0][3] if counter else 0
         #: The number of the frame that last carried it; 0: it has to be sent.
@@ -84,7 +109,7 @@ class FrameBuilder:
         """Tell if `group` may be added. An empty frame takes any: it was formed to fit in one."""
         if not self.groups:
             return True
-        return group.size_bytes <= self.room_bytes and len(group.operations) <= self.room_operations
+        return group.size_bytes <= self.room_bytes and group.operation_count <= self.room_operations
 
     def add(self, group: Group, floor: int) -> None:
         """Add `group`, which must fit."""
@@ -92,7 +117,7 @@ class FrameBuilder:
         count = len(operations)
         group.frame = self.number
         self.room_bytes -= group.size_bytes
-        self.room_operations -= count
+        self.room_operations -= group.operation_count
         self.groups.append(group)
         # The three numbers in one call; their array's header, one byte, is not wanted.
         numbers = pack((group.counter, floor, group.durability))[1:]
@@ -111,7 +136,16 @@ class FrameBuilder:
 class Frame:
     """A frame that was sent, until each of its groups has had its answer."""
 
-    __slots__ = ("groups", "lane", "looked_at", "number", "open_count", "sent_at", "stale")
+    __slots__ = (
+        "counts",
+        "groups",
+        "lane",
+        "looked_at",
+        "number",
+        "open_count",
+        "sent_at",
+        "stale",
+    )
 
     def __init__(self, number: int, lane: Lane, groups: list[Group], sent_at: float) -> None:
         self.number = number
@@ -123,3 +157,10 @@ class Frame:
         self.looked_at = sent_at
         #: Its groups wait to be sent again; an answer is still welcome.
         self.stale = False
+        #: It takes one of the places of frames in flight.
+        self.counts = True
+
+    @property
+    def waits_for_bucket(self) -> bool:
+        """Only `stored` writes of it are unanswered."""
+        return all(group is None or group.durability == _STORED for group in self.groups)

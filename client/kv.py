@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from holdfast.client import configuration
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
@@ -21,6 +22,7 @@ from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
 from holdfast.protocol.names import StoreKind, StoreName, check_key
+from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower
@@ -55,16 +57,19 @@ class KV:
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Set `key` (any text of at most MAX_KEY_BYTES) to at most MAX_VALUE_BYTES.
 
         With `expected_revision` only if that is the key's revision (0: there is no such key); else
-        WrongRevisionError, which carries the actual one. The ack's `seq` is None.
+        WrongRevisionError, which carries the actual one. `ttl_seconds` after it was set the key is
+        gone, unless it is set again. The ack's `seq` is None. Raises LimitExceededError and
+        RateLimitedError where the kv is configured so; nothing was stored or removed then.
         """
         link = self._link
-        packed = pack(set_entry_operation(key, value, headers, expected_revision))
+        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -78,6 +83,7 @@ class KV:
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
@@ -87,7 +93,7 @@ class KV:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
         """
         link = self._link
-        packed = pack(set_entry_operation(key, value, headers, expected_revision))
+        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -97,15 +103,19 @@ class KV:
         self,
         items: Mapping[str, Value] | Iterable[tuple[str, Value]],
         *,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the keys or none; return an ack for each, in order.
 
-        All must fit in one frame of about 1 MB and 4096 keys: TooLargeError.
+        All must fit in one frame of about 1 MB and 4096 keys: TooLargeError. Raises
+        LimitExceededError and RateLimitedError as `set` does, also if the kv could not keep all.
         """
         pairs = items.items() if isinstance(items, Mapping) else items
-        operations = [set_entry_operation(key, value) for key, value in pairs]
+        operations = [
+            set_entry_operation(key, value, ttl_seconds=ttl_seconds) for key, value in pairs
+        ]
         packed = pack_batch(operations, self._link.operation_limit_bytes)
         level = checked_durability(durability)
         results, time, stored = await self._link.call(
@@ -168,6 +178,21 @@ class KV:
         """Return where the kv stands: its revision, number of keys and their bytes."""
         wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
+
+    async def configure(
+        self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
+    ) -> StoreConfig:
+        """Change what is named (see StoreConfig) and return the whole configuration.
+
+        What is left out stays as it is; None is the default again. `max_messages` counts keys. With
+        `discard` "old" the keys that were set longest ago and are over new limits go at once.
+        Raises InvalidArgumentError.
+        """
+        return await configuration.configure(self._link, self._key, settings, timeout_seconds)
+
+    async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
+        """Return the kv's configuration."""
+        return await configuration.config(self._link, self._key, timeout_seconds)
 
     def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription:
         """Follow the kv: an async iterator of Change, each once, in the order of revisions.

@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from holdfast.client.frame import PackedBatch
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.protocol.frames import (
     APPEND,
@@ -29,6 +30,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability, Entry, Head, Headers, Message
 from holdfast.protocol.names import check_key
+from holdfast.protocol.store_config import ttl_ms
 
 Value = bytes | bytearray | memoryview
 WithHeaders = tuple[Value, Headers | None]
@@ -45,6 +47,7 @@ def packed_append(
     headers: Headers | None = None,
     msg_id: str | None = None,
     expected_last_seq: int | None = None,
+    ttl_seconds: float | None = None,
 ) -> bytes:
     """Return an append, packed."""
     if (
@@ -53,10 +56,11 @@ def packed_append(
         and not headers
         and msg_id is None
         and expected_last_seq is None
+        and ttl_seconds is None
     ):
         # What most messages are, put together in a quarter of the time.
         return _APPEND_HEADS[len(value)] + value
-    return pack(append_operation(value, headers, msg_id, expected_last_seq))
+    return pack(append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds))
 
 
 def append_operation(
@@ -64,24 +68,33 @@ def append_operation(
     headers: Headers | None = None,
     msg_id: str | None = None,
     expected_last_seq: int | None = None,
+    ttl_seconds: float | None = None,
 ) -> list[Any]:
     """Return the wire form of an append."""
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
         value = checked_value(value)
-    if not headers and msg_id is None and expected_last_seq is None:
-        return [APPEND, value]
     if expected_last_seq is not None:
         check_count("expected_last_seq", expected_last_seq)
-        return [APPEND, value, checked_headers(headers), _checked_msg_id(msg_id), expected_last_seq]
-    if msg_id is not None:
-        return [APPEND, value, checked_headers(headers), _checked_msg_id(msg_id)]
-    return [APPEND, value, checked_headers(headers)]
+    return _without_trailing_nil(
+        [
+            APPEND,
+            value,
+            checked_headers(headers),
+            _checked_msg_id(msg_id),
+            expected_last_seq,
+            checked_ttl(ttl_seconds),
+        ]
+    )
 
 
-def set_message_operation(seq: int, value: Value, headers: Headers | None = None) -> list[Any]:
+def set_message_operation(
+    seq: int, value: Value, headers: Headers | None = None, ttl_seconds: float | None = None
+) -> list[Any]:
     """Return the wire form of replacing (or, at last + 1, appending) a message."""
     check_seq("seq", seq)
-    return [SET_MESSAGE, seq, checked_value(value), checked_headers(headers)]
+    return _without_trailing_nil(
+        [SET_MESSAGE, seq, checked_value(value), checked_headers(headers), checked_ttl(ttl_seconds)]
+    )
 
 
 def set_entry_operation(
@@ -89,17 +102,20 @@ def set_entry_operation(
     value: Value,
     headers: Headers | None = None,
     expected_revision: int | None = None,
+    ttl_seconds: float | None = None,
 ) -> list[Any]:
     """Return the wire form of setting a key."""
     check_key(key)
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
         value = checked_value(value)
+    if not headers and expected_revision is None and ttl_seconds is None:
+        return [SET_ENTRY, key, value]
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
-        return [SET_ENTRY, key, value, checked_headers(headers), expected_revision]
-    if headers:
-        return [SET_ENTRY, key, value, checked_headers(headers)]
-    return [SET_ENTRY, key, value]
+    ttl = checked_ttl(ttl_seconds)
+    return _without_trailing_nil(
+        [SET_ENTRY, key, value, checked_headers(headers), expected_revision, ttl]
+    )
 
 
 def delete_messages_operation(seqs: int | Sequence[int]) -> list[Any]:
@@ -122,15 +138,16 @@ def delete_entries_operation(
     return [DELETE_ENTRIES, [check_key(key) for key in wanted], expected_revision]
 
 
-def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> bytes:
+def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch:
     """Return an atomic batch, packed; it must fit in one frame."""
     if not operations:
         raise InvalidArgumentError(argument="batch", reason="it is empty")
     if len(operations) > MAX_FRAME_OPERATIONS:
         raise TooLargeError(what="a batch", size=len(operations), limit=MAX_FRAME_OPERATIONS)
-    packed = pack([BATCH, operations])
+    packed = PackedBatch(pack([BATCH, operations]))
     if len(packed) > limit_bytes:
         raise TooLargeError(what="a batch", size=len(packed), limit=limit_bytes)
+    packed.operation_count = len(operations)
     return packed
 
 
@@ -153,6 +170,13 @@ def checked_value(value: Value) -> bytes:
     if len(value) > MAX_VALUE_BYTES:
         raise TooLargeError(what="a value", size=len(value), limit=MAX_VALUE_BYTES)
     return value
+
+
+def checked_ttl(ttl_seconds: float | None) -> float | None:
+    """Return a ttl, None if there is none."""
+    if ttl_seconds is not None:
+        ttl_ms(ttl_seconds)
+    return ttl_seconds
 
 
 def checked_headers(headers: Headers | None) -> dict[str, str] | None:
@@ -240,6 +264,12 @@ def entry_from_wire(wire: Sequence[Any]) -> Entry:
 def head_from_wire(wire: Iterable[Any]) -> Head:
     """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server]`."""
     return Head(*list(wire)[:7])
+
+
+def _without_trailing_nil(operation: list[Any]) -> list[Any]:
+    while operation[-1] is None:
+        operation.pop()
+    return operation
 
 
 def _checked_msg_id(msg_id: str | None) -> str | None:

@@ -24,7 +24,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from holdfast.client.frame import FrameBuilder, Group, Operation, fail
+from holdfast.client.frame import FrameBuilder, Group, Operation, PackedBatch, fail
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     ConnectionFailedError,
@@ -34,7 +34,7 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS
+from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS, MAX_FRAME_OPERATIONS
 
 #: A group's array header, counter, floor, durability and the header of its operations, at most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
@@ -73,6 +73,7 @@ class Lane:
         "ping",
         "pinged_at",
         "server",
+        "stored_frames",
         "timeout_seconds",
     )
 
@@ -81,6 +82,8 @@ class Lane:
         self.incarnation = ""
         self.line: deque[StoreQueue] = deque()
         self.frames_in_flight = 0
+        #: Of which only `stored` writes are unanswered: others do not wait with them.
+        self.stored_frames = 0
         self.timeout_seconds = FRAME_TIMEOUT_SECONDS
         #: The frame number of the last question whether the server is there, and when it went out.
         self.ping = 0
@@ -96,6 +99,7 @@ class StoreQueue:
         "attempt",
         "groups",
         "head",
+        "holds_batches",
         "key",
         "lane",
         "last_error",
@@ -113,6 +117,8 @@ class StoreQueue:
         self.head = b"\x96" + pack(key[0]) + pack(key[1])
         self.writes: deque[Operation] = deque()
         self.reads: deque[Operation] = deque()
+        #: There may be batches among the writes.
+        self.holds_batches = False
         #: Unanswered write groups, by counter.
         self.groups: deque[Group] = deque()
         self.next_counter = first_counter
@@ -236,20 +242,29 @@ class StoreQueue:
     ) -> tuple[Group | None, int]:
         """Take from the front of `waiting` what one group can hold."""
         limit_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
-        if len(waiting) == 1:
+        limit_operations = frame.room_operations
+        if self.holds_batches and counter:
+            # The first batch of a frame may be as large as a frame can be.
+            limit_operations = limit_operations if frame.groups else MAX_FRAME_OPERATIONS
+        elif len(waiting) == 1:
             operation = waiting[0]
             size_bytes = len(operation[0])
-            if size_bytes <= limit_bytes and frame.room_operations and not operation[1].done():
+            if size_bytes <= limit_bytes and limit_operations > 0 and not operation[1].done():
                 waiting.clear()
                 size_bytes += len(self.head) + _GROUP_FIELDS_BYTES
-                return Group(self, counter, [operation], size_bytes), 0
-        operations, dropped = _take_front(waiting, frame.room_operations, limit_bytes), 0
-        if not operations:
-            operations, dropped = _take_checked(waiting, frame.room_operations, limit_bytes)
-            if not operations:
-                return None, dropped
+                return Group(self, counter, [operation], 1, size_bytes), 0
+        else:
+            operations = _take_front(waiting, limit_operations, limit_bytes)
+            if operations:
+                return self._group(counter, operations, len(operations)), 0
+        operations, count, dropped = _take_checked(waiting, limit_operations, limit_bytes)
+        if self.holds_batches and counter and not waiting:
+            self.holds_batches = False
+        return (self._group(counter, operations, count) if operations else None), dropped
+
+    def _group(self, counter: int, operations: list[Operation], operation_count: int) -> Group:
         size_bytes = len(self.head) + _GROUP_FIELDS_BYTES + sum(map(len, map(_packed, operations)))
-        return Group(self, counter, operations, size_bytes), dropped
+        return Group(self, counter, operations, operation_count, size_bytes)
 
 
 def _take_front(
@@ -259,7 +274,7 @@ def _take_front(
 
     The usual case, in passes that need no line of Python for each operation.
     """
-    operations = list(islice(waiting, limit_operations))
+    operations = list(islice(waiting, max(0, limit_operations)))
     if (
         len(set(map(_level, operations))) != 1
         or sum(map(len, map(_packed, operations))) > limit_bytes
@@ -276,13 +291,16 @@ def _take_front(
 
 def _take_checked(
     waiting: deque[Operation], limit_operations: int, limit_bytes: int
-) -> tuple[list[Operation], int]:
-    """Take from the front what one group can hold, leaving out those whose callers have given up;
-    return how many those were."""
+) -> tuple[list[Operation], int, int]:
+    """Take from the front what one group can hold, leaving out those whose callers have given up.
+
+    Returns them, how many operations they are with those in batches, and how many were left out.
+    """
     operations: list[Operation] = []
+    count = 0
     durability = waiting[0][3]
     dropped = 0
-    while waiting and len(operations) < limit_operations:
+    while waiting and count < limit_operations:
         operation = waiting[0]
         packed, waiter, _, level, _ = operation
         if waiter.done():
@@ -293,9 +311,11 @@ def _take_checked(
             if operations:
                 break
             durability = level
-        if len(packed) > limit_bytes:
+        length = packed.operation_count if isinstance(packed, PackedBatch) else 1
+        if len(packed) > limit_bytes or count + length > limit_operations:
             break
         limit_bytes -= len(packed)
+        count += length
         operations.append(operation)
         waiting.popleft()
-    return operations, dropped
+    return operations, count, dropped

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from holdfast.client import configuration
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
@@ -30,6 +31,7 @@ from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
 from holdfast.protocol.names import StoreKind, StoreName
+from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower
@@ -63,18 +65,22 @@ class Stream:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Append a message of at most MAX_VALUE_BYTES; return its seq and revision.
 
-        A `msg_id` that was stored within the last two minutes is not stored again: the ack is then
-        that of the first time, with `duplicate` true. With `expected_last_seq` the message is
-        stored only if that is the stream's last seq (0: never written); else WrongLastSeqError.
+        A `msg_id` that was stored within the last two minutes (or the stream's own
+        `dedupe_window_seconds`) is not stored again: the ack is then that of the first time, with
+        `duplicate` true. With `expected_last_seq` the message is stored only if that is the
+        stream's last seq (0: never written); else WrongLastSeqError. `ttl_seconds` after it was
+        stored the message is gone. Raises LimitExceededError and RateLimitedError where the stream
+        is configured so; nothing was stored or removed then.
         """
         # Written out rather than through `Link.call`: this is the path of every message.
         link = self._link
-        packed = packed_append(value, headers, msg_id, expected_last_seq)
+        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -88,6 +94,7 @@ class Stream:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
@@ -97,7 +104,7 @@ class Stream:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
         """
         link = self._link
-        packed = packed_append(value, headers, msg_id, expected_last_seq)
+        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -109,17 +116,21 @@ class Stream:
         *,
         durability: Durability | str | None = None,
         expected_last_seq: int | None = None,
+        ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each.
 
         They get consecutive seqs. All must fit in one frame of about 1 MB and 4096 messages:
-        TooLargeError. Raises WrongLastSeqError as `append` does.
+        TooLargeError. Raises WrongLastSeqError, LimitExceededError and RateLimitedError as `append`
+        does, also if the stream could not keep all of them.
         """
         operations = []
         for item in values:
             value, headers = split_value(item)
-            operations.append(append_operation(value, headers, None, expected_last_seq))
+            operations.append(
+                append_operation(value, headers, None, expected_last_seq, ttl_seconds)
+            )
             expected_last_seq = None
         return await self._batch(operations, durability, timeout_seconds)
 
@@ -129,14 +140,15 @@ class Stream:
         value: Value,
         *,
         headers: Headers | None = None,
+        ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Replace message `seq`, deleted ones too; at the last seq + 1 append.
 
-        Raises InvalidSeqError beyond that.
+        Raises InvalidSeqError beyond that. What is replaced has its ttl and age anew.
         """
-        packed = pack(set_message_operation(seq, value, headers))
+        packed = pack(set_message_operation(seq, value, headers, ttl_seconds))
         level = checked_durability(durability)
         return _ack(*await self._link.call(self._key, packed, True, level, timeout_seconds))
 
@@ -221,6 +233,20 @@ class Stream:
         """Return where the stream stands; of one never written, all is zero but first_seq."""
         wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
+
+    async def configure(
+        self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
+    ) -> StoreConfig:
+        """Change what is named (see StoreConfig) and return the whole configuration.
+
+        What is left out stays as it is; None is the default again. With `discard` "old" the lowest
+        seqs that are over new limits go at once. Raises InvalidArgumentError.
+        """
+        return await configuration.configure(self._link, self._key, settings, timeout_seconds)
+
+    async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
+        """Return the stream's configuration."""
+        return await configuration.config(self._link, self._key, timeout_seconds)
 
     def subscribe(self, *, start_seq: int | None = None) -> Subscription:
         """Follow the stream: an async iterator of Change, each once, in the order of revisions.

@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 
 from holdfast.coordinator.service import Coordinator
 from holdfast.protocol.bus import Bus
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.process import run_server, server_parser
+from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fences import BucketFences
 from holdfast.shared_fs.layout import open_layout
 
 
@@ -31,12 +34,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="put a damaged state file aside and find the stores again",
     )
+    parser.add_argument(
+        "--bucket", help="file:///FOLDER or s3://NAME/PREFIX, that of the persist servers"
+    )
+    parser.add_argument(
+        "--disk",
+        choices=("shared", "local"),
+        default="shared",
+        help="local: --data is the coordinator's own, and the servers' fences are in the bucket; of "
+        "all parts of a cluster or of none; default: %(default)s",
+    )
     return run_server(parser, arguments, _serve)
 
 
 async def _serve(
     options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
 ) -> None:
+    if options.bucket is None and options.disk == "local":
+        raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
+    bucket = open_bucket(options.bucket) if options.bucket else None
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
     coordinator = Coordinator(
@@ -46,6 +62,8 @@ async def _serve(
         prefix=options.prefix,
         standby=options.standby,
         replace_damaged_state=options.replace_damaged_state,
+        bucket=bucket,
+        fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
     )
     on_signals(coordinator.stop)
     await coordinator.run()

@@ -118,3 +118,15 @@ def decide_open(
     if not current.owner_ended and (current.server, current.incarnation) == (server, incarnation):
         return Keep(Owner(server, incarnation, current.epoch))
     return NotOwner()
+
+
+def decide_adopt(
+    current: Assignment | None, server: str, incarnation: str, state: ServerState | None
+) -> Keep | Assign | NotOwner:
+    """Return if a server may have a store that nobody asks for. `state` is as in `decide_open`.
+
+    Only one that exists, has no owner any more, and is not for another server to be resolved to.
+    """
+    if current is not None and current.owner_ended and state is ServerState.LIVE:
+        return Assign(Owner(server, incarnation, current.epoch + 1))
+    return decide_open(current, server, incarnation, state) if current is not None else NotOwner()

@@ -20,6 +20,7 @@ from holdfast.coordinator.assignment import (
     Keep,
     NotOwner,
     decide,
+    decide_adopt,
     decide_open,
 )
 from holdfast.coordinator.events import (
@@ -30,7 +31,11 @@ from holdfast.coordinator.membership import (
     MemberView,
 )
 from holdfast.coordinator.requests import (
+    Adopt,
+    ColdStore,
+    Cool,
     Created,
+    Deleted,
     Drain,
     ListServers,
     ListStores,
@@ -39,6 +44,7 @@ from holdfast.coordinator.requests import (
     Register,
     Release,
     ReleaseAll,
+    ReleasedStore,
     Request,
     Resolve,
     Vacate,
@@ -66,11 +72,21 @@ class RecordFound:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFoundCold:
+    """Stores that the survey found in the bucket's manifests, with epoch and revision; None of one
+    that was deleted."""
+
+    stores: tuple[tuple[StoreId, int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordSurveyed:
-    """The survey is done."""
+    """The survey is done, also that of the bucket or only that of the files."""
+
+    with_manifests: bool = False
 
 
-Record = RecordLive | RecordDead | RecordFound | RecordSurveyed
+Record = RecordLive | RecordDead | RecordFound | RecordFoundCold | RecordSurveyed
 Fields = Mapping[str, Any]
 Reply = Fields | HoldfastError
 
@@ -143,8 +159,16 @@ def _write(state: StateFile, record: Record, now_ms: int) -> None:
         case RecordFound(stores):
             for store in stores:
                 state.found(store)
-        case RecordSurveyed():
+        case RecordFoundCold(stores_found):
+            for store, epoch, revision in stores_found:
+                if revision is None:
+                    state.found_deleted(store, epoch)
+                else:
+                    state.found_cold(store, epoch, revision)
+        case RecordSurveyed(with_manifests):
             state.set_surveying(False)
+            if with_manifests:
+                state.set_manifests_surveyed()
 
 
 class _Transaction:
@@ -161,6 +185,7 @@ class _Transaction:
             for member in members
             if (key := (member.server, member.incarnation)) in self._recorded
         }
+        self._knows_all_stores = state.knows_all_stores()
         self._made_balancer: Balancer | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -169,7 +194,10 @@ class _Transaction:
                 return {"term": self._state.term, "owners": [self._owner(s) for s in stores]}
             case (
                 Open(server, incarnation)
+                | Adopt(server, incarnation)
                 | Created(server, incarnation)
+                | Cool(server, incarnation)
+                | Deleted(server, incarnation)
                 | Register(server, incarnation)
                 | Vacate(server, incarnation)
             ) if self._has_ended(server, incarnation):
@@ -177,10 +205,21 @@ class _Transaction:
             case Open(server, incarnation, opened):
                 grants = [self._grant(server, incarnation, s) for s in opened]
                 return {"term": self._state.term, "grants": grants}
-            case Created(server, incarnation, named):
-                for store in named:
+            case Adopt(server, incarnation, named):
+                grants = [self._adopt(server, incarnation, store) for store in named]
+                return {"term": self._state.term, "grants": grants}
+            case Created(server, incarnation, created):
+                for store, revision in created:
                     if self._owned(server, incarnation, store) is not None:
                         self._state.raise_state(store, StoreState.DURABLE)
+                        if revision is not None:
+                            self._state.set_hot(store, revision)
+            case Cool(server, incarnation, cooled):
+                cold = [self._cool(server, incarnation, each) for each in cooled]
+                return {"term": self._state.term, "cold": cold}
+            case Deleted(server, incarnation, deleted):
+                gone = [self._forget(server, incarnation, each) for each in deleted]
+                return {"term": self._state.term, "deleted": gone}
             case Release(server, incarnation, released):
                 for store, epoch in released:
                     row = self._owned(server, incarnation, store)
@@ -229,7 +268,40 @@ class _Transaction:
         if opened.create and known is StoreState.UNKNOWN:
             known = StoreState.CREATED
             self._state.raise_state(opened.store, known)
-        return (owner.epoch, int(known), int(before))
+        cold = row.cold if row is not None else None
+        if known is not StoreState.DURABLE and not self._knows_all_stores:
+            cold = 0
+        grant = (owner.epoch, int(known), int(before))
+        return grant if cold is None else (*grant, cold)
+
+    def _adopt(self, server: str, incarnation: str, store: StoreId) -> Sequence[object]:
+        row = self._state.store(store)
+        decision = decide_adopt(
+            _assignment(row), server, incarnation, self._states.get((server, incarnation))
+        )
+        if row is None or isinstance(decision, NotOwner):
+            return _error_slot(NotOwnerError(server=server))
+        if isinstance(decision, Assign):
+            self._state.assign(store, decision.owner)
+        grant = (decision.owner.epoch, row.state, row.state)
+        return grant if row.cold is None else (*grant, row.cold)
+
+    def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
+        row = self._owned(server, incarnation, cooled.store)
+        if row is None or row.epoch != cooled.epoch:
+            return False
+        self._state.set_cold(cooled.store, cooled.revision)
+        return True
+
+    def _forget(self, server: str, incarnation: str, deleted: ReleasedStore) -> bool:
+        row = self._state.store(deleted.store)
+        if row is None or row.epoch != deleted.epoch:
+            return False
+        if (row.server, row.incarnation) == (server, incarnation):
+            self._state.set_deleted(deleted.store)
+            return True
+        # Asked again, because the answer was lost.
+        return not row.server and row.state == StoreState.UNKNOWN
 
     def _owned(self, server: str, incarnation: str, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store that is the incarnation's; None of any other, which a
@@ -267,6 +339,8 @@ class _Transaction:
                     open_stores=member.open_stores,
                     operations_per_second=member.operations_per_second,
                     log_bytes=member.log_bytes,
+                    snapshot_backlog=member.snapshot_backlog,
+                    bucket_requests=member.bucket_requests,
                 )
             )
         return infos

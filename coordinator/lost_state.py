@@ -8,6 +8,8 @@
   recorded as durable and without an owner, so it is listed, and noticed if its file goes missing.
   A store that is asked for before its turn works all the same. A survey that is cut short begins
   anew with the next coordinator.
+- Cold stores have no file: they are found in the bucket's manifests, after the files. Until that is
+  done, by a coordinator that knows the bucket, servers look there before they begin a new store.
 
 Lost is a file that is missing although there is a past. One that is damaged is refused, unless the
 operator has it replaced: then it goes to quarantine and counts as missing.
@@ -15,36 +17,46 @@ operator has it replaced: then it goes to quarantine and counts as missing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast.coordinator.state_file import StateFile, is_missing, open_state_file
 from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import fence
+from holdfast.shared_fs.fences import Fences
 from holdfast.shared_fs.layout import HASH_FOLDER, Layout
+from holdfast.shared_fs.manifest import open_manifests
 
 logger = logging.getLogger("holdfast.coordinator")
 
 _STORE_FILE: Final = re.compile(r"(.+)\.(stream|kv)\.([0-9]{1,9})\.db")
 #: Where state files go, in the folder of the quarantined: no tenant is named so.
 _QUARANTINE: Final = "_coordinator"
+#: Stores recorded in one transaction.
+_WRITTEN_STORES: Final = 8192
 
 
-def has_past(layout: Layout, disk: Disk) -> bool:
+def has_past(layout: Layout, disk: Disk, fences: Fences) -> bool:
     """Tell if there was a coordinator or a store here before. To be asked before the lock is taken,
     which leaves its file behind: servers that started first are no past."""
     folder = layout.coordinator
-    return any(
-        disk.exists(path) for path in (folder / "lock", folder / "term", layout.root / "stores")
-    )
+    paths = (folder / "lock", folder / "term", layout.root / "stores")
+    return any(disk.exists(path) for path in paths) or fences.tell_of_a_past()
 
 
 def open_state(
-    layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool, now_ms: int
+    layout: Layout,
+    disk: Disk,
+    fences: Fences,
+    *,
+    had_past: bool,
+    replace_damaged: bool,
+    now_ms: int,
 ) -> StateFile:
     """Open the state file, or start with an empty one if it is lost.
 
@@ -54,8 +66,13 @@ def open_state(
     try:
         if is_missing(path, disk):
             if had_past:
-                _fence_everyone(layout, disk)
-            return open_state_file(path, disk, surveying=disk.exists(layout.root / "stores"))
+                _fence_everyone(fences)
+            state = open_state_file(path, disk, surveying=disk.exists(layout.root / "stores"))
+            with state.transaction():
+                if not state.surveying():
+                    # A new cluster may find a bucket that has stores of the one before.
+                    state.set_surveying(False)
+            return state
         state = open_state_file(path, disk)
         if replace_damaged:
             state.check_content()
@@ -71,7 +88,7 @@ def open_state(
         for name in ("state.db", "state.db-wal", "state.db-journal"):
             if disk.exists(layout.coordinator / name):
                 disk.rename(layout.coordinator / name, folder / name)
-    _fence_everyone(layout, disk)
+    _fence_everyone(fences)
     return open_state_file(path, disk, surveying=True)
 
 
@@ -99,6 +116,19 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
                     logger.warning("coordinator.survey_stranger path=%s", folder / name)
 
 
+def stores_in(bucket: Bucket) -> Iterator[tuple[StoreId, int, int | None]]:
+    """Yield each store that has a snapshot in a bucket, with epoch and revision of the newest, and
+    each that was deleted, with its last epoch and None.
+
+    Blocking; reads one manifest at a time. Raises StorageError.
+    """
+    for store, entry in open_manifests(bucket).entries():
+        if entry.newest is not None:
+            yield store, entry.newest.epoch, entry.newest.revision
+        elif entry.deleted is not None:
+            yield store, entry.deleted.epoch, None
+
+
 def _store_of(tenant: str, file_name: str) -> StoreId | None:
     match = _STORE_FILE.fullmatch(file_name)
     if match is None:
@@ -109,12 +139,42 @@ def _store_of(tenant: str, file_name: str) -> StoreId | None:
         return None
 
 
-def _fence_everyone(layout: Layout, disk: Disk) -> None:
-    servers = disk.names(layout.servers)
-    if servers:
-        logger.warning("coordinator.state_missing servers=%d", len(servers))
-    for server in servers:
-        for name in disk.names(layout.server(server)):
-            path = layout.fence(server, name)
-            if disk.exists(path):
-                fence(disk, path)
+def _fence_everyone(fences: Fences) -> None:
+    incarnations = fences.incarnations()
+    if incarnations:
+        logger.warning(
+            "coordinator.state_missing servers=%d", len({server for server, _ in incarnations})
+        )
+    for server, incarnation in incarnations:
+        fences.fence(server, incarnation)
+
+
+def write_state(
+    layout: Layout, disk: Disk, stores: Iterable[tuple[StoreId, int, int | None]]
+) -> None:
+    """Make the state file of a cluster of which the bucket has everything: stores as `stores_in` yields
+    them, cold, and nobody's. Nothing may be there yet.
+
+    Raises AlreadyRunningError, StoreDamagedError, StorageFailedError.
+    """
+    disk.make_directory(layout.coordinator)
+    lock = disk.lock(layout.coordinator / "lock", "a coordinator")
+    try:
+        state = open_state_file(layout.coordinator / "state.db", disk, surveying=True)
+        try:
+            found = iter(stores)
+            while some := tuple(itertools.islice(found, _WRITTEN_STORES)):
+                with state.transaction():
+                    for store, epoch, revision in some:
+                        if revision is None:
+                            state.found_deleted(store, epoch)
+                        else:
+                            state.found_cold(store, epoch, revision)
+            # Last: a state that was cut short has its stores surveyed.
+            with state.transaction():
+                state.set_surveying(False)
+                state.set_manifests_surveyed()
+        finally:
+            state.close()
+    finally:
+        lock.release()

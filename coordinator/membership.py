@@ -88,6 +88,8 @@ class MemberView(NamedTuple):
     open_stores: int
     log_bytes: int
     operations_per_second: float
+    snapshot_backlog: int = 0
+    bucket_requests: int = 0
 
 
 class _Doubt(StrEnum):
@@ -247,6 +249,8 @@ class Membership:
                 open_stores=member.load.open_stores,
                 log_bytes=member.load.log_bytes,
                 operations_per_second=member.load.operations_per_second,
+                snapshot_backlog=member.load.snapshot_backlog,
+                bucket_requests=member.load.bucket_requests,
             )
             for _, member in sorted(self._members.items())
         ]

@@ -27,9 +27,7 @@ from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, PROBE_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import fence
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.fences import Fences
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -42,16 +40,14 @@ class Orders:
         *,
         bus: Bus,
         subjects: Subjects,
-        disk: Disk,
-        layout: Layout,
+        fences: Fences,
         errands: Errands,
         term: int,
         check_term: Callable[[], None],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._disk = disk
-        self._layout = layout
+        self._fences = fences
         self._errands = errands
         self._term = term
         self._check_term = check_term
@@ -130,4 +126,4 @@ class Orders:
 
     def _fence(self, server: str, incarnation: str) -> None:
         self._check_term()
-        fence(self._disk, self._layout.fence(server, incarnation))
+        self._fences.fence(server, incarnation)

@@ -79,10 +79,50 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Created:
+class Adopt:
+    """Of stores that nobody owns, for what has to be done with them though no client asks."""
+
     server: str
     incarnation: str
     stores: tuple[StoreId, ...]
+
+
+class CreatedStore(NamedTuple):
+    """Its file is durable at `revision`; without one nothing is said of a cold store."""
+
+    store: StoreId
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    server: str
+    incarnation: str
+    stores: tuple[CreatedStore, ...]
+
+
+class ColdStore(NamedTuple):
+    store: StoreId
+    epoch: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cool:
+    """Verified snapshots in the bucket have all of these stores."""
+
+    server: str
+    incarnation: str
+    stores: tuple[ColdStore, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What is left of the incarnation's stores counts for nothing any more."""
+
+    server: str
+    incarnation: str
+    stores: tuple[ReleasedStore, ...]
 
 
 class ReleasedStore(NamedTuple):
@@ -130,7 +170,10 @@ Request = (
     | Drain
     | Register
     | Open
+    | Adopt
     | Created
+    | Cool
+    | Deleted
     | Release
     | ReleaseAll
     | Vacate
@@ -160,9 +203,13 @@ def store_count(request: Request) -> int:
             return len(stores)
         case Open(stores=opened):
             return len(opened)
-        case Created(stores=named):
+        case Created(stores=created):
+            return len(created)
+        case Adopt(stores=named):
             return len(named)
-        case Release(stores=released):
+        case Cool(stores=cooled):
+            return len(cooled)
+        case Release(stores=released) | Deleted(stores=released):
             return len(released)
         case ListStores(limit=limit):
             return limit
@@ -227,10 +274,27 @@ def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> CreatedStore:
+        return CreatedStore(_store(*item[:3]), _number("revision", item[3:]))
+
+    return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> StoreId:
         return _store(*item[:3])
 
-    return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+    return Adopt(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _cold(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ColdStore:
+        epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
+        if epoch is None or revision is None:
+            raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
+        return ColdStore(_store(*item[:3]), epoch, revision)
+
+    return Cool(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
 
 
 def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -241,6 +305,16 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
         return ReleasedStore(_store(*item[:3]), _epoch(item[3:]))
 
     return Release(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ReleasedStore:
+        epoch = _epoch(item[3:])
+        if epoch is None:
+            raise InvalidArgumentError(argument="stores", reason="epoch is a number")
+        return ReleasedStore(_store(*item[:3]), epoch)
+
+    return Deleted(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
 
 
 def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -298,10 +372,14 @@ def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
 
 
 def _epoch(rest: list[Any]) -> int | None:
-    epoch = rest[0] if rest else None
-    if epoch is not None and (type(epoch) is not int or not 0 <= epoch < _MAX_NUMBER):
-        raise InvalidArgumentError(argument="epoch", reason="a number from 0 on, or nil")
-    return epoch
+    return _number("epoch", rest)
+
+
+def _number(what: str, rest: list[Any]) -> int | None:
+    number = rest[0] if rest else None
+    if number is not None and (type(number) is not int or not 0 <= number < _MAX_NUMBER):
+        raise InvalidArgumentError(argument=what, reason="a number from 0 on, or nil")
+    return number
 
 
 def _kind(kind: Any) -> int:
@@ -327,7 +405,10 @@ _OPERATOR_VERBS: Final[dict[str, _Parser]] = {
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
     "open": _open,
+    "adopt": _adopt,
     "created": _created,
+    "cold": _cold,
+    "deleted": _deleted,
     "release": _release,
     "vacate": _vacate,
 }

@@ -19,8 +19,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple, TypeVar
 
 from holdfast.coordinator.batch import (
     Batch,
@@ -28,6 +28,7 @@ from holdfast.coordinator.batch import (
     Outcome,
     Record,
     RecordFound,
+    RecordFoundCold,
     RecordSurveyed,
     execute,
 )
@@ -50,7 +51,7 @@ from holdfast.coordinator.events import (
     WriteFence,
 )
 from holdfast.coordinator.hearing import Hearing
-from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
+from holdfast.coordinator.lost_state import has_past, open_state, stores_in, stores_on_disk
 from holdfast.coordinator.membership import (
     MAX_ENDED_REMEMBERED,
     Membership,
@@ -80,10 +81,12 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_INBOX_BYTES
-from holdfast.protocol.names import StoreId, check_server
+from holdfast.protocol.names import check_server
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.collecting import Collected, Collector
 from holdfast.shared_fs.disk import Disk, LockFile
-from holdfast.shared_fs.fence import is_open
+from holdfast.shared_fs.fences import Fences, FileFences
 from holdfast.shared_fs.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -103,8 +106,11 @@ SURVEY_STORES: Final = 512
 SURVEY_PAUSE_SECONDS: Final = 0.02
 #: A survey that the file system cuts short begins anew after this long.
 SURVEY_RETRY_SECONDS: Final = 5.0
+#: Between two passes of the collector: with a million stores one is a dollar in 200 days.
+COLLECT_SECONDS: Final = 6 * 3600.0
 
 _Key = tuple[str, str]
+_Found = TypeVar("_Found")
 
 
 def _wall_clock_ms() -> int:
@@ -125,7 +131,11 @@ class Coordinator:
         standby: bool = False,
         replace_damaged_state: bool = False,
         run_blocking: RunBlocking = asyncio.to_thread,
+        bucket: Bucket | None = None,
+        fences: Fences | None = None,
     ) -> None:
+        """`bucket` has what the store files have not; one that lost its state looks there too.
+        `fences` are by default those under `layout`."""
         self._bus = bus
         self._layout = layout
         self._disk = disk
@@ -146,6 +156,8 @@ class Coordinator:
         self._suspecting: dict[_Key, list[str]] = {}
         self._waiting_count = 0
         self._errands = Errands(run_blocking)
+        self._bucket = bucket
+        self._fences = fences or FileFences(disk, layout)
         self._term = 0
         self._had_past = False
         #: This is the active coordinator, and heartbeats go to the membership.
@@ -163,7 +175,9 @@ class Coordinator:
         self._bus.on_reconnect(self._on_connected)
         heartbeats = await self._bus.subscribe(self._subjects.heartbeat(), self._on_heartbeat)
         try:
-            self._had_past = await self._errands.blocking(has_past, self._layout, self._disk)
+            self._had_past = await self._errands.blocking(
+                has_past, self._layout, self._disk, self._fences
+            )
             await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
             lock = await self._take_lock()
             if lock is None:
@@ -209,6 +223,7 @@ class Coordinator:
         return open_state(
             self._layout,
             self._disk,
+            self._fences,
             had_past=self._had_past,
             replace_damaged=self._replace_damaged_state,
             now_ms=self._clock_ms(),
@@ -219,8 +234,7 @@ class Coordinator:
         self._orders = Orders(
             bus=self._bus,
             subjects=self._subjects,
-            disk=self._disk,
-            layout=self._layout,
+            fences=self._fences,
             errands=self._errands,
             term=state.term,
             check_term=state.check_term,
@@ -234,8 +248,10 @@ class Coordinator:
                 await self._bus.flush()
                 self._take_over(recorded)
                 self._errands.start("tick", self._tick())
-                if recorded.surveying:
-                    self._errands.start("survey", self._survey())
+                if recorded.files_pending or (recorded.manifests_pending and self._bucket):
+                    self._errands.start("survey", self._survey(recorded.files_pending))
+                if self._bucket is not None:
+                    self._errands.start("collect", self._collect(self._bucket))
                 logger.info("coordinator.started term=%s", self._term)
                 if ready is not None:
                     ready.set()
@@ -337,9 +353,8 @@ class Coordinator:
         """Let an incarnation in, unless its fence says that it has ended."""
         key = (request.server, request.incarnation)
         if self._membership.standing(*key) is Standing.UNKNOWN:
-            path = self._layout.fence(*key)
             try:
-                fence_is_open = await self._errands.blocking(is_open, self._disk, path)
+                fence_is_open = await self._errands.blocking(self._fences.is_open, *key)
             except StorageError as error:
                 self._reply(reply_to, error)
                 return
@@ -439,32 +454,72 @@ class Coordinator:
                 self._answer(self._registering, key, error)
         self._answer(self._suspecting, (order.server, order.incarnation), error)
 
-    async def _survey(self) -> None:
+    async def _survey(self, files_pending: bool) -> None:
         """Find the stores again after the state was lost: see `lost_state.py`."""
         logger.info("coordinator.survey_started")
+        count = 0
+        if files_pending:
+            count += await self._survey_until_done(
+                lambda: stores_on_disk(self._layout, self._disk), RecordFound
+            )
+            await self._record(RecordSurveyed())
+        bucket = self._bucket
+        if bucket is not None:
+            # After the files: what has one is hot.
+            count += await self._survey_until_done(lambda: stores_in(bucket), RecordFoundCold)
+            await self._record(RecordSurveyed(with_manifests=True))
+        logger.info("coordinator.survey_done stores=%d", count)
+
+    async def _survey_until_done(
+        self,
+        look: Callable[[], Iterator[_Found]],
+        record: Callable[[tuple[_Found, ...]], Record],
+    ) -> int:
         while True:
             try:
-                count = await self._survey_once()
-                break
+                return await self._survey_once(look(), record)
             except StorageError as error:
                 logger.error("coordinator.survey_failed reason=%s", error)
                 await asyncio.sleep(SURVEY_RETRY_SECONDS)
-        await self._record(RecordSurveyed())
-        logger.info("coordinator.survey_done stores=%d", count)
 
-    async def _survey_once(self) -> int:
-        found = stores_on_disk(self._layout, self._disk)
-
-        def next_slice() -> tuple[StoreId, ...]:
+    async def _survey_once(
+        self, found: Iterator[_Found], record: Callable[[tuple[_Found, ...]], Record]
+    ) -> int:
+        def next_slice() -> tuple[_Found, ...]:
             return tuple(itertools.islice(found, SURVEY_STORES))
 
         count = 0
         while stores := await self._errands.blocking(next_slice):
-            await self._record(RecordFound(stores))
+            await self._record(record(stores))
             count += len(stores)
             logger.info("coordinator.survey stores=%d", count)
             await asyncio.sleep(SURVEY_PAUSE_SECONDS)
         return count
+
+    async def _collect(self, bucket: Bucket) -> None:
+        """Let the bucket be rid of what nobody needs, now and then."""
+
+        def run_pass() -> Collected:
+            collector = Collector(
+                bucket, clock_ms=self._clock_ms, give_up=self._stopping.is_set
+            )
+            return collector.run_pass()
+
+        while True:
+            await asyncio.sleep(COLLECT_SECONDS)
+            try:
+                done: Collected = await self._errands.blocking(run_pass)
+            except StorageError as error:
+                logger.warning("coordinator.collect_failed reason=%s", error)
+                continue
+            logger.info(
+                "coordinator.collected removed=%d removed_bytes=%d slots=%d marked=%d strangers=%d",
+                done.removed,
+                done.removed_bytes,
+                done.slots_removed,
+                done.marked,
+                done.strangers,
+            )
 
     async def _record(self, record: Record) -> None:
         """Return once `record` is durable."""
@@ -546,8 +601,9 @@ class _Recorded(NamedTuple):
     present: Collection[_Key]
     ended: Collection[_Key]
     drains: Collection[str]
-    #: The stores are still to be surveyed.
-    surveying: bool
+    #: What is still to be surveyed.
+    files_pending: bool
+    manifests_pending: bool
 
 
 def _read(state: StateFile) -> _Recorded:
@@ -556,7 +612,8 @@ def _read(state: StateFile) -> _Recorded:
             present=state.present(),
             ended=state.ended(MAX_ENDED_REMEMBERED),
             drains=state.drains(),
-            surveying=state.surveying(),
+            files_pending=state.surveying(),
+            manifests_pending=not state.knows_all_stores(),
         )
 
 

@@ -39,7 +39,12 @@ from holdfast.shared_fs.disk import Disk
 
 #: "hfCo": marks the file as ours.
 APPLICATION_ID: Final = 0x6866436F
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
+
+
+#: What `surveying` says.
+_FILES_PENDING: Final = 1
+_MANIFESTS_PENDING: Final = 2
 
 
 class IncarnationState(StrEnum):
@@ -61,10 +66,13 @@ class StoreRow(NamedTuple):
     owner_ended: bool
     epoch: int
     state: int
+    #: The revision at which it went cold; None of a hot one.
+    cold: int | None = None
 
 
 _SCHEMA: Final = (
-    # surveying: 1 while the store files are still to be looked through (`lost_state.py`).
+    # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
+    # only the manifests in the bucket are.
     """CREATE TABLE cluster(
         id INTEGER PRIMARY KEY CHECK (id = 1),
         term INTEGER NOT NULL,
@@ -83,7 +91,7 @@ _SCHEMA: Final = (
         UNIQUE (server, incarnation)
     ) STRICT""",
     "CREATE INDEX incarnations_present ON incarnations(server) WHERE state = 'present'",
-    # owner: an incarnation's id, or 0 once the store was released.
+    # owner: an incarnation's id, or 0 once the store was released. cold: see StoreRow.
     """CREATE TABLE stores(
         tenant TEXT NOT NULL,
         kind INTEGER NOT NULL,
@@ -91,6 +99,7 @@ _SCHEMA: Final = (
         owner INTEGER NOT NULL,
         epoch INTEGER NOT NULL,
         state INTEGER NOT NULL,
+        cold INTEGER,
         PRIMARY KEY (tenant, kind, name)
     ) STRICT, WITHOUT ROWID""",
     """CREATE TRIGGER stores_counted AFTER INSERT ON stores BEGIN
@@ -109,6 +118,7 @@ _UPGRADES: Final = {
         "ALTER TABLE cluster ADD COLUMN surveying INTEGER NOT NULL DEFAULT 0",
         "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
     ),
+    2: ("ALTER TABLE stores ADD COLUMN cold INTEGER",),
 }
 
 # The primary keys and `incarnations_present` serve all of these.
@@ -139,7 +149,7 @@ _RETIRE: Final = """UPDATE incarnations
     WHERE server = ?1 AND incarnation = ?2 AND state = 'present' AND NOT EXISTS (
         SELECT 1 FROM incarnations WHERE server = ?1 AND incarnation = ?2 || '.' || ?3)
     RETURNING id"""
-_STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state
+_STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state, s.cold
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
     WHERE s.tenant = ? AND s.kind = ? AND s.name = ?"""
 _ASSIGN: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
@@ -148,15 +158,30 @@ _ASSIGN: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     ON CONFLICT DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch"""
 _RAISE_STATE: Final = """UPDATE stores SET state = ?4
     WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND state < ?4"""
+_SET_COLD: Final = f"""UPDATE stores SET cold = ?4, state = {StoreState.DURABLE:d}
+    WHERE tenant = ?1 AND kind = ?2 AND name = ?3"""
+_SET_HOT: Final = """UPDATE stores SET cold = NULL
+    WHERE tenant = ? AND kind = ? AND name = ? AND cold < ?"""
+_FOUND_COLD: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state, cold)
+    VALUES (?, ?, ?, 0, ?, {StoreState.DURABLE:d}, ?)
+    ON CONFLICT DO UPDATE SET state = excluded.state, cold = excluded.cold
+    WHERE state < excluded.state"""
 _FOUND: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, 0, {StoreState.DURABLE:d})
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
+#: The epoch stays: whoever has the name next has a higher one.
+_SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, state = {StoreState.UNKNOWN:d}
+    WHERE tenant = ? AND kind = ? AND name = ?"""
+_FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
+    VALUES (?, ?, ?, 0, ?, {StoreState.UNKNOWN:d})
+    ON CONFLICT DO UPDATE SET epoch = max(epoch, excluded.epoch)"""
 _RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
 _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
-        s.state
+        s.state, s.cold IS NOT NULL
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner AND i.state <> 'released'
     WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
+        AND NOT (s.owner = 0 AND s.state = 0)
     ORDER BY s.name LIMIT ?7"""
 
 #: What the file system or the file can do to us; other apsw errors are bugs here and end the process.
@@ -260,21 +285,37 @@ class StateFile:
 
     def surveying(self) -> bool:
         """Tell if the store files are still to be looked through."""
-        return any(pending for (pending,) in self._execute(_SURVEYING))
+        return self._pending_survey() == _FILES_PENDING
+
+    def knows_all_stores(self) -> bool:
+        """Tell if a store that is not recorded does not exist, neither here nor in the bucket."""
+        return self._pending_survey() == 0
 
     def set_surveying(self, surveying: bool) -> None:
-        """Record that the store files are to be looked through, or have been."""
-        self._execute(_SET_SURVEYING, (int(surveying),))
+        """Record that the store files are to be looked through, or have been: the manifests in the
+        bucket, if there is one, are yet to be then."""
+        self._execute(_SET_SURVEYING, (_FILES_PENDING if surveying else _MANIFESTS_PENDING,))
+
+    def set_manifests_surveyed(self) -> None:
+        """Record that the manifests have been looked through as well."""
+        self._execute(_SET_SURVEYING, (0,))
+
+    def _pending_survey(self) -> int:
+        return sum(pending for (pending,) in self._execute(_SURVEYING))
 
     def found(self, store: StoreId) -> None:
         """Record that a store's file is there; who owns it stays."""
         self._execute(_FOUND, store)
 
+    def found_cold(self, store: StoreId, epoch: int, revision: int) -> None:
+        """Record that the bucket has a store, unless a file of it was found."""
+        self._execute(_FOUND_COLD, (*store, epoch, revision))
+
     def store(self, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store."""
-        for server, incarnation, owner_state, epoch, state in self._execute(_STORE, store):
+        for server, incarnation, owner_state, epoch, state, cold in self._execute(_STORE, store):
             ended = owner_state != IncarnationState.PRESENT
-            return StoreRow(server or "", incarnation or "", ended, epoch, state)
+            return StoreRow(server or "", incarnation or "", ended, epoch, state, cold)
         return None
 
     def assign(self, store: StoreId, owner: Owner) -> None:
@@ -284,6 +325,22 @@ class StateFile:
     def raise_state(self, store: StoreId, state: int) -> None:
         """Record a later StoreState; it never goes back."""
         self._execute(_RAISE_STATE, (*store, int(state)))
+
+    def set_cold(self, store: StoreId, revision: int) -> None:
+        """Record that the bucket has all of a store, up to a revision, and its file may go."""
+        self._execute(_SET_COLD, (*store, revision))
+
+    def set_hot(self, store: StoreId, revision: int) -> None:
+        """Record that the file of a store must be there, if it is beyond what went cold."""
+        self._execute(_SET_HOT, (*store, revision))
+
+    def set_deleted(self, store: StoreId) -> None:
+        """Record that there is nothing of a store any more, and that nobody owns it."""
+        self._execute(_SET_DELETED, store)
+
+    def found_deleted(self, store: StoreId, epoch: int) -> None:
+        """Record that the bucket knows a store as deleted in an epoch."""
+        self._execute(_FOUND_DELETED, (*store, epoch))
 
     def release(self, store: StoreId) -> None:
         """Record that nobody owns the store; epoch and state stay."""
@@ -306,9 +363,10 @@ class StateFile:
             last_name, last_kind = after if after is not None else ("", 0)
             # Of the two stores of one name, the later kind comes after the earlier.
             bounds = (prefix, prefix + _LAST_CHARACTER, last_name, each > last_kind, limit + 1)
+            rows = self._execute(_PAGE, (tenant, int(each), *bounds))
             found.extend(
-                StoreInfo(int(each), *row)
-                for row in self._execute(_PAGE, (tenant, int(each), *bounds))
+                StoreInfo(int(each), name, server, incarnation, epoch, state, bool(cold))
+                for name, server, incarnation, epoch, state, cold in rows
             )
         found.sort(key=lambda info: (info.name, info.kind))
         page: list[StoreInfo] = []

@@ -15,19 +15,27 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.persist.service import PersistServer
+from holdfast.persist.tier_policy import TierPolicy
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.errors import FencedError, HoldfastError
+from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
 from holdfast.protocol.process import run_server, server_parser
+from holdfast.shared_fs.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_errors import BucketUnavailableError
+from holdfast.shared_fs.bucket_probe import probe
+from holdfast.shared_fs.bucket_tries import Retry
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.manifest import KeepPolicy
 from holdfast.shared_fs.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
 
 _OTHER_DESCRIPTORS: Final = 64
+#: Shorter than the default: whoever waits for a cold store tries again, and so does each pass.
+_BUCKET_RETRY: Final = Retry(max_tries=5, timeout_seconds=10.0)
 _NEXT_LIFE_SECONDS: Final = 0.2
 #: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants it
 #: back: at the default of 5 ms a busy loop would make each sync ten times as long.
@@ -40,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", type=_name, required=True, help="of this server, in the cluster")
     parser.add_argument(
         "--durability",
-        choices=(Durability.APPLIED.word, Durability.SYNCED.word),
+        choices=(Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word),
         default=Durability.SYNCED.word,
         help="of writes that do not say; default: %(default)s",
     )
@@ -56,17 +64,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=IDLE_CLOSE_SECONDS,
         help="a store unused for this long is closed; default: %(default)s",
     )
+    parser.add_argument(
+        "--bucket",
+        help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: for snapshots and cold stores",
+    )
+    parser.add_argument(
+        "--disk",
+        choices=("shared", "local"),
+        default="shared",
+        help="local: --data is this server's own, a cache, and the truth is in the bucket; of all "
+        "parts of a cluster or of none; default: %(default)s",
+    )
+    policy = TierPolicy()
+    parser.add_argument(
+        "--cold-after-seconds",
+        type=float,
+        default=policy.cold_after_seconds,
+        help="a store unchanged for this long is left to the bucket; default: %(default)s",
+    )
+    parser.add_argument(
+        "--snapshot-seconds",
+        type=float,
+        default=policy.snapshot_seconds,
+        help="closed stores wait this long for others to be snapshotted with; default: %(default)s",
+    )
+    parser.add_argument(
+        "--keep-snapshots",
+        type=int,
+        default=policy.keep.count,
+        help="of each store, at most; default: %(default)s",
+    )
+    parser.add_argument(
+        "--keep-snapshot-days",
+        type=float,
+        default=policy.keep.days,
+        help="how far back a store can be restored; default: %(default)s",
+    )
     return run_server(parser, arguments, _serve)
 
 
 async def _serve(
     options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
 ) -> None:
+    if options.bucket is None and options.disk == "local":
+        raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
+    if options.bucket is None and options.durability == Durability.STORED.word:
+        raise InvalidArgumentError(argument="--durability", reason="stored needs --bucket")
     configure_process()
     sys.setswitchinterval(_SWITCH_SECONDS)
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
+    bucket = await asyncio.to_thread(_open_bucket, options.bucket) if options.bucket else None
+    tier_policy = TierPolicy(
+        snapshot_seconds=options.snapshot_seconds,
+        cold_after_seconds=options.cold_after_seconds,
+        keep=KeepPolicy(options.keep_snapshots, options.keep_snapshot_days),
+    )
     while True:
         server = PersistServer(
             bus,
@@ -77,6 +131,9 @@ async def _serve(
             durability=Durability[options.durability.upper()],
             max_open_stores=max_open_stores,
             idle_close_seconds=options.idle_close_seconds,
+            bucket=bucket,
+            tier_policy=tier_policy,
+            bucket_only=options.disk == "local",
         )
         on_signals(server.stop)
         try:
@@ -89,7 +146,19 @@ async def _serve(
             logger.warning("server.fenced_before_start reason=%s", error)
             await asyncio.sleep(_NEXT_LIFE_SECONDS)
         else:
-            return
+            if not server.lives_again:
+                return
+
+
+def _open_bucket(url: str) -> Bucket:
+    """Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError. One that is away is no reason
+    not to start: what is hot does not need it."""
+    bucket = open_bucket(url, retry=_BUCKET_RETRY)
+    try:
+        probe(bucket)
+    except BucketUnavailableError as error:
+        logger.warning("tier.bucket_away bucket=%s reason=%s", bucket.name, error)
+    return bucket
 
 
 def _fitting(max_open_stores: int) -> int:

@@ -1,8 +1,8 @@
 """Checkpointing: makes store files durable, so that log segments and open files can go.
 
 `choose` is the pure policy. The `Checkpointer` carries it out beside the write path: a store's file
-is handed to a thread for its two or three syncs, and what arrives for that store waits meanwhile; all
-others go on. Invariants:
+is handed to a thread for its two or three syncs, and what needs that file waits meanwhile; all else
+goes on. A small new store gets its file whole (`StoreFile.new`), without a WAL. Invariants:
 
 - A segment is retired only when every open store with a change in it has been checkpointed past it,
   and stores are closed only after a checkpoint: what is in no file is in the log.
@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import (
-    DEDUPE_WINDOW_SECONDS,
     IDLE_CLOSE_SECONDS,
     LOG_CAP_BYTES,
     LOG_SEGMENT_BYTES,
@@ -31,9 +30,9 @@ from holdfast.protocol.limits import (
     OUTCOME_RETENTION_SECONDS,
 )
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.commit_log import Log
 from holdfast.shared_fs.fence import FenceGate
-from holdfast.shared_fs.store_file import StoreMeta
+from holdfast.shared_fs.store_file import StoreFile, StoreMeta
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -44,10 +43,13 @@ _PASS_STORES: Final = 256
 #: Stores told to the coordinator in one message.
 _CONFIRM_BATCH: Final = 1024
 #: Segments kept without pressure: below this a checkpoint would save nothing.
-_QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES // 2
+_QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES * 3 // 4
 #: A WAL that is checkpointed whatever the log. Overwrites all over a large kv change a page or two
 #: each, so its WAL can grow by twenty bytes for each byte of the log.
 _WAL_CAP_BYTES: Final = 16 * MIB
+
+
+_Result = TypeVar("_Result")
 
 
 class Choice(NamedTuple):
@@ -98,17 +100,19 @@ class Checkpointer:
     def __init__(
         self,
         *,
-        log: CommitLog,
+        log: Log,
         gate: FenceGate,
         ownership: Ownership,
         pipeline: Pipeline,
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
-        confirm: Callable[[list[StoreId]], Awaitable[None]],
+        confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+        closed: Callable[[Store, StoreFile], None] | None = None,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
     ) -> None:
-        """`confirm` tells the coordinator that these stores' files are durable."""
+        """`confirm` tells the coordinator that these stores' files are durable at a revision each.
+        `closed` hears of each store whose file has been closed because nobody uses it."""
         self._log = log
         self._gate = gate
         self._ownership = ownership
@@ -116,6 +120,7 @@ class Checkpointer:
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._confirm = confirm
+        self._closed = closed
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
 
@@ -204,6 +209,22 @@ class Checkpointer:
             # It was durable before, and the lock is gone all the same.
             logger.error("store.close_failed store=%s reason=%s", store.id, error)
 
+    async def with_durable(self, store: Store, work: Callable[[StoreFile], _Result]) -> _Result | None:
+        """Return what `work` makes, in a thread, of the file of an open store: it is durable with
+        everything synced so far. None if that cannot be now, or there is no file."""
+        if store.busy:
+            return None
+        store.busy = store.takes_appends = True
+        try:
+            if not await self._make_durable(store) or store.file is None:
+                return None
+            file = store.file
+            result: _Result = await self._run_in_thread(lambda: work(file))
+            return result
+        finally:
+            store.busy = store.takes_appends = False
+            self._pipeline.unhold(store.id)
+
     def retire(self) -> None:
         """Remove the segments that no open store needs."""
         needed = [
@@ -236,7 +257,7 @@ class Checkpointer:
         for start in range(0, len(unconfirmed), _CONFIRM_BATCH):
             batch = unconfirmed[start : start + _CONFIRM_BATCH]
             try:
-                await self._confirm([store.id for store, _ in batch])
+                await self._confirm([(store.id, durable.revision) for store, durable in batch])
             except HoldfastError as error:
                 # The next pass tries again; the log keeps these stores until then.
                 logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
@@ -261,6 +282,7 @@ class Checkpointer:
     async def _make_durable(self, store: Store) -> bool:
         """The same of a store that the caller holds."""
         try:
+            await self._write_new_file(store)
             store.materialise(self._pipeline.synced_tick)
             file = store.file
             if file is None or store.oldest_segment is None:
@@ -269,10 +291,11 @@ class Checkpointer:
             self._gate.check()
             now_ms = self._clock_ms()
             file.forget(
-                msg_ids_before=now_ms - int(DEDUPE_WINDOW_SECONDS * 1000),
+                msg_ids_before=now_ms - int(store.config.dedupe_window_seconds * 1000),
                 outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
             )
-            await self._run_in_thread(file.checkpoint)
+            if not file.is_sealed:
+                await self._run_in_thread(file.checkpoint)
         except FencedError:
             raise
         except StorageError as error:
@@ -283,6 +306,16 @@ class Checkpointer:
             # What is pending now, also what came meanwhile, is not in the file.
             store.oldest_segment = store.pending[0].segment if store.pending else None
         return True
+
+    async def _write_new_file(self, store: Store) -> None:
+        """Give a small new store its file, which is to hold all there is: nothing is accepted
+        meanwhile."""
+        ready = store.ready(self._pipeline.synced_tick)
+        write = store.prepare_file(ready)
+        if write is not None:
+            store.takes_appends = False
+            store.file = await self._run_in_thread(write)
+            store.applied(ready)
 
     def _close_if_clean(self, store: Store, used_at: float | None) -> bool:
         """Close a store that is durable and, as its last use is still that at `used_at`, that
@@ -301,5 +334,7 @@ class Checkpointer:
                 store.file.close()
             except StorageError as error:
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
+            if self._closed is not None:
+                self._closed(store, store.file)
         self._ownership.closed(store)
         return True

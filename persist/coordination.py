@@ -30,7 +30,7 @@ from holdfast.protocol.errors import (
     error_from_wire,
 )
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import Subjects
 
 logger = logging.getLogger("holdfast.persist")
@@ -50,14 +50,17 @@ class Coordination:
         incarnation: str,
         mode: Callable[[], ServerMode],
         drain: Callable[[bool], None],
+        snapshot: Callable[[list[StoreId] | None], int] | None = None,
     ) -> None:
-        """`drain` is called when the coordinator says that the server is to drain, or no longer."""
+        """`drain` is called when the coordinator says that the server is to drain, or no longer;
+        `snapshot` when an operator wants stores snapshotted, or all that are open."""
         self._bus = bus
         self._subjects = subjects
         self._server = server
         self._incarnation = incarnation
         self._mode = mode
         self._drain = drain
+        self._snapshot = snapshot
         self._register_again = asyncio.Event()
         #: The highest term heard.
         self.term = 0
@@ -68,7 +71,7 @@ class Coordination:
     def command(self, payload: bytes) -> bytes:
         """Obey a command and return the reply."""
         try:
-            self._obey(frames.decode_control(payload))
+            more = self._obey(frames.decode_control(payload))
         except HoldfastError as error:
             return frames.encode_control_error(error)
         return frames.encode_control(
@@ -76,21 +79,26 @@ class Coordination:
             incarnation=self._incarnation,
             state=self._mode(),
             term=self.term,
+            **more,
         )
 
-    def _obey(self, fields: Any) -> None:
+    def _obey(self, fields: Any) -> dict[str, object]:
+        """Return what the reply says beside the usual."""
         self._hear(fields)
         match fields.get("command"):
             case "probe":
-                return
+                pass
             case "register":
                 self._register_again.set()
             case "drain" | "undrain" as command:
                 # Another incarnation's order was for the life before this one.
                 if fields.get("incarnation") == self._incarnation:
                     self._drain(command == "drain")
+            case "snapshot" if self._snapshot is not None:
+                return {"snapshots": self._snapshot(_stores(fields.get("stores")))}
             case unknown:
                 raise MalformedFrameError(reason=f"unknown command {unknown!r}")
+        return {}
 
     def _hear(self, fields: Any) -> None:
         term = fields.get("term")
@@ -150,13 +158,38 @@ class Coordination:
             )
         return epoch
 
-    async def created(self, stores: list[StoreId]) -> None:
-        """Tell that the files of these stores are durable. Raises NoCoordinatorError, FencedError."""
-        await self._ask("created", stores=[list(store) for store in stores])
+    async def adopt(self, stores: Sequence[StoreId]) -> list[list[Any]]:
+        """Ask for stores that nobody owns any more; return as `open` does.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        answer = await self._ask("adopt", stores=[list(store) for store in stores])
+        grants: list[list[Any]] = answer["grants"]
+        return grants
+
+    async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        """Tell that the files of these stores are durable at a revision each.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        await self._ask("created", stores=[[*store, revision] for store, revision in stores])
+
+    async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
+        """Tell that the bucket has all of `(store, epoch, revision)`; return for each if that is
+        recorded, so that its file may go. Raises NoCoordinatorError, FencedError."""
+        answer = await self._ask("cold", stores=[[*store, *at] for store, *at in stores])
+        recorded: list[bool] = answer["cold"]
+        return recorded
 
     async def release(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Give up `(store, epoch)`, none of which is open. Raises NoCoordinatorError."""
         await self._ask("release", stores=[[*store, epoch] for store, epoch in stores])
+
+    async def deleted(self, store: StoreId, epoch: int) -> bool:
+        """Tell that nothing of a store counts any more; return if that is recorded. Raises
+        NoCoordinatorError, FencedError."""
+        answer = await self._ask("deleted", stores=[[*store, epoch]])
+        return bool(answer.get("deleted") == [True])
 
     async def release_all(self) -> None:
         """Give up everything: this incarnation ends. Raises NoCoordinatorError."""
@@ -180,3 +213,16 @@ class Coordination:
         decoded = frames.decode_control(answer)
         self._hear(decoded)
         return decoded
+
+
+def _stores(rows: Any) -> list[StoreId] | None:
+    """Return the stores that a command names. Raises InvalidNameError, MalformedFrameError."""
+    if rows is None:
+        return None
+    try:
+        return [
+            StoreId(check_tenant(tenant), StoreKind(kind), check_store(name))
+            for tenant, kind, name in rows
+        ]
+    except (TypeError, ValueError) as error:
+        raise MalformedFrameError(reason=f"stores: {error}") from error

@@ -17,23 +17,13 @@ which has the server's lock and is registered, and so is what is left of a remov
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
 
+from holdfast.persist.owners import Owners
 from holdfast.persist.takeover import DeadLog, DeadLogs
-from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.errors import (
-    AlreadyRunningError,
-    HoldfastError,
-    MalformedFrameError,
-    error_from_wire,
-)
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import fence, is_open
@@ -41,11 +31,6 @@ from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.remains import let_go, log_is_missing, loss_is_accepted, quarantine_log
 
 logger = logging.getLogger("holdfast.persist")
-
-#: Stores taken over between two breaths.
-_BATCH: Final = 32
-_BREATH_SECONDS: Final = 0.05
-_READER: Final = b"log-reaper"
 
 
 class LogReaper:
@@ -66,8 +51,7 @@ class LogReaper:
         """`incarnation`, of `server`, is the caller's own: registered, with the server's lock."""
         self._server = server
         self._incarnation = incarnation
-        self._bus = bus
-        self._subjects = subjects
+        self._owners = Owners(bus, subjects)
         self._disk = disk
         self._layout = layout
         self._dead_logs = dead_logs
@@ -112,13 +96,7 @@ class LogReaper:
     async def _reap(self, log: DeadLog) -> None:
         server, incarnation = log.server, log.incarnation
         stores = list(log.records)
-        for start in range(0, len(stores), _BATCH):
-            by_tenant: dict[str, list[StoreId]] = defaultdict(list)
-            for store in stores[start : start + _BATCH]:
-                by_tenant[store.tenant].append(store)
-            for tenant, some in by_tenant.items():
-                await self._take_over(tenant, some)
-            await asyncio.sleep(_BREATH_SECONDS)
+        await self._owners.take_over(stores)
         if log.problem:
             quarantine_log(
                 self._disk,
@@ -132,32 +110,3 @@ class LogReaper:
         logger.info(
             "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(stores)
         )
-
-    async def _take_over(self, tenant: str, stores: list[StoreId]) -> None:
-        answer = await self._bus.request(
-            self._subjects.coordinator(tenant, "resolve"),
-            frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
-            CONTROL_TIMEOUT_SECONDS,
-        )
-        owners = frames.decode_control(answer)["owners"]
-        by_owner: dict[str, list[StoreId]] = defaultdict(list)
-        for store, owner in zip(stores, owners, strict=True):
-            if owner[0] is None:
-                raise error_from_wire(owner[1], owner[2])
-            by_owner[owner[0]].append(store)
-        for owner_name, some in by_owner.items():
-            for store in some:
-                await self._ask_head(owner_name, store)
-
-    async def _ask_head(self, owner: str, store: StoreId) -> None:
-        group = [store.kind, store.name, 0, 0, 0, [[frames.HEAD]]]
-        reply = await self._bus.request(
-            self._subjects.server(store.tenant, owner),
-            frames.encode_request(_READER, [group]),
-            CONTROL_TIMEOUT_SECONDS,
-        )
-        for element in frames.decode(reply):
-            if type(element) is not list or len(element) < 3:
-                raise MalformedFrameError(reason="a reply's element")
-            if element[1] != 0:
-                raise error_from_wire(element[2], element[3])

@@ -9,7 +9,9 @@ The order, each step of which a crash may interrupt and the next owner repeats:
 2. Damaged or missing: if the coordinator never heard that it is durable, no log that speaks of it
    was ever let go, so a file that a crash left unfinished is made anew from the logs. Otherwise move
    it to quarantine, refuse, and say what is missing. Never an older or empty store in its place:
-   the logs alone do not tell how far a durable file went.
+   the logs alone do not tell how far a durable file went. A store that went cold has no file: its
+   snapshot, of the revision recorded then, takes its place (`cold_stores.py`), for reads alone in
+   memory if it is small; a file that is there after all counts if it is at or beyond that revision.
 3. Apply what the logs of dead owners have beyond the file (`takeover.py`). If the log of the last
    one is damaged or missing, and may have held more, refuse: until the store was restored or an
    operator accepts the loss.
@@ -27,21 +29,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from holdfast.persist.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.pipeline import RunInThread
 from holdfast.persist.store import Store
 from holdfast.persist.takeover import DeadLogs, FoundFile, Plan, doubts, plan
 from holdfast.protocol.control import Grant, StoreState
-from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
+from holdfast.protocol.errors import (
+    BusyError,
+    HoldfastError,
+    StorageFailedError,
+    StoreDamagedError,
+)
+from holdfast.protocol.limits import MAX_COLD_MEMORY_BYTES, MAX_COLD_READ_BYTES
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.quarantine import quarantine, quarantined
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.snapshot import Fetched
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_image import NewStore, new_store_image
+from holdfast.shared_fs.tombstone import Grave, read_tombstone
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -70,10 +84,11 @@ class StoreOpener:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
-        confirm: Callable[[list[StoreId]], Awaitable[None]],
+        confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+        cold_stores: ColdStores | None = None,
     ) -> None:
         """`raise_epoch` tells the coordinator a file's epoch and returns a higher one; `confirm`
-        tells it that the files of stores are durable."""
+        tells it that the files of stores are durable at a revision each."""
         self._server = server
         self._incarnation = incarnation
         self._disk = disk
@@ -84,30 +99,46 @@ class StoreOpener:
         self._clock_ms = clock_ms
         self._raise_epoch = raise_epoch
         self._confirm = confirm
+        self._cold_stores = cold_stores
+        #: Of images that are open in memory.
+        self._memory_bytes = 0
         #: When a store's file was first found locked.
         self._locked_since: dict[StoreId, float] = {}
 
-    async def open(self, store: StoreId, grant: Grant) -> Store:
-        """Return the store, up to date and durable.
+    async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
+        """Return the store, up to date and durable; with `to_read` one that may answer only reads.
 
-        Raises BusyError while another process holds the file, StoreDamagedError, NewerFormatError,
-        StorageFailedError.
+        Raises BusyError while another process holds the file, StoreIsColdError if it has to be
+        brought first, StoreDamagedError, NewerFormatError, StorageFailedError.
         """
-        epoch, state, _ = grant
-        file, closed = await self._open_newest(store, grant)
+        epoch, state = grant.epoch, grant.state
+        file, closed = await self._open_newest(store, grant, to_read)
+        grave = self._grave(store) if file is None else None
+        cold = grant.cold is not None and state == StoreState.DURABLE
         try:
             found = self._missing_changes(store, _found(file, closed=closed), grant)
             if file is None or not self._is_mine(file, epoch):
                 known_epoch = self._known_epoch(store, file)
                 if known_epoch >= epoch:
                     epoch = await self._raise_epoch(store, known_epoch)
+            if file is None and grave is not None and state != StoreState.UNKNOWN:
+                file = await self._create_anew(store, grave, epoch)
             if file is None and (found.batches or found.outcomes):
                 file = self._create(store)
             confirmed = state == StoreState.DURABLE
+            if file is not None and file.in_memory:
+                return Store(
+                    store,
+                    epoch,
+                    file,
+                    lambda: self._create_as_mine(store, epoch),
+                    writable=False,
+                    confirmed=True,
+                )
             if file is not None and await self._bring_up_to_date(file, found, epoch):
-                if not confirmed:
-                    await self._confirm([store])
-                confirmed = True
+                if cold or not confirmed:
+                    await self._confirm([(store, file.meta.revision)])
+                confirmed, cold = True, False
         except BaseException:
             if file is not None:
                 with contextlib.suppress(HoldfastError):
@@ -118,13 +149,20 @@ class StoreOpener:
             epoch,
             file,
             lambda: self._create_as_mine(store, epoch),
+            prepare_file=lambda *contents: self._prepare_as_mine(store, epoch, *contents),
             writable=state != StoreState.UNKNOWN or file is not None,
             confirmed=confirmed,
+            cold=cold,
         )
 
-    async def _open_newest(self, store: StoreId, grant: Grant) -> tuple[StoreFile | None, bool]:
+    async def _open_newest(
+        self, store: StoreId, grant: Grant, to_read: bool
+    ) -> tuple[StoreFile | None, bool]:
         """Return the file, if there is one, and if its last owner had closed it."""
         generations = self._layout.generations(self._disk, store)
+        image = self._brought(store, grant, has_file=bool(generations))
+        if image is not None:
+            return await self._from_image(image, grant, to_read), True
         if not generations:
             self._require_beginning(store, grant.state)
             return None, True
@@ -139,8 +177,15 @@ class StoreOpener:
         except BusyError:
             if not self._has_waited(store):
                 raise
-            file = await self._open_copy(store, generation, grant)
+            try:
+                file = await self._open_copy(store, generation, grant)
+            except FileNotFoundError as gone:
+                # Its holder had it go cold.
+                raise BusyError(what=f"the file of {store}") from gone
         except StoreDamagedError as error:
+            if grant.cold is not None and grant.state == StoreState.DURABLE:
+                self._set_aside(store, path, error)
+                raise StoreIsColdError(store=str(store)) from error
             if self._logs_hold_all(store, grant):
                 self._remove_unfinished(path, error)
             else:
@@ -150,8 +195,80 @@ class StoreOpener:
             # Between the listing and the opening another process moved it.
             raise BusyError(what=f"the file of {store}") from error
         self._locked_since.pop(store, None)
+        if file.meta.revision < (grant.cold or 0):
+            revision = file.meta.revision
+            file.close()
+            reason = f"it is of revision {revision} and went cold at {grant.cold}"
+            self._set_aside(store, file.path, StoreDamagedError(store=str(store), reason=reason))
+            raise StoreIsColdError(store=str(store))
         self._remove_old(store, generations[:-1])
         return file, closed
+
+    # --- a store that is cold ----------------------------------------------------------------
+    def _brought(self, store: StoreId, grant: Grant, *, has_file: bool) -> Fetched | None:
+        """Return the image that takes the place of a file, if the store has none because it is cold.
+
+        Raises StoreIsColdError, StorageFailedError.
+        """
+        if grant.cold is None:
+            return None
+        cold_stores = self._cold_stores
+        brought = cold_stores.take(store, grant) if cold_stores is not None else None
+        if has_file:
+            if brought is not None and brought.image is not None:
+                brought.image.drop(self._disk)
+            return None
+        if brought is not None:
+            return brought.image
+        if cold_stores is not None:
+            raise StoreIsColdError(store=str(store))
+        if grant.state == StoreState.DURABLE:
+            raise StorageFailedError(reason=f"{store} is cold, and this server has no bucket")
+        return None
+
+    async def _from_image(self, image: Fetched, grant: Grant, to_read: bool) -> StoreFile:
+        """Open what was brought, in memory or as the store's file."""
+        store, epoch = image.store, grant.epoch
+        try:
+            found = self._missing_changes(store, _found_in(image), grant)
+            if to_read and not (found.batches or found.outcomes):
+                file = self._in_memory(image)
+                if file is not None:
+                    return file
+            mine = image.meta.epoch == epoch and image.meta.incarnation == self._incarnation
+            if image.meta.epoch >= epoch and not mine:
+                epoch = await self._raise_epoch(store, image.meta.epoch)
+            # A generation that no earlier owner can have had, nor be about to unlink.
+            path = self._layout.store(store, epoch)
+            self._disk.make_directory(path.parent)
+            self._gate.check()
+            await self._run_in_thread(lambda: image.place(self._disk, path))
+        except BaseException:
+            image.drop(self._disk)
+            raise
+        logger.info("store.restored store=%s revision=%d", store, image.version.revision)
+        return StoreFile.open(path, store, disk=self._disk)
+
+    def _in_memory(self, image: Fetched) -> StoreFile | None:
+        """Return a small image opened in memory; None where a file serves better."""
+        size_bytes = image.version.image_bytes
+        if (
+            isinstance(image.content, Path)
+            or size_bytes > MAX_COLD_READ_BYTES
+            or self._memory_bytes + size_bytes > MAX_COLD_MEMORY_BYTES
+        ):
+            return None
+        file = image.open_in_memory(self._layout.store(image.store))
+        if any(file.limits()):
+            # Reading it may make changes: of what is due.
+            file.abandon()
+            return None
+        self._memory_bytes += size_bytes
+        weakref.finalize(file, self._free_memory, size_bytes)
+        return file
+
+    def _free_memory(self, size_bytes: int) -> None:
+        self._memory_bytes -= size_bytes
 
     def _check(self, file: StoreFile) -> None:
         try:
@@ -166,9 +283,9 @@ class StoreOpener:
         try:
             found = plan(
                 store,
-                self._dead_logs.records(store),
+                self._records(store, file),
                 file_epoch=file.epoch if file is not None else 0,
-                file_revision=file.revision if file is not None else 0,
+                file_revision=file.revision if file is not None else self._beginning(store),
             )
         except StoreDamagedError as error:
             reason = str(error.fields["reason"]) + self._blame(store, file)
@@ -189,11 +306,18 @@ class StoreOpener:
     def _doubt(self, store: StoreId, file: FoundFile | None, grant: Grant) -> str:
         # Of the first epoch nobody else was the owner.
         had_owner = grant.epoch > 1 and grant.state_before != StoreState.UNKNOWN
-        return doubts(store, self._dead_logs.logs(), file, had_owner=had_owner)
+        logs = self._dead_logs.logs()
+        grave = self._grave(store) if file is None else None
+        if grave is not None:
+            logs = [log.after(store, grave.epoch) for log in logs]
+        return doubts(store, logs, file, had_owner=had_owner)
 
     def _known_epoch(self, store: StoreId, file: StoreFile | None) -> int:
         """Return the highest epoch that anything on disk has for the store."""
         epochs = [record.epoch for record in self._dead_logs.records(store)]
+        grave = self._grave(store) if file is None else None
+        if grave is not None:
+            epochs.append(grave.epoch)
         return max([*epochs, file.meta.epoch if file is not None else 0])
 
     async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> bool:
@@ -238,6 +362,69 @@ class StoreOpener:
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
         return StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
+
+    # --- a store that was deleted ------------------------------------------------------------
+    def _grave(self, store: StoreId) -> Grave | None:
+        path = self._layout.tombstone(store)
+        return read_tombstone(self._disk, path) if self._disk.exists(path) else None
+
+    def _beginning(self, store: StoreId) -> int:
+        """Return the revision that a store without a file begins at."""
+        grave = self._grave(store)
+        return grave.revision + 1 if grave is not None else 0
+
+    def _records(self, store: StoreId, file: FoundFile | None) -> list[LogRecord]:
+        """Return what dead owners' logs have of a store, but for what was before it was deleted."""
+        records = self._dead_logs.records(store)
+        grave = self._grave(store) if records and file is None else None
+        return [record for record in records if grave is None or record.epoch > grave.epoch]
+
+    async def _create_anew(self, store: StoreId, grave: Grave, epoch: int) -> StoreFile:
+        """Create the file of a store that takes the place of a deleted one, whole and durably."""
+        path = self._layout.store(store, epoch)
+
+        def create() -> None:
+            self._disk.make_directory(path.parent)
+            draft = path.with_name(f"{path.name}.{self._incarnation}")
+            self._disk.remove(draft)
+            time = self._clock_ms()
+            file = StoreFile.create(draft, store, time=time, disk=self._disk)
+            try:
+                file.go_on_from(grave.revision + 1, time=time)
+                # Whose it is comes with what the logs have of it.
+            finally:
+                file.close()
+            self._gate.check()
+            self._disk.rename(draft, path)
+
+        await self._run_in_thread(create)
+        return StoreFile.open(path, store, disk=self._disk)
+
+    def _prepare_as_mine(
+        self,
+        store: StoreId,
+        epoch: int,
+        batches: Sequence[AppliedBatch],
+        outcomes: Sequence[WriterOutcome],
+    ) -> Callable[[], StoreFile] | None:
+        path = self._layout.store(store)
+        if self._disk.exists(_wal(path)):
+            # It is of a file that is gone. `_create` fails, and takes it away.
+            return None
+        new = new_store_image(
+            store,
+            time=self._clock_ms(),
+            owner=(epoch, self._server, self._incarnation),
+            batches=batches,
+            outcomes=outcomes,
+        )
+        return None if new is None else lambda: self._write_new(path, new)
+
+    def _write_new(self, path: Path, new: NewStore) -> StoreFile:
+        # As in `_create`.
+        self._gate.check()
+        self._disk.make_directory(path.parent)
+        return StoreFile.new(path, new, disk=self._disk)
 
     # --- a file that is locked ---------------------------------------------------------------
     def _has_waited(self, store: StoreId) -> bool:
@@ -327,8 +514,9 @@ class StoreOpener:
         doubt = self._doubt(store, None, grant)
         if doubt:
             raise StoreDamagedError(store=str(store), reason=doubt)
-        records = self._dead_logs.records(store)
-        return any(record.previous_revision == 0 for record in records)
+        beginning = self._beginning(store)
+        records = self._records(store, None)
+        return any(record.previous_revision == beginning for record in records)
 
     def _remove_unfinished(self, path: Path, error: StoreDamagedError) -> None:
         """Remove a file that a crash left before it was ever durable."""
@@ -340,6 +528,10 @@ class StoreOpener:
 
     def _quarantine(self, store: StoreId, path: Path, state: int, error: StoreDamagedError) -> None:
         """Move a damaged file away; return if it can be rebuilt, else raise what is missing."""
+        self._set_aside(store, path, error)
+        self._require_beginning(store, state, cause=error)
+
+    def _set_aside(self, store: StoreId, path: Path, error: StoreDamagedError) -> None:
         self._gate.check()
         folder = quarantine(
             self._disk,
@@ -351,23 +543,23 @@ class StoreOpener:
             server=self._server,
         )
         logger.error("store.quarantined store=%s folder=%s reason=%s", store, folder.name, error)
-        self._require_beginning(store, state, cause=error)
 
     def _require_beginning(
         self, store: StoreId, state: int, cause: StoreDamagedError | None = None
     ) -> None:
         """Raise StoreDamagedError if the store has existed and the logs do not hold all of it."""
-        records = self._dead_logs.records(store)
+        beginning = self._beginning(store)
+        records = self._records(store, None)
         folders = quarantined(self._disk, self._layout, store)
         if state != StoreState.DURABLE:
-            if any(record.previous_revision == 0 for record in records):
+            if any(record.previous_revision == beginning for record in records):
                 return
             if not folders and not records:
                 return
         reason = str(cause.fields["reason"]) if cause is not None else "its file is missing"
-        first = min((record.previous_revision for record in records), default=0)
-        if first > 0:
-            reason += f"; revisions 1 to {first} are missing"
+        first = min((record.previous_revision for record in records), default=beginning)
+        if first > beginning:
+            reason += f"; revisions {beginning + 1} to {first} are missing"
         elif records:
             reason += "; the logs hold its beginning, and it may have gone further"
         reason += self._blame(store, None)
@@ -380,6 +572,11 @@ def _found(file: StoreFile | None, *, closed: bool) -> FoundFile | None:
     if file is None:
         return None
     return FoundFile(file.meta.epoch, file.meta.revision, file.meta.incarnation, closed)
+
+
+def _found_in(image: Fetched) -> FoundFile:
+    # Who had it snapshotted had closed it.
+    return FoundFile(image.meta.epoch, image.meta.revision, image.meta.incarnation, True)
 
 
 def _wal(path: Path) -> Path:

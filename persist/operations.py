@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.persist.store import Store
+from holdfast.persist.retention import Retention
+from holdfast.persist.store import Mark, Store, entry_bytes_of, message_bytes_of
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -19,6 +20,7 @@ from holdfast.protocol.errors import (
     InvalidSeqError,
     MalformedFrameError,
     ProtocolError,
+    RateLimitedError,
     RequestError,
     TooLargeError,
     UnknownOperationError,
@@ -27,7 +29,6 @@ from holdfast.protocol.errors import (
     error_to_wire,
 )
 from holdfast.protocol.limits import (
-    DEDUPE_WINDOW_SECONDS,
     MAX_DELETE_COUNT,
     MAX_HEADERS_BYTES,
     MAX_MSG_ID_BYTES,
@@ -35,10 +36,10 @@ from holdfast.protocol.limits import (
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
+from holdfast.protocol.store_config import ttl_ms
 from holdfast.shared_fs.store_file import pack_headers
 
 _BYTES: Final = {bytes}
-_DEDUPE_WINDOW_MS: Final = int(DEDUPE_WINDOW_SECONDS * 1000)
 
 Result = list[Any]
 
@@ -49,7 +50,11 @@ def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Resu
     `store.time` is the time of all of them. Raises StorageError when the store's file cannot be
     read; the caller then takes the whole tick of this store back.
     """
-    if store.is_stream:
+    if store.retention is not None:
+        run = _run_within_limits(store, store.retention, operations)
+        if run is not None:
+            return run
+    elif store.is_stream:
         if len(operations) == 1:
             operation = operations[0]
             if (
@@ -75,6 +80,18 @@ def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Resu
                 result = [result[0], {}]
         results.append(result)
     return results
+
+
+def _run_within_limits(
+    store: Store, retention: Retention, operations: list[list[Any]]
+) -> frames.Run | None:
+    """Accept plain appends of which no limit has to look at each; None if they are something else."""
+    values = _plain_values(operations) if store.is_stream else None
+    if values is None or not retention.takes_any(list(map(len, values))):
+        return None
+    run = store.append_messages(values)
+    retention.wrote(store.time)
+    return run
 
 
 def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
@@ -144,6 +161,8 @@ def _batch(store: Store, operation: list[Any]) -> Result:
                     argument="batch", reason=f"operation {member[0]} cannot be part of one"
                 )
             results.append(_handler(store, member[0])(store, member))
+        if store.retention is not None:
+            _admit_batch(store, store.retention, begun)
     except BaseException:
         store.undo_batch(begun)
         raise
@@ -151,36 +170,90 @@ def _batch(store: Store, operation: list[Any]) -> Result:
     return results
 
 
+def _admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take all of a batch."""
+    mark, change_count = begun
+    count = size_bytes = 0
+    kept: dict[Any, int] = {}
+    for change in store.changes[change_count:]:
+        if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+            set_bytes = message_bytes_of(change) if store.is_stream else entry_bytes_of(change)
+            kept[change[1]] = set_bytes
+            count += 1
+            size_bytes += set_bytes
+        else:
+            for key in change[1]:
+                kept.pop(key, None)
+    retention.check_batch(len(kept), sum(kept.values()))
+    retention.check_total((mark.message_count, mark.size_bytes), (store.count, store.bytes))
+    retention.take(store.time, count, size_bytes)
+
+
+def _admit(store: Store, size_bytes: int, old_bytes: int | None) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
+    in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
+    retention = store.retention
+    if retention is None:
+        return
+    retention.check_size(size_bytes)
+    if not store.in_batch:
+        count = store.count + (old_bytes is None)
+        total_bytes = store.bytes + size_bytes - (old_bytes or 0)
+        retention.check_total((store.count, store.bytes), (count, total_bytes))
+        retention.take(store.time, 1, size_bytes)
+
+
+def _configure(store: Store, operation: list[Any]) -> Result:
+    wanted = operation[1]
+    if type(wanted) is not dict:
+        raise InvalidArgumentError(argument="config", reason="not a map of settings")
+    config = store.config.changed(wanted)
+    if not store.is_stream and "dedupe_window_seconds" in wanted:
+        raise InvalidArgumentError(argument="dedupe_window_seconds", reason="a kv has no msg_ids")
+    if config != store.config:
+        store.configure(config)
+    return [store.revision, config.to_wire()]
+
+
 # --- streams -------------------------------------------------------------------------------------
 def _append(store: Store, operation: list[Any]) -> Result:
-    _, value, headers, msg_id, expected_last_seq = _padded(operation, 5)
+    _, value, headers, msg_id, expected_last_seq, ttl_seconds = _padded(operation, 6)
     if msg_id is not None:
         _check_msg_id(msg_id)
         known = store.msg_id(msg_id)
-        if known is not None and known[2] > store.time - _DEDUPE_WINDOW_MS:
+        window_ms = int(store.config.dedupe_window_seconds * 1000)
+        if known is not None and known[2] > store.time - window_ms:
             return [known[0], known[1], known[2], True]
     if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
         store.last_seq
     ):
         raise WrongLastSeqError(expected=expected_last_seq, actual=store.last_seq)
-    return _set_message(store, store.last_seq + 1, value, headers, msg_id)
+    return _set_message(store, store.last_seq + 1, value, headers, msg_id, ttl_seconds)
 
 
 def _set(store: Store, operation: list[Any]) -> Result:
-    _, seq, value, headers = _padded(operation, 4)
+    _, seq, value, headers, ttl_seconds = _padded(operation, 5)
     if not 1 <= _integer("seq", seq) <= store.last_seq + 1:
         raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
-    return _set_message(store, seq, value, headers, None)
+    return _set_message(store, seq, value, headers, None, ttl_seconds)
 
 
-def _set_message(store: Store, seq: int, value: Any, headers: Any, msg_id: str | None) -> Result:
+def _set_message(
+    store: Store, seq: int, value: Any, headers: Any, msg_id: str | None, ttl_seconds: Any
+) -> Result:
     size_bytes = _check_value(value) + _check_headers(headers)
+    expires = _expires(store, ttl_seconds)
+    if store.retention is not None:
+        _admit(store, size_bytes, store.message_bytes(seq))
     change = [frames.CHANGE_SET_MESSAGE, seq, value]
-    if headers or msg_id is not None:
-        change.append(headers or None)
-    if msg_id is not None:
-        change.append(msg_id)
+    if expires is not None:
+        change += [headers or None, msg_id, expires]
+    elif msg_id is not None:
+        change += [headers or None, msg_id]
+    elif headers:
+        change.append(headers)
     store.set_message(seq, size_bytes, change)
+    store.expect_expiry(expires)
     if msg_id is not None:
         store.remember_msg_id(msg_id, seq, store.revision, store.time)
     return [seq, store.revision]
@@ -214,14 +287,21 @@ def _trim(store: Store, operation: list[Any]) -> Result:
 
 # --- kv ------------------------------------------------------------------------------------------
 def _set_entry(store: Store, operation: list[Any]) -> Result:
-    _, key, value, headers, expected_revision = _padded(operation, 5)
+    _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
     check_key(key)
     size_bytes = len(key.encode()) + _check_value(value) + _check_headers(headers)
     _check_revision(store, key, expected_revision)
+    expires = _expires(store, ttl_seconds)
+    if store.retention is not None:
+        old = store.entry_state(key)
+        _admit(store, size_bytes, None if old is None else old[1])
     change = [frames.CHANGE_SET_ENTRY, key, value]
-    if headers:
+    if expires is not None:
+        change += [headers or None, expires]
+    elif headers:
         change.append(headers)
     store.set_entry(key, size_bytes, change)
+    store.expect_expiry(expires)
     return [0, store.revision]
 
 
@@ -269,6 +349,10 @@ def _integer(argument: str, value: Any) -> int:
     return value
 
 
+def _expires(store: Store, ttl_seconds: Any) -> int | None:
+    return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
+
+
 def _check_value(value: Any) -> int:
     if type(value) is not bytes:
         raise InvalidArgumentError(argument="value", reason="it is not bytes")
@@ -307,18 +391,20 @@ def _check_list(argument: str, values: Any) -> list[Any]:
 
 
 #: Errors that are the answer to one operation; any other concerns the whole store.
-_REFUSALS: Final = (RequestError, ProtocolError)
+_REFUSALS: Final = (RequestError, ProtocolError, RateLimitedError)
 _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
     StoreKind.STREAM: {
         frames.APPEND: _append,
         frames.SET_MESSAGE: _set,
         frames.DELETE_MESSAGES: _delete_messages,
         frames.TRIM: _trim,
+        frames.CONFIGURE: _configure,
     },
     StoreKind.KV: {
         frames.SET_ENTRY: _set_entry,
         frames.DELETE_ENTRIES: _delete_entries,
         frames.CLEAR: _clear,
+        frames.CONFIGURE: _configure,
     },
 }
 _IN_BATCHES: Final = frozenset(

@@ -73,6 +73,10 @@ class Ownership:
         """Return the open store, or None."""
         return self._open.get(store)
 
+    def in_use(self, store: StoreId) -> bool:
+        """Tell if the store is open, or somebody waits for it."""
+        return store in self._open or store in self._waiting
+
     def stores(self) -> Iterator[Store]:
         """Yield the open stores."""
         return iter(list(self._open.values()))

@@ -25,9 +25,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.persist import reads
+from holdfast.persist import eviction, reads
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.persist.store import Store
+from holdfast.persist.stored_writer import StoredWriter
 from holdfast.persist.tick import Answers, Tick
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
@@ -51,8 +52,9 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.store_config import Discard
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.commit_log import Log, LogRecord
 from holdfast.shared_fs.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
@@ -97,7 +99,7 @@ class Pipeline:
         self,
         *,
         server: str,
-        log: CommitLog,
+        log: Log,
         gate: FenceGate,
         bus: Bus,
         subjects: Subjects,
@@ -106,7 +108,14 @@ class Pipeline:
         clock_ms: Callable[[], int],
         want_stores: Callable[[], None],
         default_durability: Durability = Durability.SYNCED,
+        stored: StoredWriter | None = None,
+        log_level: Durability = Durability.SYNCED,
+        paced: Callable[[], Awaitable[None]] | None = None,
+        confirm_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`stored`: the way into the bucket of what is to be `stored` besides. `log_level`: what the
+        sync of `log` achieves. `paced` returns when the next sync is due, at once if it is None.
+        `confirm_open` asks if `gate` is open, where looking at it does not."""
         self._server = server
         self._log = log
         self._gate = gate
@@ -117,11 +126,18 @@ class Pipeline:
         self._clock_ms = clock_ms
         self._want_stores = want_stores
         self._default_durability = default_durability
+        self._stored = stored
+        self._stored_writes = stored.writes if stored is not None else None
+        self._log_level = log_level
+        self._paced = paced
+        self._confirm_open = confirm_open
         self._inbox: deque[Arrival] = deque()
         self._refusals: list[tuple[str, int, HoldfastError]] = []
         self._pings: list[str] = []
         self._inbox_bytes = 0
         self._held: dict[StoreId, list[Arrival]] = {}
+        #: Stores of which something may have to go, though nobody asks for them.
+        self._overdue: dict[StoreId, Store] = {}
         self._turn_scheduled = False
         self._written_tick = 0
         self._synced_tick = 0
@@ -165,7 +181,13 @@ class Pipeline:
             or self._reads
             or self._releasing
             or self._written_tick > self._synced_tick
+            or (self._stored is not None and not self._stored.idle)
         )
+
+    def answer(self, answers: Answers) -> None:
+        """Let answers go that waited elsewhere for what they promise."""
+        self._ready.append(_Release(0, answers))
+        self._to_release.set()
 
     def submit(self, arrivals: list[Arrival]) -> None:
         """Take the groups of one frame."""
@@ -242,7 +264,13 @@ class Pipeline:
             self._to_release.set()
 
     def _build_tick(self) -> None:
-        tick = Tick(self._written_tick + 1, self._clock_ms(), self._default_durability)
+        tick = Tick(
+            self._written_tick + 1,
+            self._clock_ms(),
+            self._default_durability,
+            stored=self._stored_writes,
+            log_level=self._log_level,
+        )
         for reply, index, error in self._refusals:
             tick.refuse_at(reply, index, error)
         self._refusals.clear()
@@ -252,6 +280,9 @@ class Pipeline:
         now = asyncio.get_running_loop().time()
         operation_count = 0
         room = _TURN_OPERATIONS
+        while self._overdue and room > 0:
+            room -= _MATERIALISE_OPERATIONS
+            self._expire(tick, self._overdue.popitem()[1])
         while self._inbox and room > 0:
             arrival = self._inbox.popleft()
             length = len(arrival.group.operations)
@@ -259,10 +290,15 @@ class Pipeline:
             room -= length + _GROUP_OPERATIONS
             if self._execute(tick, arrival, now):
                 self._inbox_bytes -= arrival.size_bytes
+            elif self._inbox and self._inbox[0] is arrival:
+                break
         self.operation_count += operation_count
-        self._append(tick)
+        self._evict(tick)
+        records = self._append(tick)
         self._queue(tick)
-        if self._inbox:
+        if self._stored is not None:
+            self._stored.take(tick, records)
+        if self._inbox or self._overdue:
             self._schedule_turn()
 
     def _execute(self, tick: Tick, arrival: Arrival, now: float) -> bool:
@@ -275,6 +311,8 @@ class Pipeline:
             self._want_stores()
             return False
         store.used_at = now
+        if store.retention is not None and not self._expires_first(tick, store, arrival):
+            return False
         if not arrival.writes:
             tick.read(store, arrival)
         elif self._log.size_bytes > 2 * LOG_CAP_BYTES:
@@ -288,9 +326,57 @@ class Pipeline:
                 tick.abort(store, error)
         return True
 
+    def _expires_first(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
+        """Remove what is due before a group that it makes a difference to. Returns False if that
+        takes more than this turn; the group then is the first of the next."""
+        retention = store.retention
+        assert retention is not None
+        if not retention.is_due(max(tick.time, store.time)) or (
+            arrival.writes and store.is_stream and retention.config.discard is Discard.OLD
+        ):
+            return True
+        if self._expire(tick, store):
+            return True
+        self._inbox.appendleft(arrival)
+        return False
+
+    def _expire(self, tick: Tick, store: Store) -> bool:
+        """Remove what is due from an open store; return False if there may be more."""
+        if store.busy or store.retention is None or self._ownership.find(store.id) is not store:
+            return True
+        try:
+            if tick.expire(store):
+                return True
+        except StorageError as error:
+            logger.warning("store.expire_failed store=%s reason=%s", store.id, error)
+            tick.abort(store, error)
+            return True
+        return False
+
+    def _evict(self, tick: Tick) -> None:
+        """Bring the stores that were written back to their limits, in the same tick."""
+        for store in tick.limited():
+            try:
+                eviction.evict(store)
+            except StorageError as error:
+                logger.warning("store.expire_failed store=%s reason=%s", store.id, error)
+                tick.abort(store, error)
+                continue
+            if store.retention is not None and store.retention.due_at == 0:
+                self._overdue[store.id] = store
+
+    def expire_due(self) -> None:
+        """Look at the open stores for what is due though nobody reads or writes."""
+        now = self._clock_ms()
+        for store in self._ownership.stores():
+            if store.retention is not None and store.retention.is_due(now):
+                self._overdue[store.id] = store
+        if self._overdue:
+            self._schedule_turn()
+
     def _goes_on(self, store: Store, arrival: Arrival) -> bool:
-        """Tell if a group of a busy store need not wait: a checkpoint of a large stream takes a
-        while, and its appends are in the log and in memory until it is done."""
+        """Tell if a group of a busy store need not wait: a checkpoint of a large file takes a
+        while, and what is written is in the log and in memory until it is done."""
         return (
             store.takes_appends
             and store.id not in self._held
@@ -306,21 +392,23 @@ class Pipeline:
         tick.refuse(arrival, BusyError(what=f"the queue of {store.id}"))
         return True
 
-    def _append(self, tick: Tick) -> None:
+    def _append(self, tick: Tick) -> list[LogRecord]:
+        """Return the records that the log has now."""
         records = tick.records()
         if not records:
-            return
+            return []
         before_bytes = self._log.size_bytes
         try:
             segment = self._log.append(tick.number, records)
         except StorageError as error:
             logger.error("log.append_failed reason=%s", error)
             tick.fail(error)
-            return
+            return []
         tick.committed(segment)
         self._written_tick = tick.number
         self._unsynced_bytes += max(0, self._log.size_bytes - before_bytes)
         self._to_sync.set()
+        return records
 
     def _queue(self, tick: Tick) -> None:
         if tick.applied:
@@ -343,6 +431,13 @@ class Pipeline:
             self._to_sync.clear()
             if self._failure is not None:
                 raise self._failure
+            if self._paced is not None:
+                await self._paced()
+            if self._ready:
+                # What is only promised `applied` goes first: to the bus in one turn of the loop, to
+                # the socket in the next. A short sync is done in the loop.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             tick, size_bytes = self._written_tick, self._unsynced_bytes
             self._sync_began_at = asyncio.get_running_loop().time()
             try:
@@ -354,6 +449,8 @@ class Pipeline:
                 raise
             self._sync_began_at = None
             self._synced_tick = tick
+            if self._stored is not None:
+                self._stored.synced(tick)
             self._next_sync.set()
             self._next_sync = asyncio.Event()
             self._unsynced_bytes -= size_bytes
@@ -426,6 +523,8 @@ class Pipeline:
         warned = False
         while True:
             try:
+                if self._confirm_open is not None:
+                    await self._confirm_open()
                 self._gate.check()
                 return
             except FencedError:

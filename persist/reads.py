@@ -68,6 +68,9 @@ def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, 
         return _head(store, server), _ROW_BYTES * 2
     if number == frames.CHANGES:
         return _changes(store, operation)
+    if number == frames.CONFIG:
+        config = file.limits()[0] if file is not None else {}
+        return config, len(frames.pack(config))
     name = frames.OPERATION_NAMES.get(number)
     known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
     raise UnknownOperationError(operation=known)

@@ -18,64 +18,69 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
+from holdfast.persist.administration import Administrator
+from holdfast.persist.bucket_dead_logs import BucketDeadLogs
+from holdfast.persist.bucket_ground import BucketGround
+from holdfast.persist.bucket_reaper import BucketReaper
 from holdfast.persist.checkpointing import Checkpointer
 from holdfast.persist.coordination import Coordination
 from holdfast.persist.draining import Drainer
 from holdfast.persist.fence_watch import Watch, watch_folder
+from holdfast.persist.incoming import take_apart
 from holdfast.persist.log_reaper import LogReaper
+from holdfast.persist.open_queue import OpenQueue
 from holdfast.persist.opening import StoreOpener
-from holdfast.persist.ownership import Arrival, Ownership, Wanted
+from holdfast.persist.owners import Owners
+from holdfast.persist.ownership import Ownership
+from holdfast.persist.past_states import PastStates
 from holdfast.persist.pipeline import Pipeline, RunInThread
+from holdfast.persist.restoring import StoreRestorer
+from holdfast.persist.signs_of_life import SignsOfLife
+from holdfast.persist.store import Store
+from holdfast.persist.stored_writer import StoredWriter
 from holdfast.persist.sync_thread import SyncThread
 from holdfast.persist.takeover import DeadLogs
-from holdfast.protocol import frames
+from holdfast.persist.tier import Tier
+from holdfast.persist.tier_policy import TierPolicy
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
-from holdfast.protocol.control import Grant, Heartbeat, ServerMode
+from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import (
-    BusyError,
     FencedError,
     HoldfastError,
+    InvalidArgumentError,
     InvalidNameError,
-    MalformedFrameError,
-    NotOwnerError,
     ProtocolError,
     StorageError,
-    UnavailableError,
-    error_from_wire,
 )
 from holdfast.protocol.limits import (
-    HEARTBEAT_SECONDS,
+    EXPIRY_CHECK_SECONDS,
     IDLE_CLOSE_SECONDS,
     MAX_OPEN_STORES,
+    PUT_STALL_SECONDS,
     SYNC_STALL_SECONDS,
 )
 from holdfast.protocol.messages import Durability
-from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
+from holdfast.protocol.names import StoreId, check_server
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
-from holdfast.shared_fs.commit_log import CommitLog
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_log import BucketLog
+from holdfast.shared_fs.commit_log import CommitLog, Log
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence
+from holdfast.shared_fs.fence import FenceGate, create_fence, is_open
 from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.manifest import Manifests, SnapshotVersion
 from holdfast.shared_fs.remains import let_go
+from holdfast.shared_fs.snapshot import Image
+from holdfast.shared_fs.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
 _MAINTENANCE_SECONDS: Final = 0.25
 #: Dead logs are let go in the background, well after the failover that made them.
 _REAP_SECONDS: Final = 5.0
-#: Stores asked for in one `open` request.
-_OPEN_BATCH: Final = 512
-#: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
-_PARALLEL_OPENS: Final = 8
-#: How long stores that are asked for wait until others can be closed for them.
-_ROOM_SECONDS: Final = 2.0
-_ROOM_LOOK_SECONDS: Final = 0.01
-#: Between two tries to open a file whose lock another process still holds.
-_LOCK_RETRY_SECONDS: Final = 0.05
-_RETRY_SECONDS: Final = 0.1
 #: How long a stopping server hands its stores over while clients write, and how long it waits for
 #: the first or next store to go; the rest is released with the incarnation, at once.
 _HAND_OVER_SECONDS: Final = 5.0
@@ -106,8 +111,14 @@ class PersistServer:
         durability: Durability = Durability.SYNCED,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
+        bucket: Bucket | None = None,
+        tier_policy: TierPolicy | None = None,
+        bucket_only: bool = False,
         watch: Watch = watch_folder,
     ) -> None:
+        """`bucket_only`: the disk under `layout` is this server's own and a cache; log, fence and
+        truth are in the bucket."""
+        assert bucket is not None or not bucket_only
         self._bus = bus
         self._layout = layout
         self._disk = disk
@@ -121,19 +132,26 @@ class PersistServer:
         self._durability = durability
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
+        self._bucket = bucket
+        self._tier_policy = tier_policy or TierPolicy()
+        #: With a bucket, from the start of the incarnation.
+        self._tier: Tier | None = None
+        #: Of the two one at the most: what is stored besides, and what all of it stands on.
+        self._stored: StoredWriter | None = None
+        self._ground: BucketGround | None = None
+        self._bucket_only = bucket_only
+        #: After a clean end the next life is to begin: see `_end_for_drain`.
+        self.lives_again = False
         self._watch = watch
         self._ownership = Ownership()
-        self._dead_logs = DeadLogs(disk, layout, self.incarnation)
+        self._owners = Owners(bus, self._subjects)
+        self._dead_logs: DeadLogs | BucketDeadLogs = DeadLogs(disk, layout, self.incarnation)
         self._subscriptions: list[BusSubscription] = []
         self._stopping = asyncio.Event()
-        self._wanted = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        #: Held while stores are being opened.
-        self._opens = asyncio.Lock()
         self._draining = False
         self._mode_changed = asyncio.Event()
         self._give_up_at = float("inf")
-        self._operations_per_second = 0.0
         self._coordination = Coordination(
             bus=bus,
             subjects=self._subjects,
@@ -141,6 +159,21 @@ class PersistServer:
             incarnation=self.incarnation,
             mode=lambda: self.mode,
             drain=self._set_draining,
+            snapshot=self._request_snapshots,
+        )
+        self._open_queue = OpenQueue(
+            server=self.server,
+            ownership=self._ownership,
+            pipeline=lambda: self._pipeline,
+            coordination=self._coordination,
+            checkpointer=lambda: self._checkpointer,
+            opener=lambda: self._opener,
+            tier=lambda: self._tier,
+            refresh_logs=lambda: self._run_in_thread(self._dead_logs.refresh),
+            opens_nothing=lambda: self._opens_nothing,
+            release=self._release_granted,
+            spawn=self._spawn,
+            max_open_stores=max_open_stores,
         )
 
     @property
@@ -156,6 +189,7 @@ class PersistServer:
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns when everything is durable and released."""
+        self.lives_again = False
         self._stopping.set()
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -177,16 +211,21 @@ class PersistServer:
         finally:
             if sync_thread is not None:
                 sync_thread.stop()
+            if self._tier is not None:
+                self._tier.stop()
+            if self._ground is not None:
+                self._ground.close()
             lock.release()
 
     # --- start and stop ----------------------------------------------------------------------
     def _start_incarnation(self, sync_in_thread: RunInThread) -> None:
-        folder = self._layout.incarnation(self.server, self.incarnation)
-        self._disk.make_directory(folder)
-        fence_path = self._layout.fence(self.server, self.incarnation)
-        create_fence(self._disk, fence_path)
-        self._gate = FenceGate(self._disk, fence_path, self.server, self.incarnation)
-        self._log = CommitLog(self._disk, self._layout.log(self.server, self.incarnation))
+        self._gate: FenceGate
+        self._log: Log
+        if self._bucket_only:
+            self._stand_on_bucket()
+        else:
+            self._stand_on_files()
+        ground = self._ground
         self._pipeline = Pipeline(
             server=self.server,
             log=self._log,
@@ -194,23 +233,35 @@ class PersistServer:
             bus=self._bus,
             subjects=self._subjects,
             ownership=self._ownership,
-            run_in_thread=sync_in_thread,
+            run_in_thread=sync_in_thread if ground is None else ground.put_thread,
             clock_ms=self._clock_ms,
-            want_stores=self._wanted.set,
+            want_stores=self._open_queue.wake,
             default_durability=self._durability,
+            stored=self._stored,
+            log_level=Durability.SYNCED if ground is None else Durability.STORED,
+            paced=ground.paced if ground is not None else None,
+            confirm_open=ground.confirm_open if ground is not None else None,
         )
-        self._opener = StoreOpener(
-            server=self.server,
-            incarnation=self.incarnation,
-            disk=self._disk,
-            layout=self._layout,
-            dead_logs=self._dead_logs,
-            gate=self._gate,
-            run_in_thread=self._run_in_thread,
-            clock_ms=self._clock_ms,
-            raise_epoch=self._coordination.raise_epoch,
-            confirm=self._coordination.created,
-        )
+        if self._bucket is not None:
+            self._tier = Tier(
+                self._bucket,
+                self._tier_policy,
+                server=self.server,
+                incarnation=self.incarnation,
+                disk=self._disk,
+                layout=self._layout,
+                gate=self._gate,
+                ownership=self._ownership,
+                coordination=self._coordination,
+                run_in_thread=None if self._has_sync_thread else self._run_in_thread,
+                clock_ms=self._clock_ms,
+                is_running=lambda: not self._opens_nothing,
+                with_durable=self._with_durable,
+                ask_again=self._open_queue.ask_again,
+                refuse=self._open_queue.refuse,
+                published=self._on_published,
+            )
+        self._opener = self._make_opener()
         self._checkpointer = Checkpointer(
             log=self._log,
             gate=self._gate,
@@ -218,7 +269,8 @@ class PersistServer:
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
-            confirm=self._coordination.created,
+            confirm=self._confirm_files,
+            closed=self._tier.closed if self._tier is not None else None,
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,
         )
@@ -230,11 +282,136 @@ class PersistServer:
             coordination=self._coordination,
             give_up=lambda: asyncio.get_running_loop().time() > self._give_up_at,
         )
+        self._signs = SignsOfLife(
+            server=self.server,
+            gate=self._gate,
+            pipeline=self._pipeline,
+            coordination=self._coordination,
+            stall_seconds=SYNC_STALL_SECONDS if ground is None else PUT_STALL_SECONDS,
+            heartbeat=self._heartbeat,
+        )
+        self._administrator = self._make_administrator()
+
+    def _make_administrator(self) -> Administrator:
+        tier = self._tier
+        return Administrator(
+            server=self.server,
+            incarnation=self.incarnation,
+            bus=self._bus,
+            subjects=self._subjects,
+            disk=self._disk,
+            layout=self._layout,
+            gate=self._gate,
+            ownership=self._ownership,
+            owners=self._owners,
+            pipeline=self._pipeline,
+            checkpointer=self._checkpointer,
+            coordination=self._coordination,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            opens=self._open_queue.opens,
+            past_states=PastStates(
+                tier.tiering.manifests,
+                disk=self._disk,
+                layout=self._layout,
+                clock_ms=self._clock_ms,
+                keep=self._tier_policy.keep,
+            )
+            if tier is not None
+            else None,
+            manifests=tier.tiering.manifests if tier is not None else None,
+            snapshot=self._snapshot_now,
+            bucket_only=self._bucket_only,
+        )
+
+    def _stand_on_files(self) -> None:
+        """Begin this incarnation on the shared file system."""
+        server, incarnation = self.server, self.incarnation
+        self._disk.make_directory(self._layout.incarnation(server, incarnation))
+        fence_path = self._layout.fence(server, incarnation)
+        create_fence(self._disk, fence_path)
+        self._gate = FenceGate(self._disk, fence_path, server, incarnation)
+        self._log = CommitLog(self._disk, self._layout.log(server, incarnation))
+        if self._bucket is not None:
+            self._stored = StoredWriter(
+                server=server,
+                log=BucketLog(self._bucket, server, incarnation),
+                answer=lambda answers: self._pipeline.answer(answers),
+                snapshot=self._snapshot_now,
+                find=Manifests(self._bucket).find,
+                fence_myself=self._gate.fence_myself,
+            )
+
+    def _stand_on_bucket(self) -> None:
+        """Begin this incarnation without a shared file system."""
+        assert self._bucket is not None
+        self._ground = BucketGround(
+            self._bucket,
+            self.server,
+            self.incarnation,
+            owners=self._owners,
+            run_in_thread=self._run_in_thread,
+            snapshot=self._snapshot_now,
+            request_snapshots=self._request_snapshots,
+            is_open=lambda store: self._ownership.find(store) is not None,
+            created=self._coordination.created,
+        )
+        self._gate, self._log = self._ground.gate, self._ground.log
+        self._dead_logs = self._ground.dead_logs
+
+    def _make_opener(self) -> StoreOpener | StoreRestorer:
+        ground = self._ground
+        if ground is not None:
+            return StoreRestorer(
+                server=self.server,
+                incarnation=self.incarnation,
+                disk=self._disk,
+                layout=self._layout,
+                manifests=lambda: ground.manifests,
+                dead_logs=ground.dead_logs,
+                own_slots=ground.keeper.index,
+                run_in_thread=self._run_in_thread,
+                clock_ms=self._clock_ms,
+                raise_epoch=self._coordination.raise_epoch,
+                not_snapshotted=lambda store: self._request_snapshots([store]),
+            )
+        assert isinstance(self._dead_logs, DeadLogs)
+        return StoreOpener(
+            server=self.server,
+            incarnation=self.incarnation,
+            disk=self._disk,
+            layout=self._layout,
+            dead_logs=self._dead_logs,
+            gate=self._gate,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            raise_epoch=self._coordination.raise_epoch,
+            confirm=self._coordination.created,
+            cold_stores=self._tier.cold_stores if self._tier is not None else None,
+        )
+
+    async def _snapshot_now(self, stores: Sequence[StoreId]) -> None:
+        assert self._tier is not None
+        await self._tier.tiering.snapshot(stores)
+
+    def _on_published(self, store: StoreId, version: SnapshotVersion) -> None:
+        if self._ground is not None:
+            self._ground.published(store, version)
+        elif self._stored is not None:
+            self._stored.snapshotted(store, version.epoch, version.revision)
+
+    async def _confirm_files(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        """Tell the coordinator of files that are durable; on a disk of our own that says nothing."""
+        if self._ground is None:
+            await self._coordination.created(stores)
 
     async def _live(self, ready: asyncio.Event | None) -> None:
         await self._subscribe(self._subjects.control(self.server), self._on_control)
+        if self._ground is not None:
+            await self._ground.begin()
         await self._coordination.register(self._stopping.is_set)
         await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
+        await self._subscribe(self._subjects.operator(self.server), self._on_operator)
         await self._bus.flush()
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
         if ready is not None:
@@ -242,13 +419,12 @@ class PersistServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [
+                    *(tasks.create_task(work) for work in self._bucket_work()),
                     tasks.create_task(self._pipeline.run()),
-                    tasks.create_task(self._heartbeat_loop()),
-                    tasks.create_task(self._watch_fence()),
-                    tasks.create_task(self._open_loop()),
+                    tasks.create_task(self._signs.run()),
+                    tasks.create_task(self._open_queue.run()),
                     tasks.create_task(self._coordination.keep_registered(self._stopping.is_set)),
                     tasks.create_task(self._drain_loop()),
-                    tasks.create_task(self._reap_loop()),
                 ]
                 await self._maintain_until_stopped()
                 await self._hand_over()
@@ -260,6 +436,29 @@ class PersistServer:
         finally:
             for task in self._opening:
                 task.cancel()
+            await self._administrator.stop()
+
+    def _bucket_work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what runs beside, by where the truth is."""
+        if self._tier is not None:
+            yield from self._tier.work()
+        if self._ground is not None:
+            yield self._ground.run()
+            return
+        yield self._watch_fence()
+        yield self._reap_loop()
+        if self._stored is not None and self._bucket is not None:
+            yield self._stored.run()
+            yield BucketReaper(
+                self._bucket,
+                server=self.server,
+                incarnation=self.incarnation,
+                owners=self._owners,
+                run_in_thread=self._run_in_thread,
+                is_dead=lambda *life: not is_open(self._disk, self._layout.fence(*life)),
+                is_open=lambda store: self._ownership.find(store) is not None,
+                request_snapshots=self._request_snapshots,
+            ).run()
 
     async def _stop_cleanly(self) -> None:
         """Answer what has arrived, close everything, release, remove this incarnation's folder."""
@@ -268,6 +467,7 @@ class PersistServer:
         control, *others = self._subscriptions
         for subscription in others:
             await subscription.unsubscribe()
+        await self._administrator.stop()
         try:
             await self._close_and_release()
         finally:
@@ -278,7 +478,10 @@ class PersistServer:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._answered()
         left = await self._checkpointer.close_all()
-        if left:
+        if self._ground is not None:
+            # Before anybody else may own what this log has.
+            await self._ground.end()
+        elif left:
             # Some file could not be made durable: the log stays, and whoever opens the store next
             # applies it, as after a crash.
             logger.error("server.not_clean server=%s stores=%d", self.server, len(left))
@@ -290,7 +493,8 @@ class PersistServer:
             logger.warning("server.release_failed server=%s reason=%s", self.server, error)
         self._gate.fence_myself()
         self._log.close()
-        let_go(self._disk, self._layout, self.server, self.incarnation)
+        if self._ground is None:
+            let_go(self._disk, self._layout, self.server, self.incarnation)
         logger.info("server.stopped server=%s incarnation=%s", self.server, self.incarnation)
 
     async def _answered(self) -> None:
@@ -316,32 +520,38 @@ class PersistServer:
             logger.debug("frame.without_reply subject=%s", message.subject)
             return
         try:
-            tenant = check_tenant(self._subjects.tenant_of(message.subject))
-            writer, groups = frames.decode_request(message.payload)
+            tenant = self._subjects.tenant_of(message.subject)
+            incoming = take_apart(tenant, message.payload, message.reply, self._ownership)
         except (ProtocolError, InvalidNameError) as error:
             self._pipeline.refuse(message.reply, -1, error)
             return
-        if not groups:
+        for index, wrong in incoming.refusals:
+            self._pipeline.refuse(message.reply, index, wrong)
+        if incoming.arrivals:
+            self._pipeline.submit(incoming.arrivals)
+        elif not incoming.refusals:
             self._pipeline.answer_empty(message.reply)
-            return
-        arrivals = []
-        share_bytes = len(message.payload) // len(groups)
-        for index, group in enumerate(groups):
-            store = StoreId(tenant, group.kind, group.name)
-            wrong = _check_operations(group)
-            if wrong is None and self._ownership.find(store) is None:
-                wrong = _check_name(group)
-            if wrong is not None:
-                self._pipeline.refuse(message.reply, index, wrong)
-                continue
-            arrivals.append(Arrival(message.reply, index, writer, store, group, share_bytes))
-        self._pipeline.submit(arrivals)
 
     def _on_control(self, message: BusMessage) -> None:
-        if self._stalled:
+        if self._signs.stalled:
             # Nor an answer to a probe.
             return
         self._reply(message, self._coordination.command(message.payload))
+
+    def _on_operator(self, message: BusMessage) -> None:
+        self._reply(message, self._administrator.command(message.payload))
+
+    async def _with_durable(
+        self, store: Store, work: Callable[[StoreFile], Image | None], /
+    ) -> Image | None:
+        return await self._checkpointer.with_durable(store, work)
+
+    def _request_snapshots(self, stores: Sequence[StoreId] | None) -> int:
+        if self._tier is None:
+            raise InvalidArgumentError(
+                argument="command", reason=f"server {self.server!r} has no bucket"
+            )
+        return self._tier.request(stores)
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
         if self._subjects.may_answer(message.reply):
@@ -352,48 +562,18 @@ class PersistServer:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    # --- heartbeats ---------------------------------------------------------------------------
-    async def _heartbeat_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        last_count, last_at = self._pipeline.operation_count, loop.time()
-        stalled = False
-        while True:
-            self._look_at_fence()
-            if self._stalled != stalled:
-                stalled = not stalled
-                if stalled:
-                    logger.error(
-                        "log.sync_hangs server=%s seconds=%.1f",
-                        self.server,
-                        self._pipeline.sync_seconds,
-                    )
-                else:
-                    logger.warning("log.sync_goes_on server=%s", self.server)
-            now, count = loop.time(), self._pipeline.operation_count
-            if now > last_at:
-                self._operations_per_second = (count - last_count) / (now - last_at)
-            last_count, last_at = count, now
-            await self._beat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    @property
-    def _stalled(self) -> bool:
-        """The disk hangs: a server that cannot acknowledge must not count as one that serves. Silent
-        to the coordinator, it is fenced, and ends when it reads that."""
-        return self._pipeline.sync_seconds > SYNC_STALL_SECONDS
-
-    async def _beat(self) -> None:
-        if self._stalled:
-            return
-        await self._coordination.beat(
-            Heartbeat(
-                self.server,
-                self.incarnation,
-                self.mode,
-                self._ownership.open_count,
-                self._log.size_bytes,
-                self._operations_per_second,
-            )
+    # --- signs of life ------------------------------------------------------------------------
+    def _heartbeat(self, operations_per_second: float) -> Heartbeat:
+        tier = self._tier
+        return Heartbeat(
+            self.server,
+            self.incarnation,
+            self.mode,
+            self._ownership.open_count,
+            self._log.size_bytes,
+            operations_per_second,
+            tier.backlog if tier is not None else 0,
+            tier.requests_in_last_hour() if tier is not None else 0,
         )
 
     async def _watch_fence(self) -> None:
@@ -402,18 +582,9 @@ class PersistServer:
         with self._watch(folder, changed.set):
             while True:
                 # At first too: for what changed before there was a watch.
-                self._look_at_fence()
+                self._signs.look_at_fence()
                 await changed.wait()
                 changed.clear()
-
-    def _look_at_fence(self) -> None:
-        """A fenced server that nobody asks anything would never look, and keep its files."""
-        try:
-            self._gate.check()
-        except FencedError:
-            raise
-        except StorageError as error:
-            logger.error("fence.unreadable reason=%s", error)
 
     # --- draining ----------------------------------------------------------------------------
     def _set_draining(self, draining: bool) -> None:
@@ -427,7 +598,10 @@ class PersistServer:
             await self._mode_changed.wait()
             self._mode_changed.clear()
             # At once: from the next heartbeat on the coordinator assigns nothing to this server.
-            await self._beat()
+            await self._signs.beat()
+            if self._ground is not None and self._open_queue.has_opened and self.mode is ServerMode.DRAINING:
+                self._end_for_drain()
+                return
             while self.mode is ServerMode.DRAINING or self._drainer.vacating:
                 if self._ownership.open_count:
                     await self._drainer.step()
@@ -439,8 +613,14 @@ class PersistServer:
                     )
                     break
 
+    def _end_for_drain(self) -> None:
+        """Hand everything over by ending this life: without a shared file system the next owners need
+        its log, which is complete once it is fenced. The next life drains with nothing open."""
+        self.stop()
+        self.lives_again = True
+
     async def _vacate(self) -> bool:
-        async with self._opens:
+        async with self._open_queue.opens:
             return self._ownership.open_count == 0 and await self._drainer.vacate()
 
     async def _hand_over(self) -> None:
@@ -448,7 +628,9 @@ class PersistServer:
         clock = asyncio.get_running_loop().time
         stop_at = clock() + _HAND_OVER_SECONDS
         self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
-        await self._beat()
+        await self._signs.beat()
+        if self._ground is not None:
+            return
         while self._ownership.open_count and clock() < min(stop_at, self._give_up_at):
             before = self._drainer.released_count
             await self._drainer.step()
@@ -459,109 +641,14 @@ class PersistServer:
     def _opens_nothing(self) -> bool:
         return self.mode is not ServerMode.RUNNING or self._drainer.vacating
 
-    async def _turn_away(self, wanted: list[Wanted], grants: list[list[Any]]) -> None:
-        """Release what was asked of this server but is not open, and send the clients elsewhere."""
-        granted = []
-        for each, grant in zip(wanted, grants, strict=True):
-            if grant[0] is not None:
-                granted.append((each.store, int(grant[0])))
-                # Open at the most as one that nobody ever wrote to, for reads.
-                opened = self._ownership.find(each.store)
-                if opened is not None:
-                    self._ownership.closed(opened)
-        if granted:
+    async def _release_granted(self, granted: list[tuple[StoreId, int]]) -> None:
+        # Without a shared file system what is assigned goes with the incarnation.
+        if self._ground is None:
             await self._drainer.release(granted)
-        error = NotOwnerError(server=self.server)
-        for each in wanted:
-            self._refuse_waiting(each.store, error)
-
-    # --- opening stores ----------------------------------------------------------------------
-    async def _open_loop(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
-            while wanted := self._ownership.take_wanted(batch):
-                async with self._opens:
-                    await self._open_batch(wanted)
-
-    async def _make_room(self, count: int) -> None:
-        """Close what was used longest ago until `count` more stores may be open. Raises BusyError
-        if they are all in use, or cannot be made durable."""
-        clock = asyncio.get_running_loop().time
-        give_up_at = clock() + _ROOM_SECONDS
-        while (excess := self._ownership.open_count + count - self._max_open_stores) > 0:
-            if await self._checkpointer.make_room(excess):
-                continue
-            if clock() > give_up_at:
-                raise BusyError(what=f"the open stores of server {self.server!r}")
-            await asyncio.sleep(_ROOM_LOOK_SECONDS)
-
-    async def _open_batch(self, wanted: list[Wanted]) -> None:
-        try:
-            await self._make_room(len(wanted))
-            grants = await self._coordination.open(wanted)
-            if self._opens_nothing:
-                await self._turn_away(wanted, grants)
-                return
-            await self._run_in_thread(self._dead_logs.refresh)
-        except BusyError as error:
-            for each in wanted:
-                self._refuse_waiting(each.store, error)
-            return
-        except UnavailableError as error:
-            # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
-            logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
-            await asyncio.sleep(_RETRY_SECONDS)
-            self._ownership.ask_again(wanted)
-            self._wanted.set()
-            return
-        except FencedError:
-            raise
-        except HoldfastError as error:
-            for each in wanted:
-                self._refuse_waiting(each.store, error)
-            return
-        slots = asyncio.Semaphore(_PARALLEL_OPENS)
-        async with asyncio.TaskGroup() as tasks:
-            for each, grant in zip(wanted, grants, strict=True):
-                if grant[0] is None:
-                    self._refuse_waiting(each.store, error_from_wire(grant[1], grant[2]))
-                else:
-                    tasks.create_task(self._open_store(slots, each, Grant(*grant[:3])))
-
-    async def _open_store(self, slots: asyncio.Semaphore, wanted: Wanted, grant: Grant) -> None:
-        try:
-            async with slots:
-                # A new store opens without waiting for anything; hundreds of them in one turn of
-                # the loop would keep heartbeats back.
-                await asyncio.sleep(0)
-                store = await self._opener.open(wanted.store, grant)
-        except UnavailableError:
-            self._spawn(self._open_later(wanted))
-            return
-        except FencedError:
-            raise
-        except HoldfastError as error:
-            logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
-            self._refuse_waiting(wanted.store, error)
-            return
-        store.used_at = asyncio.get_running_loop().time()
-        earlier = self._ownership.find(wanted.store)
-        assert earlier is None or earlier.file is None
-        self._pipeline.submit_again(self._ownership.opened(store))
-
-    async def _open_later(self, wanted: Wanted) -> None:
-        """Another process still has the file, or the coordinator's answer is to be had later."""
-        await asyncio.sleep(_LOCK_RETRY_SECONDS)
-        self._ownership.ask_again([wanted])
-        self._wanted.set()
-
-    def _refuse_waiting(self, store: StoreId, error: HoldfastError) -> None:
-        self._pipeline.refuse_waiting(self._ownership.refused(store), error)
 
     # --- maintenance -------------------------------------------------------------------------
     async def _reap_loop(self) -> None:
+        assert isinstance(self._dead_logs, DeadLogs)
         reaper = LogReaper(
             server=self.server,
             incarnation=self.incarnation,
@@ -583,34 +670,15 @@ class PersistServer:
 
     async def _maintain_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
+        expire_at = loop.time()
         while not self._stopping.is_set():
+            if loop.time() >= expire_at:
+                expire_at = loop.time() + EXPIRY_CHECK_SECONDS
+                self._pipeline.expire_due()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await self._stopping.wait()
             await self._checkpointer.run_pass(loop.time())
-
-
-def _check_name(group: frames.Group) -> HoldfastError | None:
-    """Return what is wrong with a group's store, None if nothing is."""
-    try:
-        StoreKind(group.kind)
-        check_store(group.name)
-    except ValueError:
-        return MalformedFrameError(reason=f"unknown kind of store {group.kind}")
-    except InvalidNameError as error:
-        return error
-    return None
-
-
-def _check_operations(group: frames.Group) -> HoldfastError | None:
-    """Return what is wrong with a group's operations, None if nothing is."""
-    writes = group.counter > 0
-    for number in {operation[0] for operation in group.operations}:
-        if (number < frames.FIRST_READ) != writes:
-            return MalformedFrameError(
-                reason="a group is of writes, with a counter, or of reads, with counter 0"
-            )
-    return None
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -21,15 +21,26 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from holdfast.persist.retention import Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
+from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, pack_headers
 
 #: Writers whose outcomes an open store holds in memory.
 _MAX_WRITERS = 1024
 #: What a change takes beside its value, at least what it takes in a broadcast.
 _CHANGE_BYTES = 64
+#: A new file with no more than this is written whole: building its image is done in the loop.
+_SMALL_FILE_BYTES = 16 * KIB
+#: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it has to
+#: be created.
+PrepareFile = Callable[
+    [Sequence[AppliedBatch], Sequence[WriterOutcome]], Callable[[], StoreFile] | None
+]
+
 #: The overlay may hold so many messages and keys more than what is pending: of the keys that are
 #: set again and again the file need not be asked.
 _MIN_OVERLAY = 1024
@@ -54,6 +65,7 @@ class Mark(NamedTuple):
     message_count: int
     size_bytes: int
     time: int
+    retention: Retention | None
 
 
 class Store:
@@ -66,8 +78,10 @@ class Store:
         file: StoreFile | None,
         create_file: Callable[[], StoreFile],
         *,
+        prepare_file: PrepareFile | None = None,
         writable: bool = True,
         confirmed: bool = True,
+        cold: bool = False,
     ) -> None:
         self.id = store
         self.kind = StoreKind(store.kind)
@@ -75,16 +89,22 @@ class Store:
         self.epoch = epoch
         self.file = file
         self._create_file = create_file
+        self._prepare_file = prepare_file
         #: False for a store that nobody has written: it answers reads, as empty, until granted.
         self.writable = writable
         #: The coordinator knows that the file exists; until then the log is what proves the store.
         self.confirmed = confirmed
+        #: The bucket has all of it, and its file may go: until the first change, which must be
+        #: confirmed as that of a new store is.
+        self.cold = cold
         meta = file.meta if file is not None else None
         self.revision = meta.revision if meta else 0
         self.last_seq = meta.last_seq if meta else 0
         self.count = meta.count if meta else 0
         self.bytes = meta.bytes if meta else 0
         self.time = meta.time if meta else 0
+        #: None: no limits and no ttl, and nothing of that costs anything.
+        self.retention = _retention_of(file) if file is not None else None
         self.writers: dict[bytes, Writer] = {}
         self.pending: deque[PendingTick] = deque()
         self.pending_bytes = 0
@@ -174,15 +194,25 @@ class Store:
     def begin(self) -> None:
         """Note where the tick starts; the first call of a tick counts."""
         if self.mark is None:
-            self.mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
+            if self.file is not None:
+                # Before anything is accepted that it does not hold.
+                self.file.hold()
+            self.mark = self._here()
 
     def needs_file(self, writer: bytes, operations: list[list[Any]]) -> bool:
-        """Tell if write operations have to look something up in the file: all may but plain appends
-        of a writer that is known."""
-        return (
-            not self.is_stream
-            or writer not in self.writers
-            or any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
+        """Tell if write operations have to look something up in the file: all may but those of a
+        writer that is known which only append, or only set keys that the overlay has."""
+        if self.retention is not None or writer not in self.writers:
+            return True
+        if self.is_stream:
+            return any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
+        entries = self._entries
+        return any(
+            len(each) != 3
+            or each[0] != frames.SET_ENTRY
+            or type(each[1]) is not str
+            or each[1] not in entries
+            for each in operations
         )
 
     def append_message(self, value: bytes) -> frames.Run:
@@ -303,11 +333,35 @@ class Store:
         self._cleared = True
         self._accept([frames.CHANGE_CLEAR], 0)
 
+    @property
+    def config(self) -> StoreConfig:
+        """The configuration as of the last accepted change."""
+        return DEFAULT_CONFIG if self.retention is None else self.retention.config
+
+    def configure(self, config: StoreConfig) -> None:
+        """Accept another configuration."""
+        change = [frames.CHANGE_CONFIGURE, config.to_wire()]
+        self._accept(change, _variable_bytes(change))
+        has_ttl = self.retention is not None and self.retention.has_ttl
+        self.retention = Retention.needed(config, has_ttl=has_ttl)
+
+    def expect_expiry(self, expires: int | None) -> None:
+        """Note that what was just set is gone at `expires` or, if that is None, in time."""
+        if expires is not None:
+            if self.retention is None:
+                self.retention = Retention(DEFAULT_CONFIG, has_ttl=True)
+            self.retention.wrote_expiring(expires)
+        elif self.retention is not None:
+            self.retention.wrote(self.time)
+
+    @property
+    def in_batch(self) -> bool:
+        return self._undo is not None
+
     def begin_batch(self) -> tuple[Mark, int]:
         """Start an atomic batch; give the result to `undo_batch` if it fails."""
         self._undo = []
-        mark = Mark(self.revision, self.last_seq, self.count, self.bytes, self.time)
-        return mark, len(self.changes)
+        return self._here(), len(self.changes)
 
     def end_batch(self) -> None:
         """The batch holds."""
@@ -327,6 +381,13 @@ class Store:
         self.changes_bytes = self.bytes_of(self.changes)
         self._restore(mark)
 
+    def unwritten(self) -> Iterator[AppliedBatch]:
+        """Yield the changes that are not in the file, those of the running tick last."""
+        for kept in self.pending:
+            yield kept.batch
+        if self.mark is not None:
+            yield AppliedBatch(self.mark.revision, self.time, self.changes)
+
     # --- the life of a change --------------------------------------------------------------------
     def finish_tick(self, tick: int, segment: int) -> None:
         """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
@@ -338,6 +399,8 @@ class Store:
         self.last_tick = tick
         if self.oldest_segment is None:
             self.oldest_segment = segment
+            if self.cold:
+                self.cold = self.confirmed = False
         self._end_tick()
 
     def fail_tick(self) -> None:
@@ -352,15 +415,43 @@ class Store:
     def materialise(self, synced_tick: int) -> None:
         """Apply every pending change of a synced tick to the file. Raises StorageFailedError, and
         then nothing was applied and all of it is still pending."""
+        ready = self.ready(synced_tick)
+        if ready:
+            self.apply(ready)
+            self.applied(ready)
+
+    def ready(self, synced_tick: int) -> list[PendingTick]:
+        """Return what is pending of synced ticks."""
         if not self.pending or self.pending[0].tick > synced_tick:
-            return
+            return []
+        return [pending for pending in self.pending if pending.tick <= synced_tick]
+
+    def prepare_file(self, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
+        """Return what writes the file of a new store that is to be durable at once: whole, with all
+        that is pending, without a WAL. None if there is a file, or it has to be created.
+
+        Nothing may be accepted until `applied`: such a file holds all there is.
+        """
+        if (
+            self._prepare_file is None
+            or self.file is not None
+            or not ready
+            or len(ready) < len(self.pending)
+            or self.mark is not None
+            or self.pending_bytes > _SMALL_FILE_BYTES
+        ):
+            return None
+        return self._prepare_file(*_contents(ready))
+
+    def apply(self, ready: list[PendingTick]) -> None:
+        """Apply what is `ready` to the file. May run in another thread while nothing else uses the
+        file; `applied` comes after it. Raises StorageFailedError: nothing was applied."""
         if self.file is None:
             self.file = self._create_file()
-        ready = [pending for pending in self.pending if pending.tick <= synced_tick]
-        self.file.apply(
-            [pending.batch for pending in ready if pending.batch.changes],
-            [outcome for pending in ready for outcome in pending.outcomes],
-        )
+        self.file.apply(*_contents(ready))
+
+    def applied(self, ready: list[PendingTick]) -> None:
+        """The file holds what was `ready`."""
         for applied in ready:
             self.pending.popleft()
             self.pending_bytes -= applied.size_bytes
@@ -423,9 +514,18 @@ class Store:
             self._undo.append((overlay, key, overlay.get(key, _ABSENT)))
         overlay[key] = state
 
+    def _here(self) -> Mark:
+        return Mark(
+            self.revision, self.last_seq, self.count, self.bytes, self.time, self.retention
+        )
+
     def _restore(self, mark: Mark) -> None:
         self.revision, self.last_seq = mark.revision, mark.last_seq
         self.count, self.bytes, self.time = mark.message_count, mark.size_bytes, mark.time
+        self.retention = mark.retention
+        if self.retention is not None:
+            # What was removed is there again.
+            self.retention.due_at = 0
 
     def _trim_overlay(self, end_seq: int) -> None:
         for seq in [seq for seq in self._messages if seq <= end_seq]:
@@ -442,11 +542,8 @@ class Store:
     def _rebuild_overlay(self) -> None:
         """Derive the overlay anew from what is pending and what the running tick has accepted."""
         self._reset_overlay()
-        runs = [(kept.batch.previous_revision, kept.batch) for kept in self.pending]
-        if self.mark is not None:
-            batch = AppliedBatch(self.mark.revision, self.time, self.changes)
-            runs.append((self.mark.revision, batch))
-        for revision, batch in runs:
+        for batch in self.unwritten():
+            revision = batch.previous_revision
             for change in batch.changes:
                 revision += 1
                 self._overlay_change(change, revision, batch.time)
@@ -467,9 +564,16 @@ class Store:
         elif number == frames.CHANGE_DELETE_ENTRIES:
             for key in change[1]:
                 self._entries[key] = None
-        else:
+        elif number == frames.CHANGE_CLEAR:
             self._entries.clear()
             self._cleared = True
+
+
+def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:
+    return (
+        [pending.batch for pending in ready if pending.batch.changes],
+        [outcome for pending in ready for outcome in pending.outcomes],
+    )
 
 
 def _variable_bytes(change: frames.WireChange) -> int:
@@ -485,7 +589,16 @@ def _variable_bytes(change: frames.WireChange) -> int:
         return 9 * len(change[1])
     if number == frames.CHANGE_DELETE_ENTRIES:
         return sum(len(key.encode()) + 5 for key in change[1])
+    if number == frames.CHANGE_CONFIGURE:
+        return len(frames.pack(change[1]))
     return 0
+
+
+def _retention_of(file: StoreFile) -> Retention | None:
+    found, has_ttl = file.limits()
+    if not (found or has_ttl):
+        return None
+    return Retention.needed(StoreConfig.from_wire(found), has_ttl=has_ttl)
 
 
 def message_bytes_of(change: frames.WireChange) -> int:

@@ -18,7 +18,7 @@ which no gap would show. That can be only its owner's log: a later owner started
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
@@ -51,13 +51,28 @@ def plan(
 
     Raises StoreDamagedError when revisions in between are missing.
     """
+    found = Plan([], [])
+    for record in following(
+        store, records, file_epoch=file_epoch, file_revision=file_revision
+    ):
+        found.batches.extend(batches_of(record))
+        found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
+    return found
+
+
+def following(
+    store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
+) -> Iterator[LogRecord]:
+    """Yield those of `records` that count, from a file's revision on, without a gap.
+
+    Raises StoreDamagedError where one begins.
+    """
     by_epoch: dict[int, list[LogRecord]] = {}
     for record in records:
         if record.epoch >= file_epoch:
             by_epoch.setdefault(record.epoch, []).append(record)
     epochs = sorted(by_epoch)
     starts = [min(record.previous_revision for record in by_epoch[epoch]) for epoch in epochs]
-    found = Plan([], [])
     revision = file_revision
     for index, epoch in enumerate(epochs):
         end = min(starts[index + 1 :], default=None)
@@ -72,13 +87,12 @@ def plan(
                     reason=f"revisions {revision + 1} to {record.previous_revision} are neither in "
                     "its file nor in any log",
                 )
-            found.batches.extend(_batches(record))
-            found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
+            yield record
             revision = record.revision
-    return found
 
 
-def _batches(record: LogRecord) -> list[AppliedBatch]:
+def batches_of(record: LogRecord) -> list[AppliedBatch]:
+    """Return the changes of a record, as a file takes them."""
     decoded = [frames.decode_changes(payload) for payload in record.payloads]
     return [AppliedBatch(each.previous_revision, each.time, each.changes) for each in decoded]
 
@@ -104,6 +118,14 @@ class DeadLog:
 
     def __str__(self) -> str:
         return f"the log of incarnation {self.incarnation} of server {self.server} {self.problem}"
+
+    def after(self, store: StoreId, epoch: int) -> Self:
+        """Return the log as if it had nothing of a store up to an epoch."""
+        later = [record for record in self.records.get(store, ()) if record.epoch > epoch]
+        sound_epochs = self.sound_epochs
+        if sound_epochs.get(store, epoch + 1) <= epoch:
+            sound_epochs = {each: sound for each, sound in sound_epochs.items() if each != store}
+        return replace(self, records={store: later} if later else {}, sound_epochs=sound_epochs)
 
     def speaks_of(self, store: StoreId, file: FoundFile | None) -> bool:
         """Tell if records or the file name its incarnation as an owner of the store."""

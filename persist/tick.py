@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.persist import operations
+from holdfast.persist import eviction, operations
 from holdfast.persist.ownership import Arrival
 from holdfast.persist.store import Store
+from holdfast.persist.stored import StoredWrites
 from holdfast.persist.writers import Verdict
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
+    BusyError,
     HoldfastError,
     InvalidArgumentError,
     StaleWriteError,
@@ -37,20 +39,36 @@ from holdfast.shared_fs.store_file import WriterOutcome
 #: The elements of reply frames, by reply subject.
 Answers = dict[str, list[list[Any]]]
 
-_KNOWN_LEVELS: Final = frozenset({int(Durability.APPLIED), int(Durability.SYNCED)})
+_APPLIED: Final = int(Durability.APPLIED)
+_SYNCED: Final = int(Durability.SYNCED)
+_STORED: Final = int(Durability.STORED)
 
 
 class Tick:
     """The tick being built. `number` is the log's, `time` int milliseconds since the epoch."""
 
-    def __init__(self, number: int, time: int, default_durability: Durability) -> None:
+    def __init__(
+        self,
+        number: int,
+        time: int,
+        default_durability: Durability,
+        *,
+        stored: StoredWrites | None = None,
+        log_level: Durability = Durability.SYNCED,
+    ) -> None:
+        """`stored`: where answers of that level wait, if the server offers it. `log_level` is what a
+        sync of the log achieves; where that is STORED, every write is."""
         self.number = number
         self.time = time
         self._default = int(default_durability)
+        self._stored = stored
+        self._log_level = int(log_level)
         self._stores: dict[StoreId, Store] = {}
         #: Answers that leave after the sync, and those that only promised `applied`.
         self.synced: Answers = {}
         self.applied: Answers = {}
+        #: Answers that wait for the bucket besides: `(store, reply, element)`.
+        self.stored: list[tuple[Store, str, list[Any]]] = []
         self.reads: list[tuple[Store, Arrival]] = []
         self.broadcasts: list[tuple[StoreId, bytes]] = []
         #: The tick whose sync this tick's answers must wait for.
@@ -69,6 +87,20 @@ class Tick:
         """Refuse group `index` of the frame that came with `reply`; -1 is the whole frame."""
         self.synced.setdefault(reply, []).append(frames.error_result(index, error))
 
+    def expire(self, store: Store) -> bool:
+        """Remove what is due from a store with limits, so that what follows does not see it.
+
+        Returns False if there may be more of it than one tick should do. Raises StorageError.
+        """
+        complete = eviction.expire(store, max(self.time, store.time))
+        if store.mark is not None:
+            self._stores[store.id] = store
+        return complete
+
+    def limited(self) -> list[Store]:
+        """Return the stores of this tick with limits."""
+        return [store for store in self._stores.values() if store.retention is not None]
+
     def read(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of reads after the sync."""
         self.reads.append((store, arrival))
@@ -79,16 +111,19 @@ class Tick:
     def write(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of writes now. Its answer waits."""
         group = arrival.group
-        durability = group.durability or self._default
-        if durability not in _KNOWN_LEVELS:
-            reason = f"level {group.durability} is not offered by this server"
-            self.refuse(arrival, InvalidArgumentError(argument="durability", reason=reason))
-            return
+        durability = group.durability or self._default_of(store)
+        if durability != self._log_level:
+            refusal = self._refusal(durability)
+            if refusal is not None:
+                self.refuse(arrival, refusal)
+                return
+            if self._log_level == _STORED:
+                durability = _STORED
         writer = store.writer(arrival.writer)
         counter, floor = group.counter, group.floor
         verdict, known = writer.judge(counter, floor)
         if verdict is not Verdict.NEW:
-            self._answer_retry(store, arrival, verdict, known, writer.last + 1)
+            self._answer_retry(store, arrival, verdict, known, writer.last + 1, durability)
             return
         if store.mark is None:
             store.begin()
@@ -103,7 +138,13 @@ class Tick:
         writer.record(counter, floor, outcome)
         store.outcomes.append(WriterOutcome(arrival.writer, counter, floor, time, outcome))
         self._writes.append(arrival)
-        answers = self.applied if durability == Durability.APPLIED else self.synced
+        if durability == self._log_level:
+            answers = self.synced
+        elif durability == _STORED:
+            self.stored.append((store, arrival.reply, [arrival.position, 0, outcome]))
+            return
+        else:
+            answers = self.applied if durability == _APPLIED else self.synced
         answered = answers.get(arrival.reply)
         if answered is None:
             answered = answers[arrival.reply] = []
@@ -118,6 +159,7 @@ class Tick:
         for answers in (self.synced, self.applied):
             for reply, elements in answers.items():
                 answers[reply] = [each for each in elements if (reply, each[0]) not in mine]
+        self.stored = [each for each in self.stored if (each[1], each[2][0]) not in mine]
         for reply, index in mine:
             self.refuse_at(reply, index, error)
         self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
@@ -156,12 +198,36 @@ class Tick:
             self.abort(store, error)
         self._wait_for_earlier()
 
+    def _refusal(self, durability: int) -> HoldfastError | None:
+        """Return why a level is not to be had now."""
+        if durability == _STORED and self._stored is not None:
+            return BusyError(what="the log in the bucket") if self._stored.is_full else None
+        if durability in (_APPLIED, _SYNCED) or self._log_level == durability:
+            return None
+        reason = (
+            "level stored needs a server with a bucket"
+            if durability == _STORED
+            else f"there is no level {durability}"
+        )
+        return InvalidArgumentError(argument="durability", reason=reason)
+
+    def _default_of(self, store: Store) -> int:
+        if store.retention is None:
+            return self._default
+        return int(store.retention.config.durability) or self._default
+
     def _wait_for_earlier(self) -> None:
         # This tick has no frame, so nobody would ever say that it is synced.
         self.wait_for = min(self.wait_for, self.number - 1)
 
     def _answer_retry(
-        self, store: Store, arrival: Arrival, verdict: Verdict, known: bytes | None, expected: int
+        self,
+        store: Store,
+        arrival: Arrival,
+        verdict: Verdict,
+        known: bytes | None,
+        expected: int,
+        durability: int,
     ) -> None:
         counter = arrival.group.counter
         self.wait_for = max(self.wait_for, store.last_tick)
@@ -175,7 +241,11 @@ class Tick:
             ):
                 # Written in this very tick: if it is taken back, so is this answer.
                 self._writes.append(arrival)
-            self.answer(arrival, known)
+            if durability == _STORED != self._log_level:
+                # Perhaps not yet, or by an owner that died before it was.
+                self.stored.append((store, arrival.reply, [arrival.position, 0, known]))
+            else:
+                self.answer(arrival, known)
         elif verdict is Verdict.GAP:
             self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
         else:

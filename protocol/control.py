@@ -21,11 +21,22 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
     register  {server, incarnation} -> {term}           before anything else in an incarnation's life
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
-              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before], see
-              StoreState; a grant's epoch is above `known_epoch`, what the server found on disk (or
-              nil); `state_before` is as it was before this request
-    created   {server, incarnation, stores: [[tenant, kind, name], ...]} -> {term}
-              their files are durable; from now on a missing file is damage
+              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before, cold],
+              see StoreState; a grant's epoch is above `known_epoch`, what the server found on disk
+              (or nil); `state_before` is as it was before this request; `cold` is left
+              out, or the revision at which the store was left to the bucket (0 also of a store of
+              which a coordinator that lost its state does not know yet if it is in the bucket)
+    adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
+              those that exist, and that nobody owns any more, are the asker's
+    created   {server, incarnation, stores: [[tenant, kind, name, revision], ...]} -> {term}
+              their files are durable at that revision; from now on a missing file is damage, and
+              what was cold at a lower revision is hot
+    cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
+              -> {term, cold: [bool, ...]}              a verified snapshot in the bucket has all of
+              it; true if it is recorded, so that the file may go
+    deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
+              -> {term, deleted: [bool, ...]}           nothing of it counts any more, nobody owns it;
+              true if it is recorded. Its next owner has a higher epoch
     release   {server, incarnation, stores: [[tenant, kind, name, epoch], ...] | nil} -> {term}
               closed and checkpointed; with an epoch only if that is still the store's;
               nil releases all and ends the incarnation
@@ -34,7 +45,8 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
 
-    {server, incarnation, state, open_stores, log_bytes, operations_per_second}
+    {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
+     bucket_requests}
 
 The coordinator to a server, on `hf._.ctl.<server>`. A command of a lower `term` than the highest
 that the server has heard is refused with DeposedError:
@@ -43,6 +55,12 @@ that the server has heard is refused with DeposedError:
     register  {command: "register", term} -> the same   "I do not know you": register again
     drain     {command: "drain", term, incarnation} -> the same
     undrain   {command: "undrain", term, incarnation} -> the same
+
+Operators to a server, on the same subject:
+
+    snapshot  {command: "snapshot", stores: [[tenant, kind, name], ...] | nil}
+              -> the same and {snapshots}   so many stores, nil being all that it has open, go to the
+              bucket soon; the manifests tell when they have
 """
 
 from __future__ import annotations
@@ -101,6 +119,8 @@ class Grant(NamedTuple):
     state: int
     #: As it was before the grant, which may be the one to create the store.
     state_before: int = StoreState.CREATED
+    #: The revision at which it went cold; None of a hot one, whose file must be there.
+    cold: int | None = None
 
 
 class ServerInfo(NamedTuple):
@@ -114,6 +134,9 @@ class ServerInfo(NamedTuple):
     open_stores: int
     operations_per_second: float
     log_bytes: int
+    #: Stores that wait for a snapshot, and what was asked of the bucket in the last hour.
+    snapshot_backlog: int = 0
+    bucket_requests: int = 0
 
 
 class StoreInfo(NamedTuple):
@@ -125,6 +148,8 @@ class StoreInfo(NamedTuple):
     incarnation: str
     epoch: int
     state: int
+    #: Its file may be in the bucket only.
+    cold: bool = False
 
 
 class Heartbeat(NamedTuple):
@@ -136,6 +161,8 @@ class Heartbeat(NamedTuple):
     open_stores: int = 0
     log_bytes: int = 0
     operations_per_second: float = 0.0
+    snapshot_backlog: int = 0
+    bucket_requests: int = 0
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
@@ -147,4 +174,6 @@ class Heartbeat(NamedTuple):
             open_stores=int(fields.get("open_stores", 0)),
             log_bytes=int(fields.get("log_bytes", 0)),
             operations_per_second=float(fields.get("operations_per_second", 0.0)),
+            snapshot_backlog=int(fields.get("snapshot_backlog", 0)),
+            bucket_requests=int(fields.get("bucket_requests", 0)),
         )

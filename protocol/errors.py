@@ -8,7 +8,9 @@
     │   ├── WrongLastSeqError       expected_last_seq did not hold; carries the actual one
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
+    │   ├── LimitExceededError      a limit of the store does not let it in
     │   ├── NotFoundError           a server or store that an operator named does not exist
+    │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
     │   ├── LastServerError         a drain would leave no server that takes stores
     │   └── StaleWriteError         a write arrived after its writer had given it up
     ├── UnavailableError            try again; the client does so by itself until its timeout
@@ -17,6 +19,7 @@
     │   ├── DeposedError            the coordinator that spoke has a successor
     │   ├── NotOwnerError           the server does not own the store (any more)
     │   ├── BusyError               a queue is full
+    │   ├── RateLimitedError        the store's rate is used up; the caller decides when to try again
     │   ├── WriterGapError          a group of a writer came before its predecessors
     │   ├── ConnectionFailedError   NATS cannot be reached
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
@@ -105,9 +108,23 @@ class TooLargeError(RequestError):
     template = "{what} of {size} is over the limit of {limit}"
 
 
+class LimitExceededError(RequestError):
+    """`what` is the name of the limit, `value` what the write would have made of it."""
+
+    code = "limit_exceeded"
+    template = "{what} is {limit}; this would make it {value}"
+
+
 class NotFoundError(RequestError):
     code = "not_found"
     template = "no {what} {name!r}"
+
+
+class PointNotReachedError(RequestError):
+    """`before` and `after` are `[revision, time]` of the nearest points that can be restored, or None."""
+
+    code = "point_not_reached"
+    template = "{store} cannot be restored to {target}: {reason}"
 
 
 class LastServerError(RequestError):
@@ -150,6 +167,14 @@ class NotOwnerError(UnavailableError):
 class BusyError(UnavailableError):
     code = "busy"
     template = "busy: {what} is full"
+
+
+class RateLimitedError(UnavailableError):
+    """The one error of this branch that the client library leaves to its caller: nothing was
+    stored, and the write may be tried again after `retry_after_seconds`."""
+
+    code = "rate_limited"
+    template = "{what} is {limit:g}; try again in {retry_after_seconds:g} s"
 
 
 class WriterGapError(UnavailableError):

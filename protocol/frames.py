@@ -42,16 +42,16 @@ PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
 # --- operations: writes below 32, reads from 32 on. Never renumber. ----------------------------
-#: [APPEND, value, headers, msg_id, expected_last_seq] -> [seq, revision] or, of a msg_id stored
-#: before, [seq, revision, time, true]
+#: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds] -> [seq, revision] or, of a
+#: msg_id stored before, [seq, revision, time, true]
 APPEND: Final = 1
-#: [SET_MESSAGE, seq, value, headers] -> [seq, revision]
+#: [SET_MESSAGE, seq, value, headers, ttl_seconds] -> [seq, revision]
 SET_MESSAGE: Final = 2
 #: [DELETE_MESSAGES, [seq, ...]] -> [count, revision]
 DELETE_MESSAGES: Final = 3
 #: [TRIM, end_seq] -> [count, revision]; end_seq nil trims everything
 TRIM: Final = 4
-#: [SET_ENTRY, key, value, headers, expected_revision] -> [0, revision]
+#: [SET_ENTRY, key, value, headers, expected_revision, ttl_seconds] -> [0, revision]
 SET_ENTRY: Final = 5
 #: [DELETE_ENTRIES, [key, ...], expected_revision] -> [count, revision]
 DELETE_ENTRIES: Final = 6
@@ -59,6 +59,8 @@ DELETE_ENTRIES: Final = 6
 CLEAR: Final = 7
 #: [BATCH, [op, ...]] -> [result, ...]; all of it or nothing
 BATCH: Final = 8
+#: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil: the default again
+CONFIGURE: Final = 9
 
 FIRST_READ: Final = 32
 #: [GET_MESSAGE, seq] -> message | nil
@@ -76,6 +78,8 @@ HEAD: Final = 36
 #: Who builds the state from revision 0 gives the head_revision of its first page as the
 #: state_revision of the pages that follow: deletes up to there are no news to it.
 CHANGES: Final = 37
+#: [CONFIG] -> config, a map of what is not the default
+CONFIG: Final = 38
 
 OPERATION_NAMES: Final[dict[int, str]] = {
     APPEND: "append",
@@ -86,27 +90,31 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     DELETE_ENTRIES: "delete",
     CLEAR: "clear",
     BATCH: "batch",
+    CONFIGURE: "configure",
     GET_MESSAGE: "get",
     GET_MESSAGES: "get_all",
     GET_ENTRY: "get",
     GET_ENTRIES: "get_all",
     HEAD: "head",
     CHANGES: "changes",
+    CONFIG: "config",
 }
 
 # --- changes carry the number of the operation that made them ----------------------------------
-#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id]
+#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
 CHANGE_SET_MESSAGE: Final = 1
 #: [CHANGE_DELETE_MESSAGES, [seq, ...]]
 CHANGE_DELETE_MESSAGES: Final = 3
 #: [CHANGE_TRIM, end_seq]
 CHANGE_TRIM: Final = 4
-#: [CHANGE_SET_ENTRY, key, value, headers]
+#: [CHANGE_SET_ENTRY, key, value, headers, expires]
 CHANGE_SET_ENTRY: Final = 5
 #: [CHANGE_DELETE_ENTRIES, [key, ...]]
 CHANGE_DELETE_ENTRIES: Final = 6
 #: [CHANGE_CLEAR]
 CHANGE_CLEAR: Final = 7
+#: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
+CHANGE_CONFIGURE: Final = 9
 
 WireChange = Sequence[Any]
 
@@ -250,8 +258,9 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
         if wrong:
             raise MalformedFrameError(reason="an operation is [number, ...]")
         if batched:
+            # A batch counts as what is in it.
             operation_count += sum(
-                len(operation[1])
+                max(0, len(operation[1]) - 1)
                 for operation in operations
                 if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list
             )

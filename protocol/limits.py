@@ -45,6 +45,9 @@ PAGES_IN_FLIGHT: Final = 2
 #: Frames one client may have in flight to one server: one being synced, one being applied, and
 #: two on the way. More only moves the queue from the client to the server.
 FRAMES_IN_FLIGHT: Final = 4
+#: Frames that are late and wait for nothing but the server's bucket: they take no other's place. With
+#: an outage of hours in mind, and a look at each of them every so often.
+MAX_STORED_FRAMES: Final = 1024
 #: A caller hears about a write in this time, one way or the other.
 OPERATION_TIMEOUT_SECONDS: Final = 30.0
 #: An unanswered frame is sent again after this long. Far above a slow sync, far below the timeout.
@@ -78,9 +81,24 @@ MAX_UNSYNCED_BYTES: Final = 8 * MIB
 LOG_SEGMENT_BYTES: Final = 8 * MIB
 #: The whole commit log of a server, hence its recovery work.
 LOG_CAP_BYTES: Final = 64 * MIB
+#: A server's log in the bucket: one object each so often at the most, 4 puts a second are $52 a month;
+#: so soon after an idle spell; at once when so much waits.
+LOG_OBJECT_SECONDS: Final = 0.25
+LOG_OBJECT_IDLE_SECONDS: Final = 0.01
+LOG_OBJECT_BYTES: Final = 4 * MIB
+#: Changes that wait for the bucket. Beyond it a `stored` write is answered `busy`, and stores whose
+#: changes are dropped here begin again with a snapshot.
+MAX_UNSTORED_BYTES: Final = 64 * MIB
+#: `stored` writes that wait for the bucket; more are answered `busy`.
+MAX_UNSTORED_ANSWERS: Final = 65536
+#: Objects of a log, about nine minutes of a busy server: beyond it the stores that hold the oldest ones
+#: are snapshotted, since a recovery reads every object.
+MAX_LOG_OBJECTS: Final = 2048
 #: A sync of the log that takes longer counts as a disk that hangs: its server gives no sign of life
 #: any more, so that others take over. Disks that are merely busy have been seen to take seconds.
 SYNC_STALL_SECONDS: Final = 5.0
+#: The same of a log in the bucket, where seconds are an ordinary hiccup.
+PUT_STALL_SECONDS: Final = 20.0
 #: Changes of one store that wait in memory for their SQLite transaction.
 MAX_PENDING_CHANGES: Final = 4096
 MAX_PENDING_BYTES: Final = MIB
@@ -88,10 +106,23 @@ MAX_PENDING_BYTES: Final = MIB
 MAX_OPEN_STORES: Final = 10_000
 #: A store nobody used for this long is checkpointed and closed.
 IDLE_CLOSE_SECONDS: Final = 10.0
+#: Images of cold stores that are read in memory, one and all of them: above, they get files again.
+MAX_COLD_READ_BYTES: Final = 256 * KIB
+MAX_COLD_MEMORY_BYTES: Final = 64 * MIB
 #: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.
 OUTCOME_RETENTION_SECONDS: Final = 600.0
 #: How long a `msg_id` is remembered (JetStream's default duplicate window).
 DEDUPE_WINDOW_SECONDS: Final = 120.0
+#: The longest that `dedupe_window_seconds` of a store may be: every msg_id of a window is a row.
+MAX_DEDUPE_WINDOW_SECONDS: Final = 86_400.0
+#: The longest ttl and max_age_seconds: a hundred years, so that times stay in 64 bits.
+MAX_RETENTION_SECONDS: Final = 100.0 * 366 * 86_400
+#: The description of a store. It lies in the one row that every transaction writes.
+MAX_DESCRIPTION_BYTES: Final = 512
+#: Messages or keys that one turn of the loop removes from a store for its limits; the next goes on.
+MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
+#: How often open stores are looked at for what is due to expire. Reads do not wait for that.
+EXPIRY_CHECK_SECONDS: Final = 1.0
 #: Deletes and trims a store remembers for followers that were away; past it they get a `reset`.
 MAX_CHANGE_LOG_ROWS: Final = 10_000
 
@@ -102,9 +133,13 @@ assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
 assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
+assert DEDUPE_WINDOW_SECONDS <= MAX_DEDUPE_WINDOW_SECONDS <= MAX_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SYNC_STALL_SECONDS
 assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
+assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
+assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS
+assert LOG_OBJECT_BYTES <= MAX_UNSYNCED_BYTES // 2
 assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
 from holdfast.protocol.subjects import DEFAULT_PREFIX
 
@@ -72,6 +72,10 @@ def run_server(
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             runner.run(_run(parser.prog, options, serve))
+    except InvalidArgumentError as error:
+        # An option that its parser could not judge alone.
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
     except HoldfastError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

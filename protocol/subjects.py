@@ -57,6 +57,10 @@ class Subjects:
         """Commands of the coordinator to one server."""
         return f"{self.prefix}._.ctl.{server}"
 
+    def operator(self, server: str) -> str:
+        """What operators ask of one server."""
+        return f"{self.prefix}._.ops.{server}"
+
     def may_answer(self, reply: str) -> bool:
         """Tell if a reply may go to `reply`: never to holdfast's own subjects.
 

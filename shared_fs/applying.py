@@ -7,6 +7,7 @@ result are returned, not written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,8 @@ from holdfast.shared_fs import schema
 
 #: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
 _ARRAY_ROWS: Final = 4
+#: revision, key, time, value, headers.
+_PLAIN_ENTRY_COLUMNS: Final = 5
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -36,6 +39,18 @@ class StoreMeta:
     count: int
     bytes: int
     changes_from: int
+
+    @property
+    def counters(self) -> tuple[int, int, int, int, int, int]:
+        """What `schema.UPDATE_META` binds."""
+        return (
+            self.revision,
+            self.time,
+            self.last_seq,
+            self.count,
+            self.bytes,
+            self.changes_from,
+        )
 
     def after(
         self, *, revision: int, time: int, last_seq: int, count: int, size_bytes: int
@@ -106,11 +121,14 @@ def apply_to_kv(
             number = change[0]
             if number == frames.CHANGE_SET_ENTRY:
                 headers = pack_headers(change[3]) if len(change) > 3 else None
-                last[change[1]] = (revision, change[1], time, change[2], headers)
+                row = (revision, change[1], time, change[2], headers)
+                last[change[1]] = row if len(change) < 5 else (*row, change[4])
                 continue
             if number == frames.CHANGE_DELETE_ENTRIES:
                 for key in change[1]:
                     last[key] = None
+            elif number == frames.CHANGE_CONFIGURE:
+                keep_config(cursor, change[1])
             else:
                 assert number == frames.CHANGE_CLEAR, number
                 last.clear()
@@ -124,8 +142,7 @@ def apply_to_kv(
     rows = [row for row in last.values() if row is not None]
     for row in rows:
         size_bytes += len(keys[row[1]]) + len(row[3]) + (len(row[4]) if row[4] else 0)
-    if rows:
-        cursor.executemany(schema.INSERT_ENTRY, rows)
+    _insert_entries(cursor, rows)
     return meta.after(
         revision=revision,
         time=time,
@@ -133,6 +150,12 @@ def apply_to_kv(
         count=count + len(rows),
         size_bytes=size_bytes,
     )
+
+
+def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
+    """Write the store's configuration, whole."""
+    text = json.dumps(config, ensure_ascii=False, sort_keys=True) if config else None
+    cursor.execute(schema.UPDATE_CONFIG, (text,))
 
 
 def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> None:
@@ -166,6 +189,7 @@ class _Stream:
         self._count = meta.count
         self._bytes = meta.bytes
         self._rows: list[tuple[Any, ...]] = []
+        self._expiring_rows: list[tuple[Any, ...]] = []
         self._msg_ids: list[tuple[Any, ...]] = []
 
     def apply(self, batch: AppliedBatch) -> None:
@@ -222,18 +246,24 @@ class _Stream:
             self._msg_ids.append((change[4], seq, self.revision, self._time))
         self._bytes += len(value) + (len(headers) if headers else 0)
         row = (seq, self.revision, self._time, value, headers)
+        expires = change[5] if len(change) > 5 else None
         if seq == self._last_seq + 1:
-            self._rows.append(row)
+            if expires is None:
+                self._rows.append(row)
+            else:
+                self._expiring_rows.append((*row, expires))
             self._last_seq = seq
             self._count += 1
             return
         self._insert_waiting()
+        if expires is not None:
+            self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
         old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
         if old_bytes is None:
             self._count += 1
         else:
             self._bytes -= old_bytes
-        self._cursor.execute(schema.REPLACE_MESSAGE, row)
+        self._cursor.execute(schema.REPLACE_MESSAGE, (*row, expires))
 
     def _remove(self, change: frames.WireChange) -> None:
         if change[0] == frames.CHANGE_DELETE_MESSAGES:
@@ -243,6 +273,9 @@ class _Stream:
                     self._count -= 1
                     self._bytes -= old_bytes
                     self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
+            return
+        if change[0] == frames.CHANGE_CONFIGURE:
+            keep_config(self._cursor, change[1])
             return
         assert change[0] == frames.CHANGE_TRIM, change[0]
         if change[1] >= self._last_seq:
@@ -257,6 +290,24 @@ class _Stream:
         if self._rows:
             self._cursor.executemany(schema.INSERT_MESSAGE, self._rows)
             self._rows.clear()
+        if self._expiring_rows:
+            self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
+            self._cursor.executemany(schema.INSERT_EXPIRING_MESSAGE, self._expiring_rows)
+            self._expiring_rows.clear()
+
+
+def _insert_entries(cursor: apsw.Cursor, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows, of which those with an expiry have one element more."""
+    if not rows:
+        return
+    if set(map(len, rows)) == {_PLAIN_ENTRY_COLUMNS}:
+        cursor.executemany(schema.INSERT_ENTRY, rows)
+        return
+    cursor.execute(schema.CREATE_ENTRIES_BY_EXPIRES)
+    cursor.executemany(
+        schema.INSERT_EXPIRING_ENTRY,
+        [row if len(row) > _PLAIN_ENTRY_COLUMNS else (*row, None) for row in rows],
+    )
 
 
 def _delete_entries(cursor: apsw.Cursor, keys: dict[str, bytes]) -> list[int]:

@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import MalformedFrameError
@@ -71,6 +71,21 @@ class LogContents:
     size_bytes: int = 0
     #: The index of the first record that lies behind all damage but a torn end.
     sound_from: int = 0
+
+
+class Log(Protocol):
+    """What the write path asks of a log, wherever it is. See `CommitLog`."""
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def oldest_segment(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def append(self, tick: int, records: Sequence[LogRecord]) -> int: ...
+    def prepare_sync(self) -> Callable[[], None]: ...
+    def retire(self, segment: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class CommitLog:
@@ -199,6 +214,7 @@ def read_log(disk: Disk, directory: Path) -> LogContents:
     """Read the whole log of an incarnation that is fenced. Raises StorageFailedError."""
     contents = LogContents()
     pieces: list[_Frame | _Gap] = []
+    emptied: _Gap | None = None
     for name in disk.names(directory):
         if not name.endswith(_SUFFIX):
             continue
@@ -208,6 +224,13 @@ def read_log(disk: Disk, directory: Path) -> LogContents:
             # Retired between the listing and now: its stores are durable elsewhere.
             continue
         contents.size_bytes += len(data)
+        if not data:
+            # The newest may well be. Of another it is what a power cut, or somebody, left of it.
+            emptied = emptied or _Gap(name, 0)
+            continue
+        if emptied is not None:
+            pieces.append(emptied)
+            emptied = None
         pieces.extend(_pieces(name, data))
     _judge(pieces, contents)
     return contents
@@ -241,10 +264,10 @@ def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
         assert type(piece) is _Frame
         follows = last_tick is None or piece.tick == last_tick + 1
         if gap is not None or not follows:
+            place = gap or piece
             # Before the first segment's first frame nothing was synced.
-            before = 0 if last_tick is None and piece.segment == segment_name(1) else last_tick
+            before = 0 if last_tick is None and place.segment == segment_name(1) else last_tick
             if before is not None and before >= synced_tick:
-                place = gap or piece
                 contents.damage.append(
                     LogDamage(place.segment, place.offset, "a torn end", torn_end=True)
                 )

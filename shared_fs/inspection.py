@@ -204,6 +204,8 @@ def _sort_out(
     generations: dict[StoreId, list[int]] = {}
     wals: list[tuple[StoreId, int, str]] = []
     for name in names:
+        if name.endswith(".deleted"):
+            continue
         parts = _STORE_FILE.fullmatch(name)
         store = None if parts is None else _store(tenant, parts)
         if parts is None or store is None:

@@ -7,9 +7,10 @@
     servers/<server>/<incarnation>/log/<segment>.log
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report
 
-A store's highest generation is the one that counts. A generation ends when its file is still locked
+A store's highest generation is the one that counts, unless the store was deleted since. A generation ends when its file is still locked
 by an owner that is fenced but not gone: the next owner goes on with a copy (`persist/opening.py`).
 
 Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to list,
@@ -28,6 +29,7 @@ from typing import Final
 from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.tombstone import read_tombstone
 
 FORMAT_VERSION: Final = 1
 #: The name of a folder over which the stores of a tenant fan out.
@@ -82,15 +84,26 @@ class Layout:
         name = f"{store.name}.{StoreKind(store.kind).word}.{generation}.db"
         return self.root / "stores" / store.tenant / digest[:3] / name
 
-    def generations(self, disk: Disk, store: StoreId) -> list[int]:
-        """Return the generations of a store's file that exist, lowest first."""
+    def tombstone(self, store: StoreId) -> Path:
+        path = self.store(store)
+        return path.with_name(f"{store.name}.{StoreKind(store.kind).word}.deleted")
+
+    def generations(
+        self, disk: Disk, store: StoreId, *, with_deleted: bool = False
+    ) -> list[int]:
+        """Return the generations of a store's file that exist, lowest first; those that were deleted,
+        and are only to be removed, on request."""
         start = f"{store.name}.{StoreKind(store.kind).word}."
         found = []
+        deleted = 0
         for name in disk.names(self.store(store).parent):
             number = name.removeprefix(start).removesuffix(".db")
             if name == f"{start}{number}.db" and number.isdigit():
                 found.append(int(number))
-        return sorted(found)
+            elif name == f"{start}deleted" and not with_deleted:
+                grave = read_tombstone(disk, self.tombstone(store))
+                deleted = grave.epoch if grave is not None else 0
+        return sorted(generation for generation in found if generation > deleted)
 
 
 def open_layout(root: Path, disk: Disk) -> Layout:

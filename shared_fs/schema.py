@@ -1,7 +1,11 @@
 """The SQL of a store file, in one place.
 
 `application_id` marks our files and `user_version` is the format version. A file holds the tables of
-its kind only. Each statement says which index serves it.
+its kind only. Each statement says which index serves it. A file of an earlier version is upgraded, in
+one transaction, when it is opened to be written.
+
+`expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
+has a ttl: most stores never do, and so pay neither its page nor a test for each row.
 
 Pages are 1 KiB: most stores are tiny, a commit writes whole pages to the WAL, and round-robin over
 many open files, the common load, was 40 % faster than with 4 KiB pages while scans were equal.
@@ -13,7 +17,7 @@ from typing import Final
 
 #: "HFst" in ASCII.
 APPLICATION_ID: Final = 0x48467374
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 PAGE_BYTES: Final = 1024
 #: Kept free at the end of each page for its checksum; readers that know nothing of it skip them.
 CHECKSUM_BYTES: Final = 8
@@ -33,7 +37,8 @@ CREATE TABLE meta(
     last_seq INTEGER NOT NULL,
     count INTEGER NOT NULL,
     bytes INTEGER NOT NULL,
-    changes_from INTEGER NOT NULL
+    changes_from INTEGER NOT NULL,
+    config TEXT
 ) STRICT;
 CREATE TABLE changes(
     revision INTEGER PRIMARY KEY,
@@ -58,7 +63,8 @@ CREATE TABLE messages(
     time INTEGER NOT NULL,
     value BLOB NOT NULL,
     headers BLOB,
-    replaced INTEGER
+    replaced INTEGER,
+    expires INTEGER
 ) STRICT;
 CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
 CREATE TABLE msg_ids(
@@ -80,13 +86,27 @@ CREATE TABLE entries(
     key TEXT NOT NULL UNIQUE,
     time INTEGER NOT NULL,
     value BLOB NOT NULL,
-    headers BLOB
+    headers BLOB,
+    expires INTEGER
 ) STRICT;
 """
 )
 
+#: What makes a file of the next version out of one of the version before, by the latter.
+UPGRADE_STREAM: Final[dict[int, str]] = {
+    1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE messages ADD COLUMN expires INTEGER",
+}
+UPGRADE_KV: Final[dict[int, str]] = {
+    1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE entries ADD COLUMN expires INTEGER",
+}
+assert max(UPGRADE_STREAM) == max(UPGRADE_KV) == FORMAT_VERSION - 1
+
+_META_COLUMNS: Final = (
+    "tenant, kind, name, created, epoch, server, incarnation,"
+    " revision, time, last_seq, count, bytes, changes_from"
+)
 INSERT_META: Final = (
-    "INSERT INTO meta VALUES (1, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)"
+    f"INSERT INTO meta(id, {_META_COLUMNS}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)"
 )
 SELECT_META: Final = (
     "SELECT tenant, kind, name, epoch, server, incarnation, revision, time, last_seq, count, bytes,"
@@ -95,6 +115,13 @@ SELECT_META: Final = (
 UPDATE_META: Final = (
     "UPDATE meta SET revision = ?, time = ?, last_seq = ?, count = ?, bytes = ?, changes_from = ?"
     " WHERE id = 1"
+)
+#: JSON, so that whoever opens the file can read it; NULL when nothing was configured.
+UPDATE_CONFIG: Final = "UPDATE meta SET config = ? WHERE id = 1"
+#: With whether a row ever had a ttl, by a scan of the ten rows or so that the schema has.
+SELECT_LIMITS: Final = (
+    "SELECT config, EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'by_expires')"
+    " FROM meta WHERE id = 1"
 )
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
@@ -109,7 +136,13 @@ APPEND_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
     " SELECT ?1 + rowid, ?2 + rowid, ?3, value FROM carray(?4)"
 )
-REPLACE_MESSAGE: Final = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, 1)"
+INSERT_EXPIRING_MESSAGE: Final = (
+    "INSERT INTO messages(seq, revision, time, value, headers, expires) VALUES (?, ?, ?, ?, ?, ?)"
+)
+REPLACE_MESSAGE: Final = (
+    "INSERT OR REPLACE INTO messages(seq, revision, time, value, headers, expires, replaced)"
+    " VALUES (?, ?, ?, ?, ?, ?, 1)"
+)
 SELECT_MESSAGE: Final = (
     "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
 )
@@ -139,6 +172,16 @@ SELECT_REPLACED_AFTER: Final = (
     "SELECT seq, revision, time, value, headers FROM messages"
     " WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
 )
+#: Rows that may have to go: `(seq, revision, time, bytes, expires)`. By seq, the order in which limits
+#: remove them; by time, of those only appended and, by messages_replaced, of the others; by by_expires.
+_GOING_MESSAGE: Final = f"SELECT seq, revision, time, {_MESSAGE_BYTES}, expires FROM messages"
+SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} ORDER BY seq"
+SELECT_APPENDED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced IS NULL ORDER BY seq"
+SELECT_REPLACED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced = 1 ORDER BY revision"
+SELECT_MESSAGES_BY_EXPIRES: Final = f"{_GOING_MESSAGE} WHERE expires IS NOT NULL ORDER BY expires"
+CREATE_MESSAGES_BY_EXPIRES: Final = (
+    "CREATE INDEX IF NOT EXISTS by_expires ON messages(expires) WHERE expires IS NOT NULL"
+)
 UPSERT_MSG_ID: Final = "INSERT OR REPLACE INTO msg_ids VALUES (?, ?, ?, ?)"
 SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?"
 #: A scan; the table holds one window's ids.
@@ -146,7 +189,12 @@ DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
 
 # --- kv: by revision, the primary key, or by key, the unique index ------------------------------
 _ENTRY_BYTES: Final = "octet_length(key) + length(value) + coalesce(length(headers), 0)"
-INSERT_ENTRY: Final = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
+INSERT_ENTRY: Final = (
+    "INSERT INTO entries(revision, key, time, value, headers) VALUES (?, ?, ?, ?, ?)"
+)
+INSERT_EXPIRING_ENTRY: Final = (
+    "INSERT INTO entries(revision, key, time, value, headers, expires) VALUES (?, ?, ?, ?, ?, ?)"
+)
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
 DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {_ENTRY_BYTES}"
@@ -170,6 +218,14 @@ SELECT_ENTRIES_AFTER_REVISION: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE revision > ?"
     " ORDER BY revision LIMIT ?"
 )
+#: Rows that may have to go: `(key, revision, time, bytes, expires)`. By revision, which is by time too
+#: and the order in which limits remove them; by by_expires.
+_GOING_ENTRY: Final = f"SELECT key, revision, time, {_ENTRY_BYTES}, expires FROM entries"
+SELECT_ENTRIES_BY_REVISION: Final = f"{_GOING_ENTRY} ORDER BY revision"
+SELECT_ENTRIES_BY_EXPIRES: Final = f"{_GOING_ENTRY} WHERE expires IS NOT NULL ORDER BY expires"
+CREATE_ENTRIES_BY_EXPIRES: Final = (
+    "CREATE INDEX IF NOT EXISTS by_expires ON entries(expires) WHERE expires IS NOT NULL"
+)
 
 # --- both ----------------------------------------------------------------------------------------
 INSERT_CHANGE: Final = "INSERT INTO changes VALUES (?, ?, ?)"
@@ -180,6 +236,9 @@ COUNT_CHANGES: Final = "SELECT count(*) FROM changes"
 #: The revision below which the oldest rows go, so that `?` newest remain.
 SELECT_CHANGE_FROM_END: Final = "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
 DELETE_CHANGES_UP_TO: Final = "DELETE FROM changes WHERE revision <= ?"
+#: All of it: a few minutes' worth.
+SELECT_ALL_OUTCOMES: Final = "SELECT writer, counter, time, outcome FROM outcomes"
+UPDATE_STORE: Final = "UPDATE meta SET tenant = ?, kind = ?, name = ? WHERE id = 1"
 UPSERT_OUTCOME: Final = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)"
 DELETE_OUTCOMES_BELOW: Final = "DELETE FROM outcomes WHERE writer = ? AND counter < ?"
 SELECT_OUTCOMES: Final = "SELECT counter, outcome FROM outcomes WHERE writer = ? ORDER BY counter"

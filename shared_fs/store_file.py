@@ -12,6 +12,9 @@ that are not synced one by one, and `checkpoint` makes everything in it survive 
   restarted WAL whose header was never synced could corrupt the file on a disk that reorders.
 - Every page carries a checksum that is verified when it is read, so a flipped bit is an error.
 - Opening never creates. A missing, empty, foreign or newer file is an error, not a new store.
+- A file without a WAL beside it holds all that its last owner accepted. `new` writes such a file, whole
+  and durable; it is *sealed*, without a connection, a lock or a WAL, until something needs SQLite. Its
+  owner must `hold` it before it accepts more, which puts the WAL there.
 
 Does not decide what an operation does (`persist/operations.py`) nor when to apply, checkpoint or
 close. Every error of SQLite leaves as one of ours; after one in `apply` the transaction is rolled
@@ -21,8 +24,12 @@ back and the file is where it was.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import json
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +38,12 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from holdfast.protocol import frames
-from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import (
+    BusyError,
+    NewerFormatError,
+    StorageFailedError,
+    StoreDamagedError,
+)
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
@@ -53,10 +65,12 @@ from holdfast.shared_fs.sqlite_connection import (
     set_cache,
     set_pragmas,
 )
-from holdfast.shared_fs.store_image import empty_store_image
+from holdfast.shared_fs.store_image import NewStore, empty_store_image
 
 __all__ = [
     "AppliedBatch",
+    "GoingOrder",
+    "GoingRow",
     "RowPage",
     "StoreFile",
     "StoreMeta",
@@ -78,11 +92,48 @@ _MAX_ROWS_AT_ONCE: Final = 64
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
 _DISK: Final = Disk()
+#: Two threads that need a sealed file at once must not both open it: closing a second descriptor drops
+#: the lock.
+_unsealing: Final = threading.Lock()
 
 _value_of: Final = itemgetter(3)
 _headers_of: Final = itemgetter(4)
 
 Row = tuple[Any, ...]
+
+
+class GoingOrder(StrEnum):
+    """In which order rows are asked for that may have to go."""
+
+    #: That in which limits remove them: the lowest seq, or the entry set longest ago.
+    LIMITS = "limits"
+    #: Of a kv, and of the messages of a stream that were only appended.
+    TIME = "time"
+    #: Of the messages of a stream that were replaced.
+    TIME_REPLACED = "time_replaced"
+    #: Of those that have a ttl.
+    EXPIRES = "expires"
+
+
+class GoingRow(NamedTuple):
+    """What is to be known of a message or entry that may have to go; `key` of a message is its seq."""
+
+    key: Any
+    revision: int
+    time: int
+    size_bytes: int
+    expires: int | None
+
+
+_GOING: Final = {
+    (StoreKind.STREAM, GoingOrder.LIMITS): schema.SELECT_MESSAGES_BY_SEQ,
+    (StoreKind.STREAM, GoingOrder.TIME): schema.SELECT_APPENDED_BY_TIME,
+    (StoreKind.STREAM, GoingOrder.TIME_REPLACED): schema.SELECT_REPLACED_BY_TIME,
+    (StoreKind.STREAM, GoingOrder.EXPIRES): schema.SELECT_MESSAGES_BY_EXPIRES,
+    (StoreKind.KV, GoingOrder.LIMITS): schema.SELECT_ENTRIES_BY_REVISION,
+    (StoreKind.KV, GoingOrder.TIME): schema.SELECT_ENTRIES_BY_REVISION,
+    (StoreKind.KV, GoingOrder.EXPIRES): schema.SELECT_ENTRIES_BY_EXPIRES,
+}
 
 
 class RowPage(NamedTuple):
@@ -98,18 +149,39 @@ class RowPage(NamedTuple):
 class StoreFile:
     """An open store file. Made by `create` or `open`; not safe for two threads at once."""
 
-    def __init__(self, connection: apsw.Connection, path: Path, store: StoreId) -> None:
-        self._connection = connection
-        # One cursor for every statement that is run to its end at once: `get` and `fetchall` are,
-        # and a statement that is not would hold up the checkpoint.
-        self._cursor = connection.cursor()
-        self._execute = self._cursor.execute
+    def __init__(
+        self,
+        connection: apsw.Connection | None,
+        path: Path,
+        store: StoreId,
+        vfs: str | None = None,
+    ) -> None:
+        """Without a connection it is sealed."""
+        if connection is not None:
+            self._connection = connection
+        self._vfs = vfs
         self.path = path
         self.store = store
         self.meta = StoreMeta(0, "", "", 0, 0, 0, 0, 0, 0)
         #: There was a WAL when it was opened: its last owner did not close it, and what it holds
         #: may not be durable yet.
         self.was_left_open = False
+        #: It is of an image, and nothing of it is on the disk.
+        self.in_memory = False
+
+    @functools.cached_property
+    def _connection(self) -> apsw.Connection:
+        return self._unseal()
+
+    @functools.cached_property
+    def _cursor(self) -> apsw.Cursor:
+        # One cursor for every statement that is run to its end at once: `get` and `fetchall` are,
+        # and a statement that is not would hold up the checkpoint.
+        return self._connection.cursor()
+
+    @functools.cached_property
+    def _execute(self) -> Callable[..., apsw.Cursor]:
+        return self._cursor.execute
 
     # --- opening and closing ---------------------------------------------------------------------
     @classmethod
@@ -149,6 +221,34 @@ class StoreFile:
         return file
 
     @classmethod
+    def new(
+        cls, path: Path, new: NewStore, *, disk: Disk = _DISK, vfs: str | None = None
+    ) -> StoreFile:
+        """Write the file of a new store, whole and durably; it is sealed. The folder must exist.
+
+        May run in another thread. Raises StoreDamagedError if there is a file or a WAL already,
+        StorageFailedError.
+        """
+        for part in (path, _wal_of(path)):
+            if disk.exists(part):
+                raise StoreDamagedError(store=str(new.store), reason=f"{part.name} exists already")
+        output = disk.open_append(path)
+        try:
+            try:
+                output.write(new.image)
+                output.sync()
+            finally:
+                # Before SQLite opens it: closing drops every lock of the process on a file.
+                output.close()
+            disk.sync_directory(path.parent)
+        except BaseException:
+            disk.remove(path)
+            raise
+        file = cls(None, path, new.store, vfs or disk.vfs)
+        file.meta = new.meta
+        return file
+
+    @classmethod
     def open(
         cls, path: Path, store: StoreId, *, disk: Disk = _DISK, vfs: str | None = None
     ) -> StoreFile:
@@ -159,13 +259,36 @@ class StoreFile:
         """
         wal = _wal_of(path)
         was_left_open = disk.exists(wal) and disk.size_bytes(wal) > 0
-        if disk.size_bytes(path) == 0:
+        size_bytes = disk.size_bytes(path)
+        if size_bytes == 0:
             # Also with a WAL beside it, which SQLite would delete as a stranger's.
             raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
+        if size_bytes % schema.PAGE_BYTES and not was_left_open:
+            # SQLite takes what a page lacks for zeros, and does not look at its checksum.
+            raise StoreDamagedError(store=str(store), reason=f"{path.name} ends within a page")
         file = cls._connect(path, store, vfs or disk.vfs)
         file.was_left_open = was_left_open
         try:
             file._load()
+        except BaseException:
+            file.abandon()
+            raise
+        return file
+
+    @classmethod
+    def of_image(cls, image: bytes, path: Path, store: StoreId) -> StoreFile:
+        """Open what `image` returned, with another journal format than WAL, in memory and for reading
+        only; `path` names it. Raises StoreDamagedError, NewerFormatError."""
+        try:
+            connection = apsw.Connection(":memory:")
+            connection.deserialize("main", image)
+        except apsw.Error as error:
+            raise our_error(error, store) from error
+        file = cls(connection, path, store)
+        file.in_memory = True
+        try:
+            file._load()
+            connection.pragma("query_only", 1)
         except BaseException:
             file.abandon()
             raise
@@ -178,9 +301,48 @@ class StoreFile:
         except apsw.Error as error:
             raise our_error(error, store) from error
 
+    @property
+    def is_sealed(self) -> bool:
+        """It has no connection, lock or WAL, and all of it is durable."""
+        return "_connection" not in self.__dict__
+
+    def hold(self) -> None:
+        """Open a sealed file: take its lock and leave a WAL beside it, the sign that its owner may
+        have accepted more than it holds.
+
+        Raises StoreDamagedError if it is not what was written, StorageFailedError.
+        """
+        if self.is_sealed:
+            self._unseal()
+
+    def _unseal(self) -> apsw.Connection:
+        with _unsealing:
+            if not self.is_sealed:
+                return self._connection
+            try:
+                file = self._connect(self.path, self.store, self._vfs)
+                try:
+                    self._check_unwritten(file)
+                except BaseException:
+                    file.abandon()
+                    raise
+            except BusyError as error:
+                reason = f"another process has opened {self.path.name}"
+                raise StorageFailedError(reason=reason) from error
+            self._connection = file._connection
+            return self._connection
+
+    def _check_unwritten(self, file: StoreFile) -> None:
+        file._load()
+        if file.meta != self.meta:
+            reason = f"somebody else has written it, up to revision {file.meta.revision}"
+            raise StoreDamagedError(store=str(self.store), reason=reason)
+
     @raises_ours
     def close(self) -> None:
         """Checkpoint with full sync and close. Raises StorageFailedError; the lock is gone then too."""
+        if self.is_sealed:
+            return
         try:
             self.checkpoint()
         except BaseException:
@@ -192,6 +354,8 @@ class StoreFile:
     @raises_ours
     def abandon(self) -> None:
         """Close without a checkpoint: for a fenced or failing owner. The WAL stays for the next."""
+        if self.is_sealed:
+            return
         self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._connection.close(True)
 
@@ -203,6 +367,41 @@ class StoreFile:
         with self._transaction():
             self._execute(schema.UPDATE_OWNER, (epoch, server, incarnation))
         self.meta = replace(self.meta, epoch=epoch, server=server, incarnation=incarnation)
+
+    @raises_ours
+    def go_on_from(self, revision: int, *, time: int, last_seq: int = 0) -> None:
+        """Let the content count as the state at a later revision, in a transaction of its own; seqs go
+        on beyond `last_seq`. Followers of what was before are to begin anew."""
+        assert revision > self.meta.revision
+        meta = replace(
+            self.meta,
+            revision=revision,
+            time=time,
+            last_seq=max(self.meta.last_seq, last_seq),
+            changes_from=revision,
+        )
+        with self._transaction():
+            self._execute(schema.DELETE_CHANGES_UP_TO, (revision,))
+            self._write_meta(meta)
+        self.meta = meta
+
+    @raises_ours
+    def become(self, store: StoreId) -> None:
+        """Let the file be that of another store of the same kind, in a transaction of its own. What
+        writers of this one were answered is forgotten: they count anew for each store."""
+        assert store.kind == self.store.kind
+        with self._transaction():
+            self._execute(schema.DELETE_OLD_OUTCOMES, (_LARGEST_SEQ,))
+            self._execute(schema.UPDATE_STORE, store)
+        self.store = store
+
+    @raises_ours
+    def all_outcomes(self) -> list[WriterOutcome]:
+        """Return what retries of any writer would be answered."""
+        return [
+            WriterOutcome(writer, counter, 0, time, outcome)
+            for writer, counter, time, outcome in self._execute(schema.SELECT_ALL_OUTCOMES)
+        ]
 
     @raises_ours
     def apply(
@@ -246,6 +445,8 @@ class StoreFile:
 
         May run in another thread while nothing else uses the file.
         """
+        if self.is_sealed:
+            return
         self._connection.pragma("synchronous", "full")
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -255,12 +456,57 @@ class StoreFile:
     @raises_ours
     def wal_bytes(self) -> int:
         """Return how large the WAL is: what the next checkpoint has to read."""
+        if self.is_sealed:
+            return 0
         frame_count, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return max(0, frame_count) * (schema.PAGE_BYTES + _WAL_FRAME_HEADER_BYTES)
 
     @raises_ours
+    def size_bytes(self) -> int:
+        """Return how large the file is with all that the WAL has."""
+        return int(self._connection.pragma("page_count")) * schema.PAGE_BYTES
+
+    @raises_ours
+    def image(self) -> bytes:
+        """Return the file's content, WAL included, each page with the checksum that is on the disk.
+
+        All of it is read and verified; twice its size is taken in memory. May run in another thread
+        while nothing else uses the file. Raises StoreDamagedError, StorageFailedError.
+        """
+        copy = apsw.Connection(":memory:")
+        try:
+            copy.pragma("page_size", schema.PAGE_BYTES)
+            copy.reserve_bytes("main", schema.CHECKSUM_BYTES)
+            self._back_up(copy)
+            # Not of the file's own connection: pages that it cannot read `serialize` calls zeros.
+            return copy.serialize("main")
+        finally:
+            copy.close(True)
+
+    @raises_ours
+    def copy_to(self, path: Path) -> None:
+        """Write the file's content, WAL included, to the new file `path`, which is not synced.
+
+        As `image` in every other way, but for the memory.
+        """
+        copy = connect(str(path), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, None)
+        try:
+            copy.pragma("journal_mode", "off")
+            self._back_up(copy)
+        finally:
+            copy.close(True)
+
+    def _back_up(self, copy: apsw.Connection) -> None:
+        # Pages in the cache carry the checksums that they had when they were read.
+        self._connection.pragma("shrink_memory")
+        with copy.backup("main", self._connection, "main") as backup:
+            backup.step()
+
+    @raises_ours
     def forget(self, *, msg_ids_before: int, outcomes_before: int) -> None:
         """Drop msg_ids and outcomes older than these times, and changes over their bound."""
+        if self.is_sealed:
+            return
         with self._transaction():
             if self.store.kind == StoreKind.STREAM:
                 self._execute(schema.DELETE_OLD_MSG_IDS, (msg_ids_before,))
@@ -421,6 +667,28 @@ class StoreFile:
         return found
 
     @raises_ours
+    def limits(self) -> tuple[dict[str, Any], bool]:
+        """Return the store's configuration, by name what is not the default, and if a row ever had a
+        ttl."""
+        config, has_ttl = self._execute(schema.SELECT_LIMITS).get
+        return {} if config is None else json.loads(config), bool(has_ttl)
+
+    def going(self, order: GoingOrder) -> Generator[GoingRow, None, None]:
+        """Yield rows in an order in which they may have to go. Close the iterator when done: until
+        then it holds up checkpoints."""
+        statement = _GOING.get((StoreKind(self.store.kind), order))
+        if statement is None or (order is GoingOrder.EXPIRES and not self.limits()[1]):
+            return
+        try:
+            found = self._connection.execute(statement)
+            try:
+                yield from map(GoingRow._make, found)
+            finally:
+                found.close(True)
+        except apsw.Error as error:
+            raise our_error(error, self.store) from error
+
+    @raises_ours
     def quick_check(self) -> None:
         """Raise StoreDamagedError unless the file's structure is sound."""
         verdict = self._connection.pragma("quick_check", 1)
@@ -446,7 +714,8 @@ class StoreFile:
                 what=str(self.path), found=version, known=schema.FORMAT_VERSION
             )
         # Not before: a file that is not ours is left as it is.
-        set_pragmas(self._connection)
+        if not self.in_memory:
+            set_pragmas(self._connection)
         row = self._execute(schema.SELECT_META).get
         if row is None:
             raise StoreDamagedError(store=str(self.store), reason="its meta row is missing")
@@ -454,6 +723,19 @@ class StoreFile:
             found = StoreId(row[0], row[1], row[2])
             raise StoreDamagedError(store=str(self.store), reason=f"the file is of {found}")
         self.meta = StoreMeta(*row[3:])
+        if version < schema.FORMAT_VERSION:
+            self._upgrade(version)
+
+    def _upgrade(self, version: int) -> None:
+        is_stream = self.store.kind == StoreKind.STREAM
+        steps = schema.UPGRADE_STREAM if is_stream else schema.UPGRADE_KV
+        if version not in steps:
+            raise StoreDamagedError(store=str(self.store), reason=f"there is no format {version}")
+        with self._transaction():
+            for older in range(version, schema.FORMAT_VERSION):
+                for _ in self._execute(steps[older]):
+                    pass
+            self._connection.pragma("user_version", schema.FORMAT_VERSION)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -476,17 +758,7 @@ class StoreFile:
         return meta
 
     def _write_meta(self, meta: StoreMeta) -> None:
-        self._execute(
-            schema.UPDATE_META,
-            (
-                meta.revision,
-                meta.time,
-                meta.last_seq,
-                meta.count,
-                meta.bytes,
-                meta.changes_from,
-            ),
-        )
+        self._execute(schema.UPDATE_META, meta.counters)
 
     @raises_ours
     def _begin_preview(self, batches: Sequence[AppliedBatch]) -> None:

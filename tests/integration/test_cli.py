@@ -271,3 +271,22 @@ def test_standalone_parts_say_what_is_wrong_in_one_line(cluster: RunningUp, tmp_
     assert b"already running" in second.stderr
     bad_name = ("persist", "--name", "no.dots", "--data", str(tmp_path))
     assert run_holdfast(*bad_name).returncode == 2
+
+
+def test_limits_are_shown_and_changed(cluster: RunningUp) -> None:
+    shown = cluster.json("stream", "config", "limited")
+    assert (shown["max_messages"], shown["discard"]) == (None, "old")
+    changed = cluster.json(
+        "stream", "config", "limited", "--max-messages", "2", "--description", "ours"
+    )
+    assert (changed["max_messages"], changed["description"]) == (2, "ours")
+    cluster.output("stream", "append", "limited", "--lines", stdin=b"a\nb\nc")
+    assert cluster.output("stream", "read", "limited", "--raw") == "bc"
+    text = cluster.output("stream", "config", "limited", "--max-messages", "none")
+    assert "max_messages             -\n" in text
+    cluster.output("kv", "config", "limited", "--max-message-bytes", "5")
+    refused = cluster.holdfast("kv", "set", "limited", "key", "too long")
+    assert refused.returncode == 1
+    assert b"max_message_bytes is 5; this would make it 11" in refused.stderr
+    cluster.output("kv", "set", "limited", "k", "v", "--ttl", "0.001")
+    assert cluster.holdfast("kv", "get", "limited", "k").returncode == 1

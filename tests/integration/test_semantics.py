@@ -22,6 +22,7 @@ from holdfast.client import (
     WrongRevisionError,
     connect,
 )
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 
 ODD_KEYS = [
     "",
@@ -219,5 +220,20 @@ def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
         assert entry.value == values[-1]
         with pytest.raises(WrongRevisionError):
             await (await kv.set_async("key", b"x", expected_revision=1))
+
+    run_in_cluster(tmp_path, body, servers=1)
+
+
+def test_large_batches_at_the_same_time_fit_in_their_frames(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, client: Client) -> None:
+        streams = [client.stream(f"s.{number}") for number in range(8)]
+        async with asyncio.TaskGroup() as tasks:
+            batches = [
+                tasks.create_task(stream.append_many([b""] * size))
+                for stream in streams
+                for size in (MAX_FRAME_OPERATIONS, 1000, 1)
+            ]
+        assert sum(len(batch.result()) for batch in batches) == 8 * (MAX_FRAME_OPERATIONS + 1001)
+        assert {(await stream.head()).count for stream in streams} == {MAX_FRAME_OPERATIONS + 1001}
 
     run_in_cluster(tmp_path, body, servers=1)

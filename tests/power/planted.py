@@ -24,6 +24,7 @@ from holdfast.persist.opening import StoreOpener
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.commit_log import CommitLog
 from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_image import NewStore
 
 
 @contextlib.contextmanager
@@ -43,6 +44,22 @@ def never_sync_the_names_of_segments() -> Iterator[None]:
             sync_directory(disk, path)
 
     with patch.object(HostDisk, "sync_directory", sync_other_directories):
+        yield
+
+
+@contextlib.contextmanager
+def never_sync_files_written_whole() -> Iterator[None]:
+    """A new store's file counts as durable once it is written."""
+    new = StoreFile.new
+
+    def new_unsynced(path: Path, image: NewStore, *, disk: HostDisk) -> StoreFile:
+        with (
+            patch.object(HostDisk, "sync_file", lambda disk, path, inode: None),
+            patch.object(HostDisk, "sync_directory", lambda disk, path: None),
+        ):
+            return new(path, image, disk=disk)
+
+    with patch.object(StoreFile, "new", new_unsynced):
         yield
 
 
@@ -87,6 +104,7 @@ PLANTED: Final[dict[str, tuple[Callable[[], AbstractContextManager[None]], str]]
         (never_sync_the_log, "write_to_a_new_store"),
         (ack_before_the_sync, "write_to_a_new_store"),
         (never_sync_the_names_of_segments, "retire_segments"),
+        (never_sync_files_written_whole, "write_new_files_whole"),
         (retire_without_a_checkpoint, "retire_segments"),
         (retire_the_log_without_a_sync, "retire_segments"),
         (take_over_before_the_log_is_applied, "take_over"),

@@ -84,6 +84,32 @@ async def _write_during_checkpoints(cluster: Cluster, app: Application, arm: Arm
         tasks.create_task(_write_for_long(app, NOTES, 14))
 
 
+async def _write_new_files_whole(cluster: Cluster, app: Application, arm: Arm) -> None:
+    arm()
+    await app.append(NOTES, b"first")
+    await _set(app, theme=b"dark")
+    # Fills segments, so that the two small stores are made durable while they are open.
+    await _write_for_long(app, CHAT, 8)
+    await asyncio.sleep(0.3)
+    await app.append(NOTES, b"second")
+    await app.read(NOTES)
+    await _set(app, theme=b"light")
+
+
+async def _take_over_files_written_whole(cluster: Cluster, app: Application, arm: Arm) -> None:
+    await app.append(NOTES, b"first")
+    await _set(app, theme=b"dark")
+    await _write_for_long(app, CHAT, 8)
+    await asyncio.sleep(0.3)
+    await app.append(NOTES, b"beyond the file")
+    cluster.start("s2")
+    arm()
+    cluster.cut_power(Survival.PREFIX, "s1")
+    await app.append(NOTES, b"after the takeover")
+    await _set(app, theme=b"light")
+    await app.read(SETTINGS)
+
+
 async def _retire_segments(cluster: Cluster, app: Application, arm: Arm) -> None:
     arm()
     for number in range(12):
@@ -180,6 +206,8 @@ SCENARIOS: Final = {
         Scenario("write_to_several_stores_in_one_tick", _write_to_several_stores_in_one_tick),
         Scenario("materialise", _materialise),
         Scenario("write_during_checkpoints", _write_during_checkpoints),
+        Scenario("write_new_files_whole", _write_new_files_whole),
+        Scenario("take_over_files_written_whole", _take_over_files_written_whole, ("s1", "s2")),
         Scenario("retire_segments", _retire_segments),
         Scenario("close_idle_and_reopen", _close_idle_and_reopen, idle_close_seconds=0.5),
         Scenario("take_over", _take_over, ("s1", "s2")),

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="the first one; default: a fresh one")
     parser.add_argument("--fault", help="let only this happen, see nemesis.py; default: any")
     parser.add_argument("--planted", choices=PLANTED, help="break the shipped code like this")
+    parser.add_argument("--limited", action="store_true", help="stores have limits, values a ttl")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
     first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     failed = 0
     processes = min(seeds, os.cpu_count() or 1)
-    run = functools.partial(run_seed, fault=options.fault, planted=options.planted)
+    run = functools.partial(
+        run_seed, fault=options.fault, planted=options.planted, limited=options.limited
+    )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
         for result in pool.imap_unordered(run, range(first, first + seeds)):
             if options.trace:
@@ -59,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(seed: int, options: argparse.Namespace) -> str:
-    if options.fault is None and options.planted is None:
+    if options.fault is None and options.planted is None and not options.limited:
         return f"make simulate SEED={seed}"
     words = [f"PYTHONPATH=tests {sys.executable} -P -m simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
+    if options.limited:
+        words.append("--limited")
     return " ".join(words)
 
 

@@ -55,7 +55,7 @@ def _check_store(history: History, store: Store) -> Iterator[str]:
     if final is None:
         yield "its final state could not be read"
         return
-    facts = _Facts(operations, final)
+    facts = _Facts(operations, final, history.max_messages.get(store), bool(history.max_messages))
     yield from facts.learn_all(history, store)
     yield from _nothing_lost(facts)
     yield from _nothing_twice(facts)
@@ -75,6 +75,9 @@ class _Facts:
 
     operations: list[Operation]
     final: Final
+    max_messages: int | None = None
+    #: Whether the run has limits and ttl.
+    limited: bool = False
     #: Revision to what happened there and who said so.
     changes: dict[int, tuple[ChangeOf, str]] = field(default_factory=dict)
     #: Key to the revisions that changed it, in order. Trims are in `trims`.
@@ -137,6 +140,8 @@ class _Facts:
     def may_be_removed(self, key: Key, after: int, before: int | None = None) -> bool:
         """Tell if a delete may have removed `key` after revision `after`. With `before`, only one
         that was asked for before that position counts."""
+        if self._may_have_gone(key, after):
+            return True
         if before is None and any(
             revision > after and self.changes[revision][0].what is not What.SET
             for revision in (*self.by_key.get(key, ()), *self.trims)
@@ -153,6 +158,43 @@ class _Facts:
             for operation in self.operations
             if operation.deletes
         )
+
+    def went_after(self, last: int) -> dict[int, ChangeOf]:
+        """Return what was removed after revision `last`, in a run with limits: a follower is done
+        with the last value, which may be what older ones have to go for."""
+        return {
+            revision: change
+            for revision, (change, _) in self.changes.items()
+            if self.limited and revision > last and change.what is not What.SET
+        }
+
+    def _may_have_gone(self, key: Key, after: int) -> bool:
+        """Tell if `key`, as set at revision `after` or later, may have had to go by itself: with its
+        ttl, or for newer ones since there may be only `max_messages`."""
+        for operation in self.operations:
+            if operation.expires and (not operation.keys or key in operation.keys):
+                if operation.outcome is Outcome.UNKNOWN:
+                    return True
+                if operation.outcome is Outcome.OK and (
+                    key in operation.seqs or key in operation.keys
+                ):
+                    return True
+        if self.max_messages is None:
+            return False
+        if isinstance(key, int):
+            return key <= self.final.last_seq - self.max_messages
+        newer = {
+            other
+            for other, revisions in self.by_key.items()
+            if other != key and revisions[-1] > after
+        }
+        newer |= {
+            other
+            for operation in self.operations
+            if operation.outcome is Outcome.UNKNOWN and operation.action == "set"
+            for other in operation.keys
+        }
+        return len(newer - {key}) >= self.max_messages
 
 
 def _statements(
@@ -406,10 +448,13 @@ def _check_following(facts: _Facts, following: Following) -> Iterator[str]:
         there = known.get(revision)
         if there is not None and not following.prefix and not _agree(there[0], change):
             yield f"got {_text(change)} at revision {revision}, which is {_text(there[0])}"
+    went_after = facts.went_after(last)
     end = facts.final.revision if following.complete else last
     for revision in sorted(known):
         if following.live_after < revision <= end and revision not in delivered:
             change = known[revision][0]
+            if change.what is What.CONFIGURE or revision in went_after:
+                continue
             if following.live_after == 0 and not _removes_any(change, revision, changes):
                 # Who starts at nothing is not told that what it never heard of is gone.
                 continue
@@ -472,7 +517,8 @@ def _ends_right(
     facts: _Facts, following: Following, changes: list[tuple[int, ChangeOf]]
 ) -> Iterator[str]:
     state: dict[Key, tuple[bytes, int]] = {}
-    for revision, change in changes:
+    went_after = facts.went_after(changes[-1][0] if changes else facts.final.revision)
+    for revision, change in [*changes, *sorted(went_after.items())]:
         if change.what is What.SET:
             state[change.keys[0]] = (change.value, revision)
         else:

@@ -27,6 +27,8 @@ class What(StrEnum):
     DELETE = "delete"
     #: Of a stream: everything up to `end`. Of a kv: everything.
     TRIM = "trim"
+    #: Of the configuration: followers are not told.
+    CONFIGURE = "configure"
 
 
 class ChangeOf(NamedTuple):
@@ -68,6 +70,8 @@ class Operation:
     values: tuple[bytes, ...] = ()
     end: int | None = None
     expected: int | None = None
+    #: What it sets has a ttl.
+    expires: bool = False
     returned: int | None = None
     outcome: Outcome = Outcome.UNKNOWN
     #: Of a write that was acknowledged: its revisions and seqs, one for each value.
@@ -140,6 +144,8 @@ class History:
         self.followings: list[Following] = []
         self.broadcasts: list[Broadcast] = []
         self.final: dict[Store, Final] = {}
+        #: The most messages or keys that a store may have, with what is old discarded.
+        self.max_messages: dict[Store, int] = {}
         #: What the run itself found wrong, as text.
         self.failures: list[str] = []
         self._position = 0
@@ -175,6 +181,8 @@ def change_of(change: Change) -> ChangeOf | None:
 
 def change_of_wire(wire: frames.WireChange) -> ChangeOf:
     """Return what a change on the wire does."""
+    if wire[0] == frames.CHANGE_CONFIGURE:
+        return ChangeOf(What.CONFIGURE)
     found = change_of(frames.change_from_wire(wire, 0, 0))
     assert found is not None
     return found

@@ -17,7 +17,16 @@ from simulation.planted import PLANTED
 from simulation.simulated_cluster import ClientNode, Simulation, small_limits
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import VirtualLoop
-from simulation.workload import STORES, Application, Follow, read_final, write_last_values
+from simulation.workload import (
+    EXPIRED_SECONDS,
+    MAX_MESSAGES,
+    STORES,
+    Application,
+    Follow,
+    configure,
+    read_final,
+    write_last_values,
+)
 
 #: How long the workload and the faults go on, in virtual seconds.
 RUN_SECONDS: Final = 20.0
@@ -38,16 +47,19 @@ class Result(NamedTuple):
     acknowledged: int
 
 
-def run_seed(seed: int, fault: str | None = None, planted: str | None = None) -> Result:
+def run_seed(
+    seed: int, fault: str | None = None, planted: str | None = None, *, limited: bool = False
+) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
-    `planted`, the shipped code is broken like this."""
+    `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
+    of what is written has a ttl."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         _without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault))
+        simulation = runner.run(_run(seed, fault, limited))
     history = simulation.history
     return Result(
         seed,
@@ -58,8 +70,10 @@ def run_seed(seed: int, fault: str | None = None, planted: str | None = None) ->
     )
 
 
-async def _run(seed: int, fault: str | None) -> Simulation:
+async def _run(seed: int, fault: str | None, limited: bool) -> Simulation:
     simulation = Simulation(seed)
+    if limited:
+        simulation.history.max_messages = dict(MAX_MESSAGES)
     chance = simulation.chance("run")
     with small_limits(simulation.chance("limits")):
         async with simulation:
@@ -70,6 +84,7 @@ async def _run(seed: int, fault: str | None) -> Simulation:
                 node = ClientNode(simulation, f"k{number}")
                 simulation.clients.append(node)
                 client = await node.run(node.start(timeout_seconds=10.0))
+                await node.run(configure(client, simulation.history))
                 application = Application(simulation, node, client)
                 applications.append(application)
                 work += [node.run(application.work(RUN_SECONDS)) for _ in range(_WORKERS)]
@@ -107,6 +122,9 @@ async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> Non
         for task in work:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 simulation.fail(f"an application failed: {task.exception()!r}")
+        if simulation.history.max_messages:
+            # Nothing shall expire between the head and the rows.
+            await asyncio.sleep(EXPIRED_SECONDS)
         for store in STORES:
             try:
                 simulation.history.final[store] = await read_final(client, store)

@@ -371,3 +371,30 @@ def test_a_store_that_cannot_be_read_in_the_end_is_found() -> None:
     story = _Story()
     story.append(b"a")
     _assert_one(check(story.history), "could not be read")
+
+
+# --- limits and ttl ------------------------------------------------------------------------------
+def test_a_message_that_had_to_go_is_not_lost() -> None:
+    story = _Story()
+    story.history.max_messages[_STREAM] = 2
+    for value in (b"1", b"2", b"3"):
+        story.append(value)
+    del story.rows[1]
+    assert story.found() == []
+
+
+def test_a_message_that_had_not_to_go_is_lost() -> None:
+    story = _Story()
+    story.history.max_messages[_STREAM] = 2
+    for value in (b"1", b"2", b"3"):
+        story.append(value)
+    del story.rows[2]
+    assert any("lost" in what for what in story.found())
+
+
+def test_only_what_was_written_with_a_ttl_may_expire() -> None:
+    for expires in (True, False):
+        story = _Story(_KV)
+        story.set("a", b"1", expires=expires)
+        del story.rows["a"]
+        assert any("lost" in what for what in story.found()) is not expires

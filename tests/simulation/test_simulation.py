@@ -20,6 +20,7 @@ _REGRESSIONS = {
     30: "the same, seen as a gap between file and log",
     1971530869: "a store opened anew to be written was dropped with the reader that was handed over",
 }
+_LIMITED_SEEDS = range(101, 107)
 #: How many new seeds a run tries beside the fixed ones; it prints them.
 _FRESH_SEED_COUNT = int(os.environ.get("HOLDFAST_FRESH_SEEDS", "5"))
 _FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(_FRESH_SEED_COUNT)]
@@ -50,6 +51,11 @@ def test_a_cluster_under_faults_keeps_its_promises_with_fresh_seeds() -> None:
     print(f"fresh seeds: {_FRESH_SEEDS}")
     for seed in _FRESH_SEEDS:
         _assert_well(run_seed(seed))
+
+
+@pytest.mark.parametrize("seed", _LIMITED_SEEDS)
+def test_stores_with_limits_keep_their_promises(seed: int) -> None:
+    _assert_well(run_seed(seed, limited=True))
 
 
 @pytest.mark.parametrize("bug", PLANTED)

@@ -36,6 +36,15 @@ STORES: Constant[tuple[Store, ...]] = (
     *((int(StoreKind.STREAM), name) for name in STREAMS),
     *((int(StoreKind.KV), name) for name in KVS),
 )
+#: What stores are configured with in a run with limits; most of what is there has to go.
+MAX_MESSAGES: Constant[dict[Store, int]] = {
+    (int(StoreKind.STREAM), "log"): 6,
+    (int(StoreKind.STREAM), "chat.7"): 40,
+    (int(StoreKind.KV), "settings"): 4,
+}
+_TTL_SECONDS: Constant = (0.02, 0.5, 3.0, 12.0)
+#: After this long all of it has expired, also by a clock that is 10 s behind that of the last owner.
+EXPIRED_SECONDS: Constant = 30.0
 #: Errors after which nothing was, or ever will be, stored.
 _DEFINITE: Constant = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
 
@@ -56,6 +65,12 @@ class Application:
         self._last_seqs: dict[str, int] = {}
         self._revisions: dict[tuple[str, str], int] = {}
         self.following: list[Follow] = []
+        self._limited = bool(simulation.history.max_messages)
+
+    def _ttl(self) -> float | None:
+        if self._limited and self._chance.random() < 0.3:
+            return self._chance.choice(_TTL_SECONDS)
+        return None
 
     def _value(self) -> bytes:
         self._number += 1
@@ -103,14 +118,16 @@ class Application:
             await self._append(name, timeout_seconds)
         elif dice < 0.55:
             values = tuple(self._value() for _ in range(chance.randint(1, 5)))
-            operation = self._invoke(store, "append_many", values=values)
-            await self._write(
-                operation, stream.append_many(values, timeout_seconds=timeout_seconds)
-            )
+            ttl = self._ttl()
+            operation = self._invoke(store, "append_many", values=values, expires=ttl is not None)
+            call = stream.append_many(values, ttl_seconds=ttl, timeout_seconds=timeout_seconds)
+            await self._write(operation, call)
         elif dice < 0.63:
-            value = self._value()
-            operation = self._invoke(store, "set", keys=(seq,), values=(value,))
-            await self._write(operation, stream.set(seq, value, timeout_seconds=timeout_seconds))
+            value, ttl = self._value(), self._ttl()
+            expires = ttl is not None
+            operation = self._invoke(store, "set", keys=(seq,), values=(value,), expires=expires)
+            setting = stream.set(seq, value, ttl_seconds=ttl, timeout_seconds=timeout_seconds)
+            await self._write(operation, setting)
         elif dice < 0.70:
             operation = self._invoke(store, "delete", keys=(seq,))
             await self._delete(operation, stream.delete(seq, timeout_seconds=timeout_seconds))
@@ -136,14 +153,18 @@ class Application:
         dice = chance.random()
         msg_id = value.decode()[:40] if dice < 0.2 else None
         expected = self._last_seqs.get(name, 0) if dice > 0.9 else None
+        ttl = self._ttl()
         for _ in range(3 if msg_id else 1):
-            operation = self._invoke(store, "append", values=(value,), expected=expected)
+            operation = self._invoke(
+                store, "append", values=(value,), expected=expected, expires=ttl is not None
+            )
             await self._write(
                 operation,
                 stream.append(
                     value,
                     msg_id=msg_id,
                     expected_last_seq=expected,
+                    ttl_seconds=ttl,
                     timeout_seconds=timeout_seconds,
                 ),
             )
@@ -161,11 +182,23 @@ class Application:
             expected = None
             if chance.random() < 0.4:
                 expected = self._revisions.get((name, key), 0)
-            operation = self._invoke(store, "set", keys=(key,), values=(value,), expected=expected)
-            call = kv.set(
-                key, value, expected_revision=expected, timeout_seconds=timeout_seconds
+            ttl = self._ttl()
+            operation = self._invoke(
+                store,
+                "set",
+                keys=(key,),
+                values=(value,),
+                expected=expected,
+                expires=ttl is not None,
             )
-            await self._write(operation, call)
+            setting = kv.set(
+                key,
+                value,
+                expected_revision=expected,
+                ttl_seconds=ttl,
+                timeout_seconds=timeout_seconds,
+            )
+            await self._write(operation, setting)
         elif dice < 0.62:
             operation = self._invoke(store, "delete", keys=(key,))
             await self._delete(operation, kv.delete(key, timeout_seconds=timeout_seconds))
@@ -192,6 +225,7 @@ class Application:
         values: tuple[bytes, ...] = (),
         end: int | None = None,
         expected: int | None = None,
+        expires: bool = False,
     ) -> Operation:
         operation = self._history.invoke(
             self._name,
@@ -201,6 +235,7 @@ class Application:
             values=values,
             end=end,
             expected=expected,
+            expires=expires,
         )
         self._trace.add(f"invoke {operation.invoked} {action} {store[1]} {keys} {values!r:.60}")
         return operation
@@ -339,6 +374,13 @@ class Follow:
 def last_value(store: Store, prefix: str) -> bytes:
     """Return what a follower of `prefix` waits for in the end."""
     return f"the end of {store[1]} {prefix}".encode()
+
+
+async def configure(client: Client, history: History) -> None:
+    """Give the stores of a run with limits theirs. Raises HoldfastError."""
+    for (kind, name), max_messages in history.max_messages.items():
+        store = client.stream(name) if kind == StoreKind.STREAM else client.kv(name)
+        await store.configure(max_messages=max_messages)
 
 
 async def read_final(client: Client, store: Store) -> Final:

@@ -70,9 +70,9 @@ class World:
 
         return run()
 
-    async def confirm(self, stores: list[StoreId]) -> None:
+    async def confirm(self, stores: list[tuple[StoreId, int]]) -> None:
         self.on_confirm()
-        self.confirmed.extend(stores)
+        self.confirmed.extend(store for store, _ in stores)
 
     def open_store(self, name: str, *, confirmed: bool = True) -> Store:
         store_id = StoreId("acme", StoreKind.STREAM, name)
@@ -185,6 +185,23 @@ def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
     assert not store.needs_file(b"w", [append, append])
     assert store.needs_file(b"w", [append, [frames.TRIM, 1]])
     assert store.needs_file(b"w", [[frames.APPEND, b"v", None, "msg_id"]])
+
+
+def test_only_plain_sets_of_keys_in_memory_by_known_writers_need_no_file() -> None:
+    def never() -> StoreFile:
+        raise AssertionError
+
+    store = Store(StoreId("acme", StoreKind.KV, "a"), 1, None, never)
+    known = [frames.SET_ENTRY, "known", b"v"]
+    store.begin()
+    store.set_entries([known])
+    assert store.needs_file(b"w", [known])
+    store.writer(b"w")
+    assert not store.needs_file(b"w", [known, known])
+    assert store.needs_file(b"w", [known, [frames.SET_ENTRY, "other", b"v"]])
+    assert store.needs_file(b"w", [[*known, None, 1]])
+    assert store.needs_file(b"w", [[frames.SET_ENTRY, ["known"], b"v"]])
+    assert store.needs_file(b"w", [[frames.DELETE_ENTRIES, ["known"]]])
 
 
 def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from holdfast.cli.backup import delete_report, restore_report, version_row
+from holdfast.cli.collect import collect_report
 from holdfast.cli.command import holdfast
+from holdfast.cli.configuring import config_json
 from holdfast.cli.demo_plan import Plan
 from holdfast.cli.demo_report import DemoReport
 from holdfast.cli.demo_verify import Verdict
+from holdfast.cli.rebuild import rebuild_report
 from holdfast.cli.render import (
     ack_json,
     change_json,
@@ -25,6 +30,7 @@ from holdfast.cli.render import (
     store_row,
 )
 from holdfast.cli.settings import CLIENT_OPTIONS
+from holdfast.cli.verify import verdict_row
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.messages import (
     Ack,
@@ -36,11 +42,23 @@ from holdfast.protocol.messages import (
     Head,
     Message,
 )
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.store_config import StoreConfig
+from holdfast.shared_fs.collecting import Collected
+from holdfast.shared_fs.verification import Verdict as StoreVerdict
+from holdfast.spark.compaction import CompactionReport
+from holdfast.spark.export import ExportReport
+from holdfast.spark.replay import ImportReport
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(DOCUMENT))
 MESSAGE = Message(7, b"hello", {"user": "ada"}, 1795230214000, 7)
+STORE = StoreId("default", StoreKind.STREAM, "notes")
+VERSION = dict.fromkeys(
+    ("revision", "epoch", "time", "taken", "last_seq", "count", "bytes", "stored_bytes", "key"), 1
+)
+FAILURE = {"name": "n", "error": "e", "message": "m"}
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 
 
@@ -128,6 +146,8 @@ def documented(path: str) -> Any:
         ("stream get NAME SEQ", message_json(MESSAGE)),
         ("stream tail NAME", change_json(Change(ChangeKind.SET, 7, 1, message=MESSAGE))),
         ("stream delete NAME SEQ...", deleted_json(Deleted(1, 8))),
+        ("stream config NAME", config_json("n", StoreConfig())),
+        ("kv config NAME", config_json("n", StoreConfig())),
         ("kv get NAME KEY", entry_json(ENTRY)),
         ("kv set NAME KEY [VALUE]", ack_json(Ack(None, 3, 1, Durability.SYNCED))),
         ("kv watch NAME [KEY_PREFIX]", change_json(Change(ChangeKind.SET, 3, 1, entry=ENTRY))),
@@ -136,6 +156,21 @@ def documented(path: str) -> Any:
         (
             "servers",
             {"servers": [ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)._asdict()]},
+        ),
+        ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
+        ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
+        ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),
+        ("delete STORE", delete_report(STORE, VERSION | {"files": 1, "snapshots": 1})),
+        (
+            "verify [STORE...]",
+            {"stores": [verdict_row(StoreVerdict(STORE, problems=["p"]))], "problems": ["p"]},
+        ),
+        ("collect", collect_report(asdict(Collected(keys=["k"])), dry_run=True)),
+        (
+            "rebuild",
+            rebuild_report(
+                stores=1, logs=1, updated=1, changes=1, problems={"n": "r"}, damaged_logs=["d"]
+            ),
         ),
     ],
 )
@@ -146,6 +181,14 @@ def test_what_is_printed_has_the_documented_shape(path: str, printed: Any) -> No
 def test_the_demo_s_report_has_the_documented_shape() -> None:
     report = DemoReport(Plan("r", "demo.r."), 2, 4, [], None, Verdict(), 0, [], 1.0)
     assert shape(report.to_json()) == documented("demo")
+
+
+def test_the_reports_of_tables_have_the_documented_shape() -> None:
+    requests = dict.fromkeys(("get", "head", "list", "put", "table_put"), 0)
+    exported = ExportReport(requests=requests).to_json()
+    compaction = CompactionReport("t").to_json()
+    assert shape({**exported, "compaction": compaction}) == documented("export")
+    assert shape(ImportReport("t").to_json()) == documented("import SOURCE")
 
 
 def test_values_that_are_no_text_come_as_base64_alone() -> None:

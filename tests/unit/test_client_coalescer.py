@@ -19,6 +19,7 @@ from holdfast.client.coalescer import (
     Suspect,
 )
 from holdfast.client.frame import FrameBuilder
+from holdfast.client.operations import append_operation, pack_batch
 from holdfast.client.store_queue import StoreKey, StoreQueue
 from holdfast.persist.writers import Verdict, Writer
 from holdfast.protocol import frames
@@ -182,6 +183,23 @@ def test_each_caller_gets_its_own_result() -> None:
     assert first.answer == ([1, 1], 1234, 1)
     assert second.answer == ([2, 2], 1234, 1)
     assert client.core.pending_count == 0
+
+
+def test_writes_that_wait_for_the_bucket_keep_no_other_write_waiting() -> None:
+    client = Client()
+    stored = [client.append(b"%d" % number, durability=3) for number in range(2)]
+    [first] = client.turn()
+    for _ in range(FRAMES_IN_FLIGHT - 1):
+        client.append(durability=3)
+        client.turn()
+    plain = client.append(key=OTHER)
+    assert client.turn() == [], "every place is taken"
+    [frame] = client.tick(PING_SECONDS)
+    assert [group.name for group in groups_of(frame)] == [OTHER[1]]
+    client.reply(frame, answered(0, [0, 1]))
+    assert plain.answer is not None
+    client.reply(first, answered(0, [1, 1], [2, 2], durability=3))
+    assert all(each.answer is not None for each in stored)
 
 
 def test_operations_gather_while_frames_are_in_flight() -> None:
@@ -800,3 +818,20 @@ def test_callers_that_give_up_leave_no_trace_and_block_nobody(seed: int) -> None
         elif isinstance(caller.answer, tuple):
             assert isinstance(caller.error, OperationTimeoutError | RequestError)
     assert client.core.pending_count == 0
+
+
+def test_batches_count_for_a_frame_with_every_operation_in_them() -> None:
+    queue = StoreQueue((1, "s"))
+    queue.holds_batches = True
+    sizes = [3000, 1000, 96, 1, 4096, 2]
+    for size in sizes:
+        batch = pack_batch([append_operation(b"")] * size, 10**6)
+        queue.writes.append((batch, Caller(), 1.0, 0, 1.0))
+    taken = []
+    while queue.writes:
+        frame = FrameBuilder(1, b"w", 10**6, 256)
+        queue.fill(frame)
+        decoded = frames.decode_request(frame.payload())[1]
+        taken.append([len(operation[1]) for group in decoded for operation in group.operations])
+        queue.groups.clear()
+    assert taken == [[3000, 1000, 96], [1], [4096], [2]]

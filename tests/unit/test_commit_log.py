@@ -373,10 +373,29 @@ def test_a_frame_lost_that_a_later_one_knows_to_be_synced_is_damage(tmp_path: Pa
     assert [damage.torn_end for damage in contents.damage] == [False]
 
 
-def test_a_first_frame_torn_before_anything_was_synced_leaves_an_empty_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_segment", [True, False])
+def test_a_first_frame_torn_before_anything_was_synced_leaves_an_empty_log(
+    tmp_path: Path, same_segment: bool
+) -> None:
     torn = bytearray(encode_frame(1, [record(1)], synced_tick=0))
     torn[-1] ^= 1
-    (tmp_path / segment_name(1)).write_bytes(torn + encode_frame(2, [record(2)], synced_tick=0))
+    second = encode_frame(2, [record(2)], synced_tick=0)
+    (tmp_path / segment_name(1)).write_bytes(torn + (second if same_segment else b""))
+    if not same_segment:
+        (tmp_path / segment_name(2)).write_bytes(second)
     contents = read_log(DISK, tmp_path)
     assert contents.records == []
     assert [damage.torn_end for damage in contents.damage] == [True]
+
+
+@pytest.mark.parametrize(("synced_tick", "torn_end"), [(0, True), (1, False)])
+def test_an_emptied_segment_before_others_is_an_end_only_if_nothing_in_it_was_synced(
+    tmp_path: Path, synced_tick: int, torn_end: bool
+) -> None:
+    DISK.make_directory(tmp_path / "log")
+    (tmp_path / "log" / segment_name(1)).touch()
+    frame = encode_frame(2, [record(2)], synced_tick=synced_tick)
+    (tmp_path / "log" / segment_name(2)).write_bytes(frame)
+    contents = read_log(DISK, tmp_path / "log")
+    assert [damage.torn_end for damage in contents.damage] == [torn_end]
+    assert len(contents.records) == (0 if torn_end else 1)

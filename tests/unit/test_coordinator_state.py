@@ -17,6 +17,7 @@ from holdfast.coordinator.batch import (
     Batch,
     Record,
     RecordFound,
+    RecordFoundCold,
     RecordSurveyed,
     Reply,
     execute,
@@ -32,7 +33,11 @@ from holdfast.coordinator.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,
+    Adopt,
+    ColdStore,
+    Cool,
     Created,
+    CreatedStore,
     Drain,
     ListServers,
     ListStores,
@@ -195,9 +200,9 @@ def test_open_grants_the_owner_alone_and_remembers_the_creation(state: StateFile
         state,
         Open("b", "b1", (OpenStore(ONE, True),)),
         Open("a", "a1", (OpenStore(ONE, False), OpenStore(ONE, True), OpenStore(ONE, False))),
-        Created("b", "b1", (ONE,)),
+        Created("b", "b1", (CreatedStore(ONE),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
-        Created("a", "a1", (ONE,)),
+        Created("a", "a1", (CreatedStore(ONE),)),
         Open("a", "a1", (OpenStore(ONE, True), InvalidNameError(what="store"))),
         members=members,
     )
@@ -225,7 +230,7 @@ def test_an_ended_incarnation_is_refused_for_ever(state: StateFile) -> None:
     requests: tuple[Request, ...] = (
         Register("a", "a1"),
         Open("a", "a1", (OpenStore(ONE, True),)),
-        Created("a", "a1", (ONE,)),
+        Created("a", "a1", (CreatedStore(ONE),)),
     )
     for reply in run(state, *requests, records=(DEAD_A, LIVE_A), members=(member("a"),)):
         assert isinstance(reply, FencedError)
@@ -235,7 +240,7 @@ def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> N
     run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=(member("a"),))
     replies = run(
         state,
-        Created("a", "a1", (ONE,)),
+        Created("a", "a1", (CreatedStore(ONE),)),
         Release("b", "b1", (ReleasedStore(ONE),)),
         Resolve((ONE,)),
         Release("a", "a1", (ReleasedStore(ONE), ReleasedStore(TWO))),
@@ -360,7 +365,7 @@ def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     )
     assert fields(replies[0]) == {"term": 1}
     stores = fields(replies[1])["stores"]
-    assert stores == [[1, "one", "", "", 1, 0], [1, "two", "", "", 1, 0]]
+    assert stores == [[1, "one", "", "", 1, 0, False], [1, "two", "", "", 1, 0, False]]
     assert fields(replies[2])["grants"] == [[None, "not_owner", {"server": "a"}]]
     assert fields(replies[3]) == {"term": 1}
     assert fields(replies[4])["owners"] == [["b", "b1", 2]]
@@ -407,10 +412,107 @@ def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile)
     )
     durable = int(StoreState.DURABLE)
     assert fields(listed)["stores"] == [
-        [1, "one", "a", "a1", 1, durable],
-        [1, "two", "", "", 0, durable],
+        [1, "one", "a", "a1", 1, durable, False],
+        [1, "two", "", "", 0, durable, False],
     ]
     assert fields(resolved)["owners"] == [["a", "a1", 1], ["a", "a1", 1]]
+
+
+def test_a_cold_store_is_hot_again_once_its_file_is_durable_beyond_the_snapshot(
+    state: StateFile,
+) -> None:
+    members = (member("a"),)
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Created("a", "a1", (CreatedStore(ONE, 5),)),
+        Cool("a", "a1", (ColdStore(ONE, 1, 5), ColdStore(TWO, 1, 5))),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        # A late repetition of what was said before it went cold.
+        Created("a", "a1", (CreatedStore(ONE, 5), CreatedStore(ONE))),
+        ListStores("acme", None, "", None, 10),
+        Created("a", "a1", (CreatedStore(ONE, 6),)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        records=(LIVE_A,),
+        members=members,
+    )
+    assert fields(replies[2])["cold"] == [True, False]
+    assert fields(replies[3])["grants"] == [[1, 2, 2, 5]]
+    assert fields(replies[5])["stores"] == [[1, "one", "a", "a1", 1, 2, True]]
+    assert fields(replies[7])["grants"] == [[1, 2, 2]]
+
+
+def test_only_the_owner_of_the_epoch_makes_a_store_cold(state: StateFile) -> None:
+    members = (member("a"), member("b"))
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Cool("b", "b1", (ColdStore(ONE, 1, 5),)),
+        Cool("a", "a1", (ColdStore(ONE, 2, 5),)),
+        Release("a", "a1", (ReleasedStore(ONE),)),
+        Cool("a", "a1", (ColdStore(ONE, 1, 5),)),
+        records=(LIVE_A, LIVE_B),
+        members=members,
+    )
+    assert [fields(replies[index])["cold"] for index in (1, 2, 4)] == [[False]] * 3
+
+
+def test_a_store_that_nobody_owns_can_be_adopted(state: StateFile) -> None:
+    members = (member("a"), member("b"))
+    run(state, Open("a", "a1", (OpenStore(ONE, True),)), records=(LIVE_A, LIVE_B), members=members)
+    replies = run(
+        state,
+        Adopt("b", "b1", (ONE, TWO)),
+        Adopt("a", "a1", (ONE,)),
+        Release("a", "a1", (ReleasedStore(ONE),)),
+        Adopt("b", "b1", (ONE,)),
+        Resolve((ONE,)),
+        members=members,
+    )
+    refused = [None, "not_owner", {"server": "b"}]
+    assert fields(replies[0])["grants"] == [refused, refused]
+    assert fields(replies[1])["grants"] == [[1, 1, 1]]
+    assert fields(replies[3])["grants"] == [[2, 1, 1]]
+    assert fields(replies[4])["owners"] == [["b", "b1", 2]]
+
+
+def test_a_server_that_drains_adopts_nothing(state: StateFile) -> None:
+    run(state, Open("a", "a1", (OpenStore(ONE, True),)), records=(LIVE_A,), members=(member("a"),))
+    run(state, Release("a", "a1", (ReleasedStore(ONE),)))
+    (reply,) = run(
+        state, Adopt("a", "a1", (ONE,)), members=(member("a", ServerState.DRAINING),)
+    )
+    assert fields(reply)["grants"] == [[None, "not_owner", {"server": "a"}]]
+
+
+def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: StateFile) -> None:
+    members = (member("a"),)
+    with state.transaction():
+        state.set_surveying(True)
+    run(state, Resolve((ONE,)), records=(LIVE_A, RecordFound((ONE,))), members=members)
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, True), OpenStore(TWO, True))),
+        records=(RecordSurveyed(),),
+        members=members,
+    )
+    # Nobody knows yet if the bucket has the second one.
+    assert fields(replies[0])["grants"] == [[1, 2, 2], [1, 1, 0, 0]]
+    three = StoreId("acme", 1, "three")
+    replies = run(
+        state,
+        Open("a", "a1", tuple(OpenStore(each, False) for each in (ONE, TWO))),
+        Resolve((three,)),
+        Open("a", "a1", (OpenStore(StoreId("acme", 1, "new"), True),)),
+        records=(
+            RecordFoundCold(((ONE, 9, 70), (TWO, 9, 80), (three, 9, 90))),
+            RecordSurveyed(with_manifests=True),
+        ),
+        members=members,
+    )
+    assert fields(replies[0])["grants"] == [[1, 2, 2], [1, 2, 2, 80]]
+    assert fields(replies[1])["owners"] == [["a", "a1", 10]]
+    assert fields(replies[2])["grants"] == [[1, 1, 0]]
 
 
 def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
@@ -419,6 +521,7 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
     with closing(sqlite3.connect(path)) as older:
         older.execute("DROP TABLE drains")
         older.execute("ALTER TABLE cluster DROP COLUMN surveying")
+        older.execute("ALTER TABLE stores DROP COLUMN cold")
         older.execute("PRAGMA user_version = 1")
         older.commit()
     for term in (2, 3):
@@ -492,7 +595,7 @@ def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> N
     members = (member("a"),)
     run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
     (reply,) = run(state, ListServers(), members=members)
-    assert fields(reply)["servers"] == [["a", "a1", "live", 0.1, 1, 3, 5.0, 4]]
+    assert fields(reply)["servers"] == [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0]]
 
 
 def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> None:

@@ -7,6 +7,7 @@ complete; the bytes of the protocol's example are made anew by the server's own 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
 import string
@@ -43,6 +44,7 @@ from holdfast.protocol.control import (
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind, quote
+from holdfast.protocol.store_config import StoreConfig
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.store_file import StoreFile
@@ -224,6 +226,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
         subjects.cluster("drain"),
         subjects.heartbeat(),
         subjects.control("p1"),
+        subjects.operator("p1"),
     }
 
 
@@ -299,7 +302,7 @@ def test_the_listed_defaults_are_those_of_the_options(name: str) -> None:
             assert listed[one.opts[0]] == "off"
         elif one.expose_value and isinstance(one.default, (int, float)):
             assert float(listed[one.opts[0]]) == one.default
-        elif one.expose_value:
+        elif one.expose_value and isinstance(one.default, (str, Path)):
             assert listed[one.opts[0]] == str(one.default)
 
 
@@ -368,6 +371,17 @@ def test_every_event_that_is_logged_is_listed_with_its_levels() -> None:
     assert dict(listed) == logged_events()
 
 
+def test_every_setting_of_a_store_is_listed_with_its_default() -> None:
+    words = {"None": "nil", "": "empty", "old": "`old`", "0": "`default`", "120.0": "120"}
+    defaults = {each.name: str(each.default) for each in dataclasses.fields(StoreConfig)}
+    assert {row[0]: row[1] for row in table(PROTOCOL, "name", "default")} == {
+        name: words[default] for name, default in defaults.items()
+    }
+    body = section(PROTOCOL, "Limits of a store")
+    assert f"at most {limits.MAX_DESCRIPTION_BYTES} bytes" in body
+    assert f"a turn removes {limits.MAX_EVICTED_ROWS}" in body
+
+
 # --- files ---------------------------------------------------------------------------------------
 def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
     layout = Layout(Path())
@@ -384,6 +398,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.letting_go("<server>", "<incarnation>")),
         str(layout.loss_accepted("<server>", "<incarnation>")),
         "stores/<tenant>/<aaa>/<name>.<kind>.<generation>.db",
+        "stores/<tenant>/<aaa>/<name>.<kind>.deleted",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
     }
     assert f"cp DATA/{store} " in OPERATIONS

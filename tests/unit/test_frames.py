@@ -196,7 +196,9 @@ def test_a_frame_holds_a_bounded_number_of_operations_also_inside_batches() -> N
     append = [frames.APPEND, b""]
     batch = [frames.BATCH, [append] * (MAX_FRAME_OPERATIONS // 2)]
     frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [append] * MAX_FRAME_OPERATIONS)]]))
-    for operations in ([append] * (MAX_FRAME_OPERATIONS + 1), [batch, batch]):
+    frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [batch, batch])]]))
+    empty = [[frames.BATCH, []]] * (MAX_FRAME_OPERATIONS + 1)
+    for operations in ([append] * (MAX_FRAME_OPERATIONS + 1), [batch, batch, append], empty):
         with pytest.raises(MalformedFrameError):
             frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, operations)]]))
 
@@ -225,7 +227,7 @@ def test_each_change_becomes_what_applications_see() -> None:
 def test_operation_numbers_say_if_they_read_or_write() -> None:
     reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
-        "get", "get_all", "head", "changes",
+        "get", "get_all", "head", "changes", "config",
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import create_fence, is_open
+from holdfast.shared_fs.fences import FileFences
 from holdfast.shared_fs.layout import Layout, open_layout
 
 NOTES = StoreId("acme", 1, "project.42.notes")
@@ -43,7 +44,12 @@ def incarnation(layout: Layout, disk: Disk) -> Path:
 
 def opened(layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool = False) -> StateFile:
     return open_state(
-        layout, disk, had_past=had_past, replace_damaged=replace_damaged, now_ms=1_000
+        layout,
+        disk,
+        FileFences(disk, layout),
+        had_past=had_past,
+        replace_damaged=replace_damaged,
+        now_ms=1_000,
     )
 
 
@@ -62,10 +68,10 @@ def touch(layout: Layout, store: StoreId, generation: int = 1) -> Path:
 def test_without_a_past_nobody_is_fenced_and_nothing_is_surveyed(
     layout: Layout, disk: Disk, incarnation: Path
 ) -> None:
-    assert not has_past(layout, disk)
+    assert not has_past(layout, disk, FileFences(disk, layout))
     assert not surveying(opened(layout, disk, had_past=False))
     assert is_open(disk, incarnation)
-    assert has_past(layout, disk)
+    assert has_past(layout, disk, FileFences(disk, layout))
 
 
 def test_with_a_past_everyone_is_fenced_before_a_new_file_appears(

@@ -177,7 +177,7 @@ async def _open_all(past: Past, dead_logs: DeadLogs) -> dict[str, int | StoreDam
     async def at_once(function: Callable[[], Any], /) -> Any:
         return function()
 
-    async def confirm(stores: list[StoreId]) -> None:
+    async def confirm(stores: list[tuple[StoreId, int]]) -> None:
         return None
 
     opener = StoreOpener(

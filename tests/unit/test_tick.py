@@ -408,3 +408,65 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
     assert on_file.file_revision == 2
     assert [kept.tick for kept in on_file.pending] == [3]
     on_file.validate()
+
+
+# --- limits --------------------------------------------------------------------------------------
+def configured(tmp_path: Path, **config: Any) -> Store:
+    store = store_named("a")
+    store._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)
+    tick = new_tick(1)
+    tick.write(store, arrival(store, 1, [frames.CONFIGURE, config], writer=b"c"))
+    commit(tick)
+    return store
+
+
+def test_a_write_that_does_not_say_has_the_durability_of_its_store(tmp_path: Path) -> None:
+    store = configured(tmp_path, durability="applied")
+    tick = new_tick(2)
+    tick.write(store, arrival(store, 1, append(), reply="silent"))
+    tick.write(store, arrival(store, 2, append(), reply="says", durability=Durability.SYNCED))
+    assert outcome_of(tick.applied, "silent").durability == Durability.APPLIED
+    assert outcome_of(tick.synced, "says").durability == Durability.SYNCED
+
+
+def test_a_read_waits_for_the_tick_that_removed_what_it_must_not_see(tmp_path: Path) -> None:
+    store = configured(tmp_path, max_age_seconds=0.001)
+    tick = new_tick(2)
+    tick.write(store, arrival(store, 1, append()))
+    commit(tick)
+    tick = new_tick(10)
+    assert tick.expire(store)
+    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    (record,) = tick.records()
+    assert (record.previous_revision, record.revision) == (2, 3)
+    assert record.outcomes == []
+    tick.committed(segment=1)
+    assert tick.wait_for == 10
+    assert store.count == 0
+
+
+def test_nothing_due_writes_nothing(tmp_path: Path) -> None:
+    store = configured(tmp_path, max_age_seconds=100)
+    tick = new_tick(2)
+    assert tick.expire(store)
+    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    assert tick.records() == []
+    assert store.mark is None
+
+
+def test_a_read_is_answered_though_the_log_did_not_take_what_expired(tmp_path: Path) -> None:
+    store = configured(tmp_path, max_age_seconds=0.001)
+    tick = new_tick(2)
+    tick.write(store, arrival(store, 1, append()))
+    commit(tick)
+    tick = new_tick(10)
+    assert tick.expire(store)
+    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    assert tick.records()
+    tick.fail(FULL)
+    assert len(tick.reads) == 1
+    assert tick.wait_for == 9
+    assert (store.count, store.mark) == (1, None)
+    again = new_tick(11)
+    assert again.expire(store)
+    assert store.count == 0

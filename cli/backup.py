@@ -1,0 +1,256 @@
+"""`holdfast backup`, `backups`, `restore` and `delete`: snapshots of a store, its past, and its end.
+
+The owner of the store does the work; these commands ask it and wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from holdfast.cli.owner_jobs import KIND_OPTION, Moment, connected_owners
+from holdfast.cli.render import moment, print_json, print_table, size
+from holdfast.cli.settings import Settings, client_command
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
+from holdfast.protocol.names import StoreId, StoreKind, check_store
+
+JsonObject = dict[str, Any]
+
+
+@click.command()
+@click.argument("names", metavar="[STORE...]", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All stores of the tenant.")
+@KIND_OPTION
+@client_command
+def backup(settings: Settings, names: tuple[str, ...], every: bool, kind: str | None) -> None:
+    """Snapshot stores to the bucket now, and wait until they are there.
+
+    Stores that changed are snapshotted by themselves when they go idle: this is for a moment that
+    matters.
+    """
+    if bool(names) == every:
+        raise click.UsageError("name stores, or give --all")
+    rows, failures = asyncio.run(_backup(settings, names, kind))
+    if settings.json:
+        print_json({"backups": rows, "failed": failures})
+    else:
+        _print_versions(rows)
+        for failure in failures:
+            click.echo(f"{failure['name']}: {failure['message']}", err=True)
+    if failures:
+        click.get_current_context().exit(1)
+
+
+async def _backup(
+    settings: Settings, names: tuple[str, ...], kind: str | None
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    rows: list[JsonObject] = []
+    failures: list[JsonObject] = []
+    async with connected_owners(settings) as owners:
+        if names:
+            stores = [await owners.find(name, kind) for name in names]
+        else:
+            stores = await owners.all(kind)
+        for store in stores:
+            try:
+                report = await owners.ask(store, "backup")
+            except HoldfastError as error:
+                if len(stores) == 1:
+                    raise
+                failures.append({"name": store.name, "error": error.code, "message": str(error)})
+            else:
+                rows.append(version_row(store, report["versions"][0]))
+    return rows, failures
+
+
+@click.command()
+@click.argument("name", metavar="STORE")
+@KIND_OPTION
+@client_command
+def backups(settings: Settings, name: str, kind: str | None) -> None:
+    """List the snapshots of STORE that are kept, newest first."""
+    rows = asyncio.run(_backups(settings, name, kind))
+    if settings.json:
+        print_json({"backups": rows})
+    else:
+        _print_versions(rows)
+
+
+async def _backups(settings: Settings, name: str, kind: str | None) -> list[JsonObject]:
+    async with connected_owners(settings) as owners:
+        store = await owners.find(name, kind)
+        report = await owners.ask(store, "versions")
+        return [version_row(store, version) for version in report["versions"]]
+
+
+@click.command()
+@click.argument("name", metavar="STORE")
+@click.option(
+    "--to-time", type=Moment(), metavar="TIME", help="As it was then: 2026-11-21T10:30:00."
+)
+@click.option(
+    "--to-revision", type=click.IntRange(1), metavar="REVISION", help="After this change."
+)
+@click.option("--as", "new_name", metavar="NEW", help="Into a new store; STORE stays as it is.")
+@click.option(
+    "--nearest", is_flag=True, help="If that cannot be reached, the nearest point before."
+)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be restored.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@KIND_OPTION
+@client_command
+def restore(
+    settings: Settings,
+    name: str,
+    to_time: int | None,
+    to_revision: int | None,
+    new_name: str | None,
+    nearest: bool,
+    dry_run: bool,
+    yes: bool,
+    kind: str | None,
+) -> None:
+    """Bring STORE back to how it was.
+
+    Its present state is snapshotted first, so that a restore can be undone by another one. Clients
+    pause for a moment; followers are given the whole state anew. Revisions and seqs go on above those
+    that there were.
+    """
+    if (to_time is None) == (to_revision is None):
+        raise click.UsageError("give --to-time or --to-revision")
+    if new_name is None and not dry_run and not yes:
+        click.confirm(f"Replace what {name} holds now?", abort=True, err=True)
+    report = asyncio.run(
+        _restore(settings, name, kind, new_name, to_time, to_revision, nearest, dry_run)
+    )
+    if settings.json:
+        print_json(report)
+        return
+    verb = "would be restored" if dry_run else "is restored"
+    nearly = "" if report["exact"] else ", the nearest point before"
+    click.echo(
+        f"{report['store']} {verb} to revision {report['restored_revision']} of "
+        f"{moment(report['restored_time'])}{nearly}"
+    )
+    if not dry_run:
+        click.echo(f"it goes on at revision {report['revision']}")
+
+
+async def _restore(
+    settings: Settings,
+    name: str,
+    kind: str | None,
+    new_name: str | None,
+    to_time: int | None,
+    to_revision: int | None,
+    nearest: bool,
+    dry_run: bool,
+) -> JsonObject:
+    async with connected_owners(settings) as owners:
+        source = await owners.find(name, kind)
+        store = source if new_name is None else source._replace(name=check_store(new_name))
+        if store == source and new_name is not None:
+            raise InvalidArgumentError(argument="--as", reason="that is the store itself")
+        report = await owners.ask(
+            store,
+            "restore",
+            source=list(source),
+            time=to_time,
+            revision=to_revision,
+            nearest=nearest,
+            dry_run=dry_run,
+        )
+        return restore_report(store, report)
+
+
+@click.command()
+@click.argument("name", metavar="STORE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@KIND_OPTION
+@client_command
+def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
+    """Remove STORE and every copy of it: file, snapshots, what is in quarantine.
+
+    Nothing brings it back. A store of that name may be made anew; it begins at seq 1.
+    """
+    if not yes:
+        click.confirm(f"Remove {name} with all of its backups, for good?", abort=True, err=True)
+    report = asyncio.run(_delete(settings, name, kind))
+    if settings.json:
+        print_json(report)
+    else:
+        click.echo(
+            f"{report['store']} is deleted: {report['files']} files, {report['snapshots']} snapshots"
+        )
+
+
+async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject:
+    async with connected_owners(settings) as owners:
+        store = await owners.find(name, kind)
+        return delete_report(store, await owners.ask(store, "delete"))
+
+
+def version_row(store: StoreId, version: Mapping[str, Any]) -> JsonObject:
+    """Return one snapshot as JSON."""
+    return {
+        "kind": StoreKind(store.kind).word,
+        "name": store.name,
+        "revision": version["revision"],
+        "epoch": version["epoch"],
+        "time": version["time"],
+        "taken": version["taken"],
+        "last_seq": version["last_seq"],
+        "count": version["count"],
+        "bytes": version["bytes"],
+        "stored_bytes": version["stored_bytes"],
+        "key": version["key"],
+    }
+
+
+def restore_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
+    """Return what became of a restore as JSON; `revision` is what the store goes on at."""
+    return {
+        "kind": StoreKind(store.kind).word,
+        "store": store.name,
+        "restored_revision": report["revision"],
+        "restored_time": report["time"],
+        "exact": report["exact"],
+        "replayed": report["replayed"],
+        "revision": report.get("new_revision"),
+        "epoch": report.get("epoch"),
+    }
+
+
+def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
+    """Return what became of a deletion as JSON."""
+    return {
+        "kind": StoreKind(store.kind).word,
+        "store": store.name,
+        "epoch": report["epoch"],
+        "files": report["files"],
+        "snapshots": report["snapshots"],
+    }
+
+
+def _print_versions(rows: list[JsonObject]) -> None:
+    print_table(
+        ("kind", "name", "revision", "last change", "taken", "messages", "bytes", "stored", "key"),
+        [
+            (
+                row["kind"],
+                row["name"],
+                row["revision"],
+                moment(row["time"]),
+                moment(row["taken"]),
+                f"{row['count']:,}",
+                size(row["bytes"]),
+                size(row["stored_bytes"]),
+                row["key"],
+            )
+            for row in rows
+        ],
+        right=("revision", "messages", "bytes", "stored"),
+    )

@@ -1,0 +1,138 @@
+"""`holdfast stream config` and `holdfast kv config`: show the limits of a store, or change them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from holdfast.cli.render import JsonObject, print_fields, print_json
+from holdfast.cli.settings import Settings
+from holdfast.client import KV, Stream
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreKind
+from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig, ttl_ms
+
+_NONE: Final = "none"
+
+
+def _whole_number(text: str) -> Any:
+    return _parse(int, text)
+
+
+def _number(text: str) -> Any:
+    return _parse(float, text)
+
+
+def _parse(number: Callable[[str], int | float], text: str) -> Any:
+    if text == _NONE:
+        return _NONE
+    try:
+        return number(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor {_NONE!r}") from None
+
+
+def parse_ttl(text: str) -> float:
+    """Parse a ttl in seconds (the type of a click option)."""
+    try:
+        ttl_ms(seconds := float(text))
+    except (ValueError, InvalidArgumentError):
+        raise click.BadParameter(f"{text!r} is not a number of seconds above 0") from None
+    return seconds
+
+
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "max_messages": {
+        "type": _whole_number,
+        "metavar": "COUNT",
+        "help": "At most so many messages or keys.",
+    },
+    "max_bytes": {"type": _whole_number, "metavar": "BYTES", "help": "At most so much in all."},
+    "max_age_seconds": {
+        "type": _number,
+        "metavar": "SECONDS",
+        "help": "What was set so long ago is removed.",
+    },
+    "max_message_bytes": {
+        "type": _whole_number,
+        "metavar": "BYTES",
+        "help": "No message or entry larger than this.",
+    },
+    "max_messages_per_second": {
+        "type": _number,
+        "metavar": "COUNT",
+        "help": "Refuse what is written faster.",
+    },
+    "max_bytes_per_second": {
+        "type": _number,
+        "metavar": "BYTES",
+        "help": "Refuse what is written faster.",
+    },
+    "discard": {
+        "type": click.Choice([word.value for word in Discard]),
+        "help": "What gives way when it is full: what is old, or what is new.",
+    },
+    "durability": {
+        "type": click.Choice([level.word for level in Durability]),
+        "help": "Of writes that do not say; default is the server's.",
+    },
+    "dedupe_window_seconds": {
+        "type": _number,
+        "metavar": "SECONDS",
+        "help": "How long a msg_id is remembered; 0: not at all.",
+    },
+    "description": {"metavar": "TEXT", "help": "What it is for."},
+}
+
+
+def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command the options of what can be configured."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, options in reversed(_OPTIONS.items()):
+            if kind is StoreKind.STREAM or name != "dedupe_window_seconds":
+                command = click.option(f"--{name.replace('_', '-')}", **options)(command)
+        return command
+
+    return add
+
+
+def show_config(
+    settings: Settings, kind: StoreKind, name: str, wanted: dict[str, Any]
+) -> None:
+    """Change what is `wanted`, if anything, and show the configuration."""
+    changes = {
+        each: None if value == _NONE and each != "description" else value
+        for each, value in wanted.items()
+        if value is not None
+    }
+
+    async def ask() -> StoreConfig:
+        async with settings.connect() as client:
+            store: Stream | KV
+            store = client.stream(name) if kind is StoreKind.STREAM else client.kv(name)
+            if changes:
+                return await store.configure(**changes)
+            return await store.config()
+
+    found = asyncio.run(ask())
+    if settings.json:
+        print_json(config_json(name, found))
+    else:
+        shown = {each: "-" if value in (None, "") else value for each, value in _rows(found).items()}
+        print_fields({kind.word: name, **shown})
+
+
+def config_json(name: str, config: StoreConfig) -> JsonObject:
+    """Return a configuration, whole, as JSON has it."""
+    return {"name": name, **_rows(config)}
+
+
+def _rows(config: StoreConfig) -> JsonObject:
+    rows = asdict(DEFAULT_CONFIG) | asdict(config)
+    return rows | {"discard": config.discard.value, "durability": config.durability.word}

@@ -1,0 +1,167 @@
+"""What the commands of operators ask a store's owner to do, and the wait until it is done.
+
+The owner is asked again and again with the same job's name (`persist/administration.py`), so replies may
+get lost. One that dies, or hands the store over, is followed by the next, who begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import click
+from rich.console import Console
+
+from holdfast.cli.settings import Settings
+from holdfast.client.router import Router
+from holdfast.protocol.bus import Bus
+from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.names import StoreId, StoreKind, check_store
+from holdfast.protocol.subjects import Subjects
+
+_POLL_SECONDS: Final = 0.1
+_MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
+
+KIND_OPTION: Final = click.option(
+    "--kind", type=click.Choice(["stream", "kv"]), help="If there is one of each of that name."
+)
+BUCKET_OPTION: Final = click.option(
+    "--bucket",
+    required=True,
+    metavar="URL",
+    help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: that of the servers.",
+)
+
+
+class Moment(click.ParamType[int]):
+    """A time as people write it, or milliseconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if _MILLISECONDS.fullmatch(text):
+            return int(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(
+                f"{text!r}: write 2026-11-21T10:30:00, with +00:00 or in local time", param, ctx
+            )
+        return int(moment.astimezone(UTC).timestamp() * 1000)
+
+
+class Owners:
+    """Asks owners, over one connection."""
+
+    def __init__(self, bus: Bus, settings: Settings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._subjects = Subjects(settings.prefix)
+        self._router = Router(bus, self._subjects, settings.tenant)
+
+    async def find(self, name: str, kind: str | None) -> StoreId:
+        """Return the store of that name. Raises NotFoundError, InvalidArgumentError if there are two."""
+        check_store(name)
+        wanted = None if kind is None else int(StoreKind[kind.upper()])
+        found = [
+            StoreId(self._settings.tenant, info.kind, info.name)
+            async for info in self._router.stores(wanted, name)
+            if info.name == name
+        ]
+        if not found:
+            raise NotFoundError(what="store", name=name)
+        if len(found) > 1:
+            raise InvalidArgumentError(argument="--kind", reason=f"{name!r} is a stream and a kv")
+        return found[0]
+
+    async def all(self, kind: str | None) -> list[StoreId]:
+        """Return every store of the tenant."""
+        wanted = None if kind is None else int(StoreKind[kind.upper()])
+        return [
+            StoreId(self._settings.tenant, info.kind, info.name)
+            async for info in self._router.stores(wanted, "")
+        ]
+
+    async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
+        """Have a store's owner do a job and return what it tells of it.
+
+        Raises what it ends with. An owner that cannot be reached, or is busy, is given as long as the
+        timeout of the settings says.
+        """
+        give_up_at = time.monotonic() + self._settings.timeout
+        job = secrets.token_hex(8)
+        server = ""
+        with _Spinner(f"{verb} {store.name}", enabled=not self._settings.json) as working:
+            while True:
+                try:
+                    # Only once: to ask for the owner of a store that was deleted gives it one.
+                    server = server or await self._owner(store)
+                    reply = await self._ask_once(server, store, job, verb, fields)
+                except UnavailableError:
+                    if time.monotonic() > give_up_at:
+                        raise
+                    # What ended so is over: the next try is another job.
+                    job, server = secrets.token_hex(8), ""
+                else:
+                    if reply.get("done"):
+                        return reply
+                    working()
+                    give_up_at = time.monotonic() + self._settings.timeout
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _owner(self, store: StoreId) -> str:
+        [owner] = await self._router.resolve([(store.kind, store.name)])
+        if isinstance(owner, HoldfastError):
+            raise owner
+        return owner.server
+
+    async def _ask_once(
+        self, server: str, store: StoreId, job: str, verb: str, fields: Mapping[str, object]
+    ) -> Mapping[str, Any]:
+        payload = encode_control(job=job, verb=verb, store=list(store), **fields)
+        subject = self._subjects.operator(server)
+        return decode_control(await self._bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS))
+
+
+@asynccontextmanager
+async def connected_owners(settings: Settings) -> AsyncIterator[Owners]:
+    """Connect around the body."""
+    bus = await connect_nats(settings.nats_url, name="holdfast-cli")
+    try:
+        yield Owners(bus, settings)
+    finally:
+        await bus.close()
+
+
+class _Spinner:
+    """Says on a terminal what is waited for, once that takes a while."""
+
+    def __init__(self, text: str, *, enabled: bool) -> None:
+        console = Console(stderr=True, markup=False, highlight=False)
+        self._status = console.status(text) if enabled and console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self) -> None:
+        if self._status is not None:
+            self._status.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()

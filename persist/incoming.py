@@ -1,0 +1,64 @@
+"""What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
+
+Pure. A malformed frame is refused whole, a group that makes no sense alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.persist.ownership import Arrival, Ownership
+from holdfast.protocol import frames
+from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+
+
+class Incoming(NamedTuple):
+    """A frame taken apart. Both empty: it only asks if the server is there."""
+
+    arrivals: list[Arrival]
+    #: By the group's index in the frame.
+    refusals: list[tuple[int, HoldfastError]]
+
+
+def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) -> Incoming:
+    """Return what a frame of `tenant` holds. Raises ProtocolError, InvalidNameError."""
+    check_tenant(tenant)
+    writer, groups = frames.decode_request(payload)
+    incoming = Incoming([], [])
+    if not groups:
+        return incoming
+    share_bytes = len(payload) // len(groups)
+    for index, group in enumerate(groups):
+        store = StoreId(tenant, group.kind, group.name)
+        wrong = _check_operations(group)
+        if wrong is None and ownership.find(store) is None:
+            wrong = _check_name(group)
+        if wrong is not None:
+            incoming.refusals.append((index, wrong))
+            continue
+        incoming.arrivals.append(Arrival(reply, index, writer, store, group, share_bytes))
+    return incoming
+
+
+def _check_name(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's store, None if nothing is."""
+    try:
+        StoreKind(group.kind)
+        check_store(group.name)
+    except ValueError:
+        return MalformedFrameError(reason=f"unknown kind of store {group.kind}")
+    except InvalidNameError as error:
+        return error
+    return None
+
+
+def _check_operations(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's operations, None if nothing is."""
+    writes = group.counter > 0
+    for number in {operation[0] for operation in group.operations}:
+        if (number < frames.FIRST_READ) != writes:
+            return MalformedFrameError(
+                reason="a group is of writes, with a counter, or of reads, with counter 0"
+            )
+    return None

@@ -1,0 +1,225 @@
+"""From a store that somebody asked for to one that is open, or a refusal.
+
+    wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ opened, a few at a time
+
+What waits for a store is kept by `ownership.py` and handed back in the order of arrival. A store that cannot
+be opened now (its file is locked, the bucket or the coordinator is away, it is cold) is asked for again
+later; everything else that goes wrong is the answer of whoever waits. A server that opens nothing any
+more releases what it was granted and sends the clients elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.cold_stores import StoreIsColdError
+from holdfast.persist.coordination import Coordination
+from holdfast.persist.ownership import Ownership, Wanted
+from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.store import Store
+from holdfast.persist.tier import Tier
+from holdfast.protocol.control import Grant
+from holdfast.protocol.errors import (
+    BusyError,
+    FencedError,
+    HoldfastError,
+    NotOwnerError,
+    UnavailableError,
+    error_from_wire,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket_errors import BucketUnavailableError
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Stores asked for in one `open` request.
+_OPEN_BATCH: Final = 512
+#: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
+_PARALLEL_OPENS: Final = 8
+#: How long stores that are asked for wait until others can be closed for them.
+_ROOM_SECONDS: Final = 2.0
+_ROOM_LOOK_SECONDS: Final = 0.01
+#: Between two tries to open a file whose lock another process still holds.
+_LOCK_RETRY_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.1
+
+
+class Opener(Protocol):
+    """`StoreOpener`, or `StoreRestorer` without a shared file system."""
+
+    async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store: ...
+
+
+class OpenQueue:
+    """Opens the stores of one incarnation. `run` it in a task."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        ownership: Ownership,
+        pipeline: Callable[[], Pipeline],
+        coordination: Coordination,
+        checkpointer: Callable[[], Checkpointer],
+        opener: Callable[[], Opener],
+        tier: Callable[[], Tier | None],
+        refresh_logs: Callable[[], Awaitable[None]],
+        opens_nothing: Callable[[], bool],
+        release: Callable[[list[tuple[StoreId, int]]], Awaitable[object]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        max_open_stores: int,
+    ) -> None:
+        """What is asked for by a function is made later than this. `refresh_logs` reads the logs of
+        incarnations that were fenced since; `release` tells the coordinator of stores that it
+        granted and that are not open."""
+        self._server = server
+        self._ownership = ownership
+        self._pipeline = pipeline
+        self._coordination = coordination
+        self._checkpointer = checkpointer
+        self._opener = opener
+        self._tier = tier
+        self._refresh_logs = refresh_logs
+        self._opens_nothing = opens_nothing
+        self._release = release
+        self._spawn = spawn
+        self._max_open_stores = max_open_stores
+        self._wanted = asyncio.Event()
+        #: Held while stores are being opened.
+        self.opens = asyncio.Lock()
+        self.has_opened = False
+
+    def wake(self) -> None:
+        """Stores are wanted."""
+        self._wanted.set()
+
+    def ask_again(self, wanted: Wanted) -> None:
+        """What kept a store from being opened may be over."""
+        self._ownership.ask_again([wanted])
+        self._wanted.set()
+
+    def refuse(self, store: StoreId, error: HoldfastError) -> None:
+        """Answer what waits for a store with an error."""
+        tier = self._tier()
+        if tier is not None:
+            tier.cold_stores.forget(store)
+        self._pipeline().refuse_waiting(self._ownership.refused(store), error)
+
+    async def run(self) -> None:
+        """Open what is wanted until cancelled. Raises FencedError: the end."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
+            while wanted := self._ownership.take_wanted(batch):
+                async with self.opens:
+                    await self._open_batch(wanted)
+
+    async def _open_batch(self, wanted: list[Wanted]) -> None:
+        try:
+            await self._make_room(len(wanted))
+            grants = await self._coordination.open(wanted)
+            if self._opens_nothing():
+                await self._turn_away(wanted, grants)
+                return
+            await self._refresh_logs()
+        except BusyError as error:
+            for each in wanted:
+                self.refuse(each.store, error)
+            return
+        except (UnavailableError, BucketUnavailableError) as error:
+            # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
+            logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._ownership.ask_again(wanted)
+            self._wanted.set()
+            return
+        except FencedError:
+            raise
+        except HoldfastError as error:
+            for each in wanted:
+                self.refuse(each.store, error)
+            return
+        slots = asyncio.Semaphore(_PARALLEL_OPENS)
+        async with asyncio.TaskGroup() as tasks:
+            for each, grant in zip(wanted, grants, strict=True):
+                if grant[0] is None:
+                    self.refuse(each.store, error_from_wire(grant[1], grant[2]))
+                else:
+                    tasks.create_task(self._open_store(slots, each, Grant(*grant[:4])))
+
+    async def _make_room(self, count: int) -> None:
+        """Close what was used longest ago until `count` more stores may be open. Raises BusyError
+        if they are all in use, or cannot be made durable."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + _ROOM_SECONDS
+        while (excess := self._ownership.open_count + count - self._max_open_stores) > 0:
+            if await self._checkpointer().make_room(excess):
+                continue
+            if clock() > give_up_at:
+                raise BusyError(what=f"the open stores of server {self._server!r}")
+            await asyncio.sleep(_ROOM_LOOK_SECONDS)
+
+    async def _turn_away(self, wanted: list[Wanted], grants: list[list[Any]]) -> None:
+        """Release what was asked of this server but is not open, and send the clients elsewhere."""
+        granted = []
+        for each, grant in zip(wanted, grants, strict=True):
+            if grant[0] is not None:
+                granted.append((each.store, int(grant[0])))
+                # Open at the most as one that nobody ever wrote to, for reads.
+                opened = self._ownership.find(each.store)
+                if opened is not None:
+                    if opened.file is not None:
+                        opened.file.abandon()
+                    self._ownership.closed(opened)
+        if granted:
+            await self._release(granted)
+        error = NotOwnerError(server=self._server)
+        for each in wanted:
+            self.refuse(each.store, error)
+
+    async def _open_store(self, slots: asyncio.Semaphore, wanted: Wanted, grant: Grant) -> None:
+        tier = self._tier()
+        if tier is not None and tier.is_held(wanted.store):
+            self._spawn(self._open_when_free(tier, wanted))
+            return
+        try:
+            async with slots:
+                # A new store opens without waiting for anything; hundreds of them in one turn of
+                # the loop would keep heartbeats back.
+                await asyncio.sleep(0)
+                store = await self._opener().open(wanted.store, grant, to_read=not wanted.create)
+        except (UnavailableError, BucketUnavailableError):
+            self._spawn(self._open_later(wanted))
+            return
+        except StoreIsColdError:
+            assert tier is not None
+            self._spawn(tier.cold_stores.bring(wanted, grant))
+            return
+        except FencedError:
+            raise
+        except HoldfastError as error:
+            logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
+            self.refuse(wanted.store, error)
+            return
+        store.used_at = asyncio.get_running_loop().time()
+        self.has_opened = True
+        earlier = self._ownership.find(wanted.store)
+        if earlier is not None and earlier.file is not None:
+            assert earlier.file.in_memory
+            earlier.file.abandon()
+        self._pipeline().submit_again(self._ownership.opened(store))
+
+    async def _open_later(self, wanted: Wanted) -> None:
+        """Another process still has the file, or the coordinator's answer is to be had later."""
+        await asyncio.sleep(_LOCK_RETRY_SECONDS)
+        self.ask_again(wanted)
+
+    async def _open_when_free(self, tier: Tier, wanted: Wanted) -> None:
+        """The file is being snapshotted, or leaves."""
+        await tier.free(wanted.store)
+        self.ask_again(wanted)

@@ -1,0 +1,87 @@
+"""What an incarnation shows of itself: heartbeats with its load, and silence when its disk hangs.
+
+A server that cannot acknowledge must not count as one that serves. While a sync takes longer than the
+limit it sends no heartbeat and answers no probe, so it is fenced, and ends when it reads that. Before
+each heartbeat it looks at its own fence: a fenced server that nobody asks anything would never look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from holdfast.persist.coordination import Coordination
+from holdfast.persist.pipeline import Pipeline
+from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.errors import FencedError, StorageError
+from holdfast.protocol.limits import HEARTBEAT_SECONDS
+from holdfast.shared_fs.fence import FenceGate
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class SignsOfLife:
+    """The heartbeats of one incarnation. `run` it in a task."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        gate: FenceGate,
+        pipeline: Pipeline,
+        coordination: Coordination,
+        stall_seconds: float,
+        heartbeat: Callable[[float], Heartbeat],
+    ) -> None:
+        """`heartbeat` makes one, given the operations per second since the one before."""
+        self._server = server
+        self._gate = gate
+        self._pipeline = pipeline
+        self._coordination = coordination
+        self._stall_seconds = stall_seconds
+        self._heartbeat = heartbeat
+        self._operations_per_second = 0.0
+
+    @property
+    def stalled(self) -> bool:
+        """The disk hangs: nothing may be said."""
+        return self._pipeline.sync_seconds > self._stall_seconds
+
+    async def run(self) -> None:
+        """Beat until cancelled. Raises FencedError."""
+        loop = asyncio.get_running_loop()
+        last_count, last_at = self._pipeline.operation_count, loop.time()
+        stalled = False
+        while True:
+            self.look_at_fence()
+            if self.stalled != stalled:
+                stalled = not stalled
+                if stalled:
+                    logger.error(
+                        "log.sync_hangs server=%s seconds=%.1f",
+                        self._server,
+                        self._pipeline.sync_seconds,
+                    )
+                else:
+                    logger.warning("log.sync_goes_on server=%s", self._server)
+            now, count = loop.time(), self._pipeline.operation_count
+            if now > last_at:
+                self._operations_per_second = (count - last_count) / (now - last_at)
+            last_count, last_at = count, now
+            await self.beat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def beat(self) -> None:
+        """Send a heartbeat now, unless the disk hangs."""
+        if not self.stalled:
+            await self._coordination.beat(self._heartbeat(self._operations_per_second))
+
+    def look_at_fence(self) -> None:
+        """Raise FencedError if this incarnation is fenced."""
+        try:
+            self._gate.check()
+        except FencedError:
+            raise
+        except StorageError as error:
+            logger.error("fence.unreadable reason=%s", error)

@@ -1,0 +1,176 @@
+"""The configuration of a store: its limits, and what else is chosen for each store by itself.
+
+It lives in the store and is changed by an operation like any other, so it has a revision and survives
+restarts, changes of owner and snapshots. On the wire and in the file it is a map that names only what
+differs from the default; durations are seconds, `durability` and `discard` are words. A name that
+this version does not know is left out when it is read, and refused when it is to be set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Final, Self, TypedDict
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import (
+    DEDUPE_WINDOW_SECONDS,
+    MAX_DEDUPE_WINDOW_SECONDS,
+    MAX_DESCRIPTION_BYTES,
+    MAX_RETENTION_SECONDS,
+)
+from holdfast.protocol.messages import Durability
+
+
+class Discard(StrEnum):
+    """What gives way when `max_messages` or `max_bytes` is reached."""
+
+    #: The messages with the lowest seqs, or the keys that were set longest ago.
+    OLD = "old"
+    #: The write that would go beyond it: it is refused.
+    NEW = "new"
+
+
+class ConfigSettings(TypedDict, total=False):
+    """What `configure` takes: what is left out stays as it is, None is the default again."""
+
+    max_messages: int | None
+    max_bytes: int | None
+    max_age_seconds: float | None
+    max_message_bytes: int | None
+    max_messages_per_second: float | None
+    max_bytes_per_second: float | None
+    discard: Discard | str | None
+    durability: Durability | str | None
+    dedupe_window_seconds: float | None
+    description: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """The configuration of one store. A limit that is None does not exist."""
+
+    #: Messages of a stream, keys of a kv.
+    max_messages: int | None = None
+    #: Of values, packed headers and, in a kv, keys: what `Head.bytes` counts.
+    max_bytes: int | None = None
+    #: A message or key is gone so long after it was set.
+    max_age_seconds: float | None = None
+    #: Of one message or entry, counted as in `max_bytes`.
+    max_message_bytes: int | None = None
+    #: Over time; one second's worth may come at once.
+    max_messages_per_second: float | None = None
+    max_bytes_per_second: float | None = None
+    discard: Discard = Discard.OLD
+    #: Of writes that do not say; DEFAULT is the server's.
+    durability: Durability = Durability.DEFAULT
+    #: How long a `msg_id` is remembered.
+    dedupe_window_seconds: float = DEDUPE_WINDOW_SECONDS
+    description: str = ""
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        """Return the configuration that `wire` names. Raises InvalidArgumentError."""
+        return cls().changed({name: wire[name] for name in wire if name in _CHECKS})
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what differs from the default, as the wire and the store file have it."""
+        values = ((name, getattr(self, name)) for name in _DEFAULTS)
+        return {name: _plain(value) for name, value in values if value != _DEFAULTS[name]}
+
+    def changed(self, settings: Mapping[str, Any]) -> Self:
+        """Return it with `settings`, each checked. Raises InvalidArgumentError."""
+        checked: dict[str, Any] = {}
+        for name, value in settings.items():
+            check = _CHECKS.get(name)
+            if check is None:
+                known = ", ".join(_CHECKS)
+                raise InvalidArgumentError(argument=repr(name)[:80], reason=f"not one of {known}")
+            checked[name] = _DEFAULTS[name] if value is None else check(name, value)
+        return replace(self, **checked)
+
+
+def ttl_ms(ttl_seconds: Any) -> int:
+    """Return a ttl in whole milliseconds, at least one. Raises InvalidArgumentError."""
+    return max(1, round(_seconds("ttl_seconds", ttl_seconds) * 1000))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Durability):
+        return value.word
+    return value.value if isinstance(value, Discard) else value
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value < 1 << 63:
+        raise InvalidArgumentError(argument=name, reason=f"a number from 1 on, not {value!r:.80}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise InvalidArgumentError(argument=name, reason=f"a number above 0, not {value!r:.80}")
+    number: float = value
+    return number
+
+
+def _seconds(name: str, value: Any) -> float:
+    if _number(name, value) > MAX_RETENTION_SECONDS:
+        reason = f"at most {MAX_RETENTION_SECONDS:.0f} seconds, not {value!r:.80}"
+        raise InvalidArgumentError(argument=name, reason=reason)
+    return float(value)
+
+
+def _window(name: str, value: Any) -> float:
+    if value != 0 and _number(name, value) > MAX_DEDUPE_WINDOW_SECONDS:
+        reason = f"at most {MAX_DEDUPE_WINDOW_SECONDS:.0f} seconds, not {value!r:.80}"
+        raise InvalidArgumentError(argument=name, reason=reason)
+    return float(value)
+
+
+def _discard(name: str, value: Any) -> Discard:
+    try:
+        return Discard(value)
+    except ValueError:
+        words = ", ".join(Discard)
+        raise InvalidArgumentError(argument=name, reason=f"one of {words}") from None
+
+
+def _durability(name: str, value: Any) -> Durability:
+    try:
+        return Durability[value.upper()] if isinstance(value, str) else Durability(value)
+    except (KeyError, ValueError):
+        words = ", ".join(level.word for level in Durability)
+        raise InvalidArgumentError(argument=name, reason=f"one of {words}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    if type(value) is not str:
+        raise InvalidArgumentError(argument=name, reason=f"text, not {value!r:.80}")
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(argument=name, reason="not encodable as UTF-8") from error
+    if size_bytes > MAX_DESCRIPTION_BYTES:
+        reason = f"at most {MAX_DESCRIPTION_BYTES} bytes, not {size_bytes}"
+        raise InvalidArgumentError(argument=name, reason=reason)
+    return value
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "max_messages": _count,
+    "max_bytes": _count,
+    "max_age_seconds": _seconds,
+    "max_message_bytes": _count,
+    "max_messages_per_second": _number,
+    "max_bytes_per_second": _number,
+    "discard": _discard,
+    "durability": _durability,
+    "dedupe_window_seconds": _window,
+    "description": _text,
+}
+_DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
+DEFAULT_CONFIG: Final = StoreConfig()
+assert list(_CHECKS) == list(_DEFAULTS) == list(ConfigSettings.__annotations__)

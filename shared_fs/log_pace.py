@@ -1,0 +1,60 @@
+"""When a server puts the next object of its log into the bucket.
+
+Puts cost money each, however small, so they are spaced: one every LOG_OBJECT_SECONDS at the most,
+LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell, none while nothing changes.
+LOG_OBJECT_BYTES that wait go at once, since then it is the bytes that cost. One put is under way at a
+time, so slots are acknowledged in their order and a hole ends the log.
+
+Pure: `now` is given, in seconds of any one clock.
+"""
+
+from __future__ import annotations
+
+from holdfast.protocol.limits import (
+    LOG_OBJECT_BYTES,
+    LOG_OBJECT_IDLE_SECONDS,
+    LOG_OBJECT_SECONDS,
+)
+
+
+class LogPace:
+    """The pace of one incarnation."""
+
+    def __init__(self) -> None:
+        self._waiting_bytes = 0
+        self._first_at: float | None = None
+        self._begun_at = float("-inf")
+        self._under_way = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that no put has taken yet."""
+        return self._waiting_bytes
+
+    def added(self, now: float, size_bytes: int) -> None:
+        """Changes of `size_bytes` wait."""
+        self._waiting_bytes += size_bytes
+        if self._first_at is None:
+            self._first_at = now
+
+    def due_at(self) -> float | None:
+        """Return when to begin the next put; None while there is nothing to put, or a put is under
+        way."""
+        if self._first_at is None or self._under_way:
+            return None
+        if self._waiting_bytes >= LOG_OBJECT_BYTES:
+            return self._first_at
+        return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + LOG_OBJECT_SECONDS)
+
+    def begun(self, now: float) -> None:
+        """A put begins, with everything that waited."""
+        assert not self._under_way
+        self._under_way = True
+        self._waiting_bytes = 0
+        self._first_at = None
+        self._begun_at = now
+
+    def ended(self) -> None:
+        """The put has succeeded."""
+        assert self._under_way
+        self._under_way = False

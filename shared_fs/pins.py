@@ -1,0 +1,134 @@
+"""Pins: what somebody reads in the bucket for longer than a moment, so that the collector leaves it.
+
+    pins/<expires_ms:013d>-<nonce>      what is read, and why
+
+A restore or an export pins what it reads, and renews the pin as long as it reads. One that is killed
+leaves a pin that expires. A pin keeps objects from being removed, never from being dropped out of a
+manifest. Invariant: who pins first and looks into the manifest then (`pinned`) reads nothing that is
+removed before the pin expires, since the collector asks for the pins after it has seen that an object
+is not named any more. Beyond that the reader gets ObjectMissingError, and never other bytes.
+
+Blocking. All raise BucketError.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_errors import (
+    BucketError,
+    ObjectDamagedError,
+    ObjectMissingError,
+)
+from holdfast.shared_fs.manifest import Manifests, SnapshotVersion, StoreEntry
+
+PIN_PREFIX: Final = "pins/"
+#: Longer than any part of a restore between two renewals: reading one large snapshot.
+PIN_SECONDS: Final = 6 * 3600.0
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One pin as it is in the bucket. `logs`: no slot of any log may go."""
+
+    key: str
+    expires: int
+    keys: frozenset[str] = field(default_factory=frozenset)
+    logs: bool = False
+    reason: str = ""
+
+
+class Pinning:
+    """A pin that somebody holds."""
+
+    def __init__(self, bucket: Bucket, clock_ms: Callable[[], int], reason: str) -> None:
+        self._bucket = bucket
+        self._clock_ms = clock_ms
+        self._reason = reason
+        self._key: str | None = None
+
+    def hold(
+        self, keys: Iterable[str], *, logs: bool = False, seconds: float = PIN_SECONDS
+    ) -> None:
+        """Pin these objects, in the place of what was pinned so far."""
+        before = self._key
+        expires = self._clock_ms() + int(seconds * 1000)
+        key = f"{PIN_PREFIX}{expires:013d}-{secrets.token_hex(8)}"
+        body = msgpack.packb([_FORMAT, sorted(keys), logs, self._reason])
+        self._bucket.put_new(key, body)
+        self._key = key
+        if before is not None:
+            self._bucket.delete(before)
+
+    def release(self) -> None:
+        """Pin nothing any more."""
+        key, self._key = self._key, None
+        if key is not None:
+            self._bucket.delete(key)
+
+
+@contextmanager
+def pinned(
+    manifests: Manifests,
+    store: StoreId,
+    choose: Callable[[StoreEntry | None], SnapshotVersion | None],
+    clock_ms: Callable[[], int],
+    reason: str,
+    *,
+    logs: bool = False,
+) -> Iterator[SnapshotVersion | None]:
+    """Pin the version of a store that `choose` takes, and all logs if wanted, around the body."""
+    pinning = Pinning(manifests.bucket, clock_ms, reason)
+    try:
+        wanted = choose(manifests.find(store))
+        while True:
+            pinning.hold([] if wanted is None else [wanted.key], logs=logs)
+            # What is named now, with the pin in its place, stays until that expires.
+            chosen = choose(manifests.find(store))
+            if wanted is None or (chosen is not None and chosen.key == wanted.key):
+                break
+            wanted = chosen
+        yield wanted
+    finally:
+        # Otherwise it expires.
+        with suppress(BucketError):
+            pinning.release()
+
+
+def live_pins(bucket: Bucket, now_ms: int) -> list[Pin]:
+    """Return the pins that have not expired. Raises ObjectDamagedError: then nothing may go."""
+    found = []
+    for listed in bucket.list(PIN_PREFIX):
+        expires = expiry_of(listed.key)
+        if expires is None or expires < now_ms:
+            continue
+        try:
+            body = bucket.get(listed.key).body
+        except ObjectMissingError:
+            continue
+        found.append(_decode(listed.key, expires, body))
+    return found
+
+
+def expiry_of(key: str) -> int | None:
+    """Return when a pin expires, in milliseconds since the epoch; None of what is no pin."""
+    number = key.removeprefix(PIN_PREFIX).partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def _decode(key: str, expires: int, body: bytes) -> Pin:
+    try:
+        content: Any = msgpack.unpackb(body)
+        _, keys, logs, reason = content[:4]
+        return Pin(key, expires, frozenset(keys), bool(logs), str(reason))
+    except (ValueError, TypeError, IndexError) as error:
+        raise ObjectDamagedError(key=key, reason=f"not a pin: {error}") from error

@@ -1,0 +1,145 @@
+"""What a sink's task writes, cut into chunks: atomic appends to one stream each. Pure.
+
+A chunk's number, its count and a digest of its rows are in a header of its first message, so that whoever
+tries again sees what is stored already, and whether that is what it was about to store. Where chunks
+begin and end depends on the rows and their order alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+from holdfast.protocol.limits import KIB, MIB
+from holdfast.protocol.messages import Headers
+from holdfast.protocol.names import quote, unquote
+
+#: In the first message of each chunk: `query/batch/partition/chunk/count/digest`.
+CHUNK_HEADER: Final = "holdfast-chunk"
+#: Well within a frame and its operations, and enough for a round trip.
+CHUNK_ROWS: Final = 2048
+CHUNK_BYTES: Final = 512 * KIB
+#: Of all streams of a task together; beyond it every stream's chunk ends.
+HELD_ROWS: Final = 32 * KIB
+HELD_BYTES: Final = 16 * MIB
+_ROW_BYTES: Final = 32
+_DIGEST_BYTES: Final = 12
+
+
+class OutputRow(NamedTuple):
+    """A message to be."""
+
+    value: bytes
+    headers: Headers
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value) + _ROW_BYTES + sum(
+            len(name) + len(text) for name, text in self.headers.items()
+        )
+
+
+class BatchId(NamedTuple):
+    """The rows of one partition of one batch of a query: what is written once."""
+
+    query: str
+    batch: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of batch {self.batch} of {self.query}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Which chunk begins with a message."""
+
+    id: BatchId
+    number: int
+    count: int
+    digest: str
+
+    def to_header(self) -> str:
+        query, batch, partition = self.id
+        return f"{quote(query)}/{batch}/{partition}/{self.number}/{self.count}/{self.digest}"
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self | None:
+        """Return the mark of a message, None without one."""
+        parts = headers.get(CHUNK_HEADER, "").split("/")
+        if len(parts) != 6 or not all(part.isdigit() for part in parts[1:5]):
+            return None
+        query, digest = unquote(parts[0]), parts[5]
+        batch, partition, number, count = map(int, parts[1:5])
+        return cls(BatchId(query, batch, partition), number, count, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that are stored together, as the `number`-th of their stream, from 0."""
+
+    stream: str
+    mark: Mark
+    rows: list[OutputRow]
+
+    def messages(self) -> list[tuple[bytes, Headers]]:
+        """Return what `append_many` takes."""
+        first, *others = self.rows
+        marked = {**first.headers, CHUNK_HEADER: self.mark.to_header()}
+        return [(first.value, marked), *others]
+
+
+class Chunker:
+    """Cuts the rows of a task."""
+
+    def __init__(self, batch: BatchId) -> None:
+        self._batch = batch
+        self._held: dict[str, list[OutputRow]] = {}
+        self._sizes: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._held_rows = self._held_bytes = 0
+
+    def add(self, stream: str, row: OutputRow) -> Iterator[Chunk]:
+        """Take a row and yield the chunks that are full before it, or with it."""
+        size_bytes = row.size_bytes
+        if self._sizes.get(stream, 0) + size_bytes > CHUNK_BYTES:
+            yield from self._cut(stream)
+        held = self._held.setdefault(stream, [])
+        held.append(row)
+        self._sizes[stream] = self._sizes.get(stream, 0) + size_bytes
+        self._held_rows += 1
+        self._held_bytes += size_bytes
+        if len(held) >= CHUNK_ROWS:
+            yield from self._cut(stream)
+        if self._held_rows >= HELD_ROWS or self._held_bytes >= HELD_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Chunk]:
+        """Yield what is held."""
+        for stream in list(self._held):
+            yield from self._cut(stream)
+
+    def _cut(self, stream: str) -> Iterator[Chunk]:
+        rows = self._held.pop(stream, None)
+        if not rows:
+            return
+        self._held_rows -= len(rows)
+        self._held_bytes -= self._sizes.pop(stream)
+        number = self._numbers.get(stream, 0)
+        self._numbers[stream] = number + 1
+        yield Chunk(stream, Mark(self._batch, number, len(rows), _digest(rows)), rows)
+
+
+def _digest(rows: list[OutputRow]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for row in rows:
+        parts = [row.value]
+        for name, text in sorted(row.headers.items()):
+            parts += (name.encode(), text.encode())
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+        digest.update(b"\xff" * 8)
+    return digest.hexdigest()

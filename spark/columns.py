@@ -1,0 +1,161 @@
+"""Messages and entries as columns: the schema of the data source, and Arrow batches of it.
+
+    tenant, store   string
+    kind            string: `stream` or `kv`
+    seq             bigint: of a message; null of an entry
+    revision        bigint: of the change that last set it
+    time            timestamp: of that change, by the owner's clock, to the millisecond
+    key             string: of an entry; null of a message
+    headers         map<string, string>: null without any
+    value           binary
+
+What is asked for may be fewer of these columns, in any order; the others are not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.messages import Entry, Headers, Message
+from holdfast.protocol.names import StoreKind
+
+COLUMNS: Final[dict[str, DataType]] = {
+    "tenant": StringType(),
+    "store": StringType(),
+    "kind": StringType(),
+    "seq": LongType(),
+    "revision": LongType(),
+    "time": TimestampType(),
+    "key": StringType(),
+    "headers": MapType(StringType(), StringType()),
+    "value": BinaryType(),
+}
+SCHEMA: Final = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+#: Small enough to be held twice, large enough to pay for its way to the JVM.
+BATCH_ROWS: Final = 8192
+BATCH_BYTES: Final = 4 * 1024 * 1024
+_MS: Final = pa.timestamp("ms", tz="UTC")
+
+
+class Rows(NamedTuple):
+    """Rows of one store, column by column; `ids` are the seqs of a stream, the keys of a kv."""
+
+    kind: StoreKind
+    name: str
+    ids: Sequence[Any]
+    revisions: Sequence[int]
+    times: Sequence[int]
+    headers: Sequence[Headers]
+    values: Sequence[bytes]
+
+    @property
+    def row_count(self) -> int:
+        return len(self.ids)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.values))
+
+
+def rows_of_messages(name: str, messages: Sequence[Message]) -> Rows:
+    """`messages` are not empty."""
+    seqs, values, headers, times, revisions = zip(*messages, strict=True)
+    return Rows(StoreKind.STREAM, name, seqs, revisions, times, headers, values)
+
+
+def rows_of_entries(name: str, entries: Sequence[Entry]) -> Rows:
+    """`entries` are not empty."""
+    keys, values, headers, revisions, times = zip(*entries, strict=True)
+    return Rows(StoreKind.KV, name, keys, revisions, times, headers, values)
+
+
+class Gathering:
+    """Rows of several stores on their way to one batch."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Rows] = []
+        self._count = 0
+        self._size_bytes = 0
+
+    def add(self, rows: Rows) -> list[Rows]:
+        """Return what is enough for a batch, nothing until there is enough."""
+        self._pieces.append(rows)
+        self._count += rows.row_count
+        self._size_bytes += rows.size_bytes
+        if self._count >= BATCH_ROWS or self._size_bytes >= BATCH_BYTES:
+            return self.rest()
+        return []
+
+    def rest(self) -> list[Rows]:
+        """Return what is left, and begin again."""
+        pieces, self._pieces = self._pieces, []
+        self._count = self._size_bytes = 0
+        return pieces
+
+
+class BatchMaker:
+    """Makes Arrow batches with the columns of a schema."""
+
+    def __init__(self, schema: StructType, tenant: str) -> None:
+        """Raises InvalidArgumentError if it has a column that there is not."""
+        for field in schema.fields:
+            known_type = COLUMNS.get(field.name)
+            if known_type is None or known_type.simpleString() != field.dataType.simpleString():
+                known = ", ".join(f"{name} {of.simpleString()}" for name, of in COLUMNS.items())
+                raise InvalidArgumentError(
+                    argument="schema", reason=f"{field.name!r} is not among {known}"
+                )
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._makers: dict[str, Callable[[Rows, pa.DataType], pa.Array]] = {
+            "tenant": lambda rows, _: _repeated(tenant, rows.row_count),
+            "store": lambda rows, _: _repeated(rows.name, rows.row_count),
+            "kind": lambda rows, _: _repeated(rows.kind.word, rows.row_count),
+            "seq": lambda rows, wanted: _ids(rows, StoreKind.STREAM, wanted),
+            "revision": lambda rows, wanted: pa.array(rows.revisions, wanted),
+            "time": lambda rows, wanted: pa.array(rows.times, _MS).cast(wanted),
+            "key": lambda rows, wanted: _ids(rows, StoreKind.KV, wanted),
+            "headers": lambda rows, wanted: pa.array(
+                [list(headers.items()) or None for headers in rows.headers], wanted
+            ),
+            "value": lambda rows, wanted: pa.array(rows.values, wanted),
+        }
+
+    def batch(self, pieces: Sequence[Rows]) -> pa.RecordBatch:
+        """Return the rows of one store or more, at least one, as a batch."""
+        arrays = []
+        for field in self._schema:
+            make = self._makers[field.name]
+            arrays.append(pa.concat_arrays([make(rows, field.type) for rows in pieces]))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def batches(self, rows: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+        """Yield all of the rows in batches."""
+        gathering = Gathering()
+        for piece in rows:
+            if pieces := gathering.add(piece):
+                yield self.batch(pieces)
+        if pieces := gathering.rest():
+            yield self.batch(pieces)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _ids(rows: Rows, of: StoreKind, wanted: pa.DataType) -> pa.Array:
+    return pa.array(rows.ids, wanted) if rows.kind is of else pa.nulls(rows.row_count, wanted)

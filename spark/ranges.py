@@ -1,0 +1,89 @@
+"""How what is to be read is cut into tasks. Pure.
+
+A task reads ranges of seqs: part of one large stream, or many small stores. Ranges are pinned: a task
+that is run again reads the same seqs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from holdfast.protocol.names import StoreKind
+
+#: What opening a store costs, in rows that could be read instead.
+_STORE_ROWS: Final = 200
+#: A row counts at least as many rows as it has times this.
+_ROW_BYTES: Final = 1024
+
+
+class Extent(NamedTuple):
+    """A store as it stands: which of its seqs there are, and how much that is."""
+
+    kind: StoreKind
+    name: str
+    first_seq: int
+    last_seq: int
+    row_count: int
+    size_bytes: int
+
+    @property
+    def weight(self) -> int:
+        """What reading all of it costs, in rows."""
+        return max(self.row_count, self.size_bytes // _ROW_BYTES)
+
+
+class SeqRange(NamedTuple):
+    """A part of a store: of a stream the seqs from `start_seq` to `end_seq`, both included, of a kv
+    all of it. `weight` is what reading it costs, in rows."""
+
+    kind: StoreKind
+    name: str
+    start_seq: int
+    end_seq: int
+    weight: int
+
+
+def limited(extent: Extent, start_seq: int, end_seq: int | None) -> SeqRange | None:
+    """Return what of a store lies between two seqs, None if nothing does."""
+    if extent.kind is StoreKind.KV:
+        return SeqRange(extent.kind, extent.name, 0, 0, extent.weight) if extent.row_count else None
+    start = max(start_seq, extent.first_seq)
+    end = extent.last_seq if end_seq is None else min(end_seq, extent.last_seq)
+    if start > end:
+        return None
+    share = (end - start + 1) / (extent.last_seq - extent.first_seq + 1)
+    return SeqRange(extent.kind, extent.name, start, end, math.ceil(extent.weight * share))
+
+
+def tasks(
+    ranges: Iterable[SeqRange], rows_per_task: int, rows_per_piece: int | None = None
+) -> list[list[SeqRange]]:
+    """Return the ranges in groups that each cost about `rows_per_task` at most, but that ranges of up
+    to `rows_per_piece` are not cut."""
+    found: list[list[SeqRange]] = []
+    group: list[SeqRange] = []
+    filled = 0
+    for one in ranges:
+        for piece in _pieces(one, rows_per_piece or rows_per_task):
+            cost = piece.weight + _STORE_ROWS
+            if group and filled + cost > rows_per_task:
+                found.append(group)
+                group, filled = [], 0
+            group.append(piece)
+            filled += cost
+    if group:
+        found.append(group)
+    return found
+
+
+def _pieces(one: SeqRange, rows: int) -> Iterator[SeqRange]:
+    """Cut a range so that none of its pieces costs much more than `rows`."""
+    span = one.end_seq - one.start_seq + 1
+    count = 1 if one.kind is StoreKind.KV else min(span, math.ceil(one.weight / rows))
+    start = one.start_seq
+    for index in range(1, count + 1):
+        end = one.start_seq + span * index // count - 1
+        yield one._replace(start_seq=start, end_seq=end, weight=one.weight // count)
+        start = end + 1

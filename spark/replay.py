@@ -1,0 +1,327 @@
+"""Replay: what a table holds, or Parquet files, written back into the stores of a cluster.
+
+    import_table(spark, "s3://bucket/tables/changes", "nats://127.0.0.1:4222", time=noon)
+
+For restores, moves between clusters, and results that were computed. Stores are spread over executors,
+each store is written by one task, in order, through its owner. Invariants:
+
+- A message is stored once, however often a task or the whole import is tried again: a target is gone on
+  with where its last seq says, each write expects that seq, and what is there already is compared first.
+- Seqs stay as they were. Where some are missing, empty messages take their places and are deleted at
+  the end. `renumber` leaves the places out.
+
+What a kv holds besides the keys of the table stays.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as columns
+
+from holdfast.client import Client, connect
+from holdfast.protocol.errors import InvalidArgumentError, RequestError
+from holdfast.protocol.limits import KIB, MAX_DELETE_COUNT, MAX_FRAME_OPERATIONS
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.spark.event_loop import EventLoop, running_loop
+from holdfast.spark.location import TableLocation
+from holdfast.spark.state import read_table, state_sql
+from holdfast.spark.table import ChangesTable
+
+#: Values in one write, which must fit in a frame with everything else.
+_BATCH_BYTES: Final = 512 * KIB
+_ROW_COLUMNS: Final = ("tenant", "kind", "store", "seq", "key", "headers", "value")
+_RESULT: Final = (
+    "tenant string, kind string, store string, written bigint, present bigint, bytes bigint"
+)
+
+
+class TargetDiffersError(RequestError):
+    """A stream that is to be imported holds something else already."""
+
+    code = "target_differs"
+    template = "stream {store!r} of tenant {tenant!r} holds something else at seq {seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an import goes. `tenant` takes the place of every tenant, `store_prefix` comes before
+    every name."""
+
+    nats: str
+    prefix: str = DEFAULT_PREFIX
+    tenant: str | None = None
+    store_prefix: str = ""
+    renumber: bool = False
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """What an import did. `present` rows were there from an earlier try."""
+
+    source: str
+    stores: int = 0
+    rows: int = 0
+    present: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows_per_second": round(self.rows_per_second)}
+
+
+def import_table(
+    spark: SparkSession,
+    source: str,
+    target: Target,
+    *,
+    tenant: str | None = None,
+    store: str = "*",
+    version: int | None = None,
+    time: datetime | None = None,
+) -> ImportReport:
+    """Write what `source` holds to the stores of a cluster.
+
+    `source` is the URL of a table of changes, of which `version` and `time` choose a state of the past,
+    or the path of Parquet files with columns `store` and `value`, and any of `tenant`, `kind`, `seq`,
+    `key`, `headers`. `tenant` and `store`, in which `*` stands for anything, choose stores.
+
+    Raises TargetDiffersError, InvalidArgumentError, errors of the client and of Spark, the first ones
+    inside of Spark's.
+    """
+    begun = clock.monotonic()
+    frame = _rows(spark, source, version, time)
+    if tenant is not None:
+        frame = frame.where(columns.col("tenant") == tenant)
+    if store != "*":
+        frame = frame.where(columns.col("store").like(_like(store)))
+    parts = max(1, spark.sparkContext.defaultParallelism)
+    ordered = frame.repartition(parts, "tenant", "kind", "store").sortWithinPartitions(
+        "tenant", "kind", "store", "seq", "key"
+    )
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from write_rows(target, batches)
+
+    report = ImportReport(source)
+    for row in ordered.mapInArrow(write, _RESULT).collect():
+        report.stores += 1
+        report.rows += row["written"]
+        report.present += row["present"]
+        report.bytes += row["bytes"]
+    report.seconds = round(clock.monotonic() - begun, 3)
+    return report
+
+
+def _rows(
+    spark: SparkSession, source: str, version: int | None, time: datetime | None
+) -> DataFrame:
+    if source.startswith(("file://", "s3://")) and ChangesTable(TableLocation(source)).exists:
+        read_table(spark, source, version=version).createOrReplaceTempView("holdfast_import")
+        condition = "true"
+        if time is not None:
+            moment = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+            condition = f"changes.time <= TIMESTAMP '{moment} UTC'"
+        sql = state_sql("holdfast_import", condition=condition, columns=_ROW_COLUMNS)
+        return spark.sql(sql)
+    if version is not None or time is not None:
+        raise InvalidArgumentError(argument="source", reason=f"{source} has one state only")
+    found = spark.read.parquet(source)
+    missing = {"store", "value"} - set(found.columns)
+    if missing:
+        raise InvalidArgumentError(argument="source", reason=f"no column {min(missing)!r}")
+    defaults = {
+        "tenant": columns.lit("default"),
+        "kind": columns.lit("stream"),
+        "seq": columns.lit(None).cast("bigint"),
+        "key": columns.lit(None).cast("string"),
+        "headers": columns.lit(None).cast("map<string,string>"),
+    }
+    for name, value in defaults.items():
+        if name not in found.columns:
+            found = found.withColumn(name, value)
+    return found.select(*_ROW_COLUMNS)
+
+
+def _like(pattern: str) -> str:
+    quoted = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return quoted.replace("*", "%")
+
+
+class _Row(NamedTuple):
+    tenant: str
+    kind: str
+    store: str
+    seq: int | None
+    key: str | None
+    headers: dict[str, str] | None
+    value: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        headers = sum(len(name) + len(text) for name, text in (self.headers or {}).items())
+        return len(self.value) + headers + len(self.key or "") + 16
+
+
+class _Written(NamedTuple):
+    tenant: str
+    kind: str
+    store: str
+    written: int
+    present: int
+    size_bytes: int
+
+
+def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write rows that come by store, and yield what became of each store."""
+    rows = (_Row(*row) for batch in batches for row in zip(*_lists(batch), strict=True))
+    with running_loop() as loop:
+        for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
+            connecting = connect(
+                target.nats,
+                tenant=target.tenant or tenant,
+                prefix=target.prefix,
+                name="holdfast-import",
+            )
+            with loop.entered(connecting) as client:
+                for (kind, name), found in groupby(of_tenant, key=lambda row: row[1:3]):
+                    writer = _Writer(loop, client, target.store_prefix + name, target.renumber)
+                    write = writer.write_stream if kind == "stream" else writer.write_kv
+                    write(found)
+                    result = _Written(
+                        tenant, kind, name, writer.written, writer.present, writer.size_bytes
+                    )
+                    yield pa.RecordBatch.from_pylist(
+                        [
+                            dict(
+                                zip(
+                                    ("tenant", "kind", "store", "written", "present", "bytes"),
+                                    result,
+                                    strict=True,
+                                )
+                            )
+                        ]
+                    )
+
+
+def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
+    lists = []
+    for name in _ROW_COLUMNS:
+        values = batch.column(batch.schema.get_field_index(name)).to_pylist()
+        if name == "headers":
+            values = [None if value is None else dict(value) for value in values]
+        lists.append(values)
+    return lists
+
+
+class _Writer:
+    """Writes one store."""
+
+    def __init__(self, loop: EventLoop, client: Client, name: str, renumber: bool) -> None:
+        self._loop = loop
+        self._client = client
+        self._name = name
+        self._renumber = renumber
+        self.written = 0
+        self.present = 0
+        self.size_bytes = 0
+
+    def write_stream(self, rows: Iterator[_Row]) -> None:
+        stream = self._client.stream(self._name)
+        last_seq = self._loop.run(stream.head()).last_seq
+        gaps: list[range] = []
+        messages = self._numbered(rows, gaps)
+        batch: list[_Row | None] = []
+        batch_bytes = 0
+        for seq, row in messages:
+            if seq <= last_seq:
+                self.present += row is not None
+                if row is not None and seq == last_seq:
+                    self._compare(seq, row)
+                continue
+            size_bytes = 16 if row is None else row.size_bytes
+            if batch and (
+                batch_bytes + size_bytes > _BATCH_BYTES or len(batch) == MAX_FRAME_OPERATIONS
+            ):
+                self._append(batch, last_seq)
+                last_seq += len(batch)
+                batch, batch_bytes = [], 0
+            batch.append(row)
+            batch_bytes += size_bytes
+        if batch:
+            self._append(batch, last_seq)
+        self._delete(gaps)
+
+    def write_kv(self, rows: Iterator[_Row]) -> None:
+        entries = self._client.kv(self._name)
+
+        async def put(batch: Sequence[_Row]) -> None:
+            for pending in [
+                await entries.set_async(row.key or "", row.value, headers=row.headers)
+                for row in batch
+            ]:
+                await pending
+
+        batch: list[_Row] = []
+        batch_bytes = 0
+        for row in rows:
+            if batch and batch_bytes + row.size_bytes > _BATCH_BYTES:
+                self._loop.run(put(batch))
+                batch, batch_bytes = [], 0
+            batch.append(row)
+            batch_bytes += row.size_bytes
+            self.written += 1
+            self.size_bytes += len(row.value)
+        if batch:
+            self._loop.run(put(batch))
+
+    def _numbered(
+        self, rows: Iterator[_Row], gaps: list[range]
+    ) -> Iterator[tuple[int, _Row | None]]:
+        """Yield the messages with the seqs that they shall have, None for an empty place."""
+        next_seq = 1
+        for row in rows:
+            if not self._renumber and row.seq is not None and row.seq > next_seq:
+                gaps.append(range(next_seq, row.seq))
+                for seq in range(next_seq, row.seq):
+                    yield seq, None
+                next_seq = row.seq
+            yield next_seq, row
+            next_seq += 1
+
+    def _append(self, batch: Sequence[_Row | None], last_seq: int) -> None:
+        values: list[Any] = [
+            b"" if row is None else (row.value, row.headers) if row.headers else row.value
+            for row in batch
+        ]
+        stream = self._client.stream(self._name)
+        self._loop.run(stream.append_many(values, expected_last_seq=last_seq))
+        self.written += sum(row is not None for row in batch)
+        self.size_bytes += sum(len(row.value) for row in batch if row is not None)
+
+    def _compare(self, seq: int, row: _Row) -> None:
+        stream = self._client.stream(self._name)
+        found = self._loop.run(stream.get(seq))
+        if found is None or found.value != row.value:
+            raise TargetDiffersError(store=self._name, tenant=row.tenant, seq=seq)
+
+    def _delete(self, gaps: Sequence[range]) -> None:
+        stream = self._client.stream(self._name)
+        for gap in gaps:
+            if gap.start == 1:
+                self._loop.run(stream.delete_all(end_seq=gap.stop - 1))
+                continue
+            for start in range(gap.start, gap.stop, MAX_DELETE_COUNT):
+                seqs = list(range(start, min(start + MAX_DELETE_COUNT, gap.stop)))
+                self._loop.run(stream.delete(seqs))

@@ -1,0 +1,72 @@
+"""A Spark session with what holdfast's parts need: a Java, the same Python, bounded batches.
+
+Everything here is a default: `master` and `settings` of the caller count, and a session that runs
+already (a notebook's, `spark-submit`'s) is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from holdfast.spark.java import use_java
+
+DEFAULT_MASTER: Final = "local[*]"
+_SETTINGS: Final = {
+    # Row batches between the JVM and Python: bounded by bytes as well as by rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    # A data source with `pushFilters` cannot be read at all without it.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(
+    app: str = "holdfast",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    register: bool = True,
+) -> SparkSession:
+    """Return the running session, or start one. Raises JavaMissingError.
+
+    Without `master` it is the one of `spark-submit`, else all cores of this machine. `register` makes
+    `spark.read.format("holdfast")` known.
+    """
+    active = SparkSession.getActiveSession()
+    if active is None:
+        use_java()
+        # The workers import holdfast, so they must be of the same environment.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        builder: Any = SparkSession.builder
+        builder = builder.appName(app)
+        for name, value in {**_SETTINGS, **(settings or {})}.items():
+            builder = builder.config(name, value)
+        if master is None and "PYSPARK_SUBMIT_ARGS" not in os.environ:
+            master = DEFAULT_MASTER
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                builder = builder.config("spark.driver.host", "127.0.0.1").config(
+                    "spark.driver.bindAddress", "127.0.0.1"
+                )
+        active = builder.getOrCreate()
+        active.sparkContext.setLogLevel("ERROR")
+    if register:
+        register_sources(active)
+    return active
+
+
+def register_sources(spark: SparkSession) -> None:
+    """Make the format "holdfast" known to a session."""
+    from holdfast.spark.source import HoldfastSource
+
+    spark.dataSource.register(HoldfastSource)

@@ -1,0 +1,166 @@
+"""What an executor does for an export: read what a task names, write files, say how far it came.
+
+Everything that a task needs is in the task; nothing goes through the driver but names and numbers. A
+worker needs at most some 600 MiB, however large a store is: 64 MiB of a compressed and uncompressed
+image each, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for their row
+group and as much again while it is written. A larger image lies on the executor's disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_errors import ObjectDamagedError, ObjectMissingError
+from holdfast.shared_fs.bucket_usage import Usage
+from holdfast.spark.images import opened_image
+from holdfast.spark.location import TableLocation
+from holdfast.spark.log_rows import LogRows
+from holdfast.spark.planning import DropWork, SnapshotWork, Task
+from holdfast.spark.rows import DROP, Origin, Row, batch_of_rows
+from holdfast.spark.table import AddedFile
+from holdfast.spark.watermarks import Watermark
+from holdfast.spark.writing import FILE_BYTES, TableWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all tasks of a run have in common."""
+
+    bucket: str
+    table: TableLocation
+    run: int
+    file_bytes: int = FILE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOutcome:
+    """What became of one store, or of one part of it, in a task."""
+
+    store: StoreId
+    parts: int
+    row_count: int
+    #: How far the table goes once this is committed, None if nothing was read.
+    mark: Watermark | None
+    is_reset: bool = False
+    #: Why nothing was read: the snapshot is gone, or damaged.
+    missing: bool = False
+    damage: str | None = None
+
+
+@dataclass(slots=True)
+class TaskOutcome:
+    """What a task did. Its files are nobody's until they are committed."""
+
+    files: list[AddedFile] = field(default_factory=list)
+    stores: list[StoreOutcome] = field(default_factory=list)
+    #: From log objects. None if one of them is gone or damaged.
+    log_marks: dict[StoreId, Watermark] | None = field(default_factory=dict)
+    log_damage: str | None = None
+    damaged_logs: tuple[str, ...] = ()
+    row_count: int = 0
+    image_bytes: int = 0
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+
+
+def run_task(job: Job, task: Task) -> TaskOutcome:
+    """Do a task. May be done any number of times: what an attempt wrote and did not return is left
+    over. Raises BucketError, OSError, deltalake's and boto3's errors."""
+    begun = time.monotonic()
+    bucket = _bucket(job.bucket)
+    before = bucket.usage.total()
+    outcome = TaskOutcome()
+    name = f"{job.run:06d}-{secrets.token_hex(8)}"
+    with (
+        _without_cycles(),
+        TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
+    ):
+        for work in task.stores:
+            if isinstance(work, DropWork):
+                outcome.stores.append(_drop(job, work, writer))
+            else:
+                outcome.stores.append(_read_snapshot(job, bucket, work, writer))
+                outcome.image_bytes += work.version.image_bytes // work.parts
+        if task.logs:
+            _read_logs(job, bucket, task, writer, outcome)
+        if outcome.log_marks is not None:
+            outcome.files = writer.finish()
+            outcome.row_count = writer.row_count
+    outcome.usage = bucket.usage.total() - before
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+def _drop(job: Job, work: DropWork, writer: TableWriter) -> StoreOutcome:
+    tombstone = work.tombstone
+    revision = max(tombstone.revision, work.since.revision)
+    row = Row(DROP, revision, None, None, tombstone.time, None, None)
+    origin = Origin(work.store, tombstone.epoch, job.run, "tombstone")
+    writer.write(work.store.tenant, batch_of_rows(origin, [row]))
+    mark = Watermark(tombstone.epoch, tombstone.revision, time=tombstone.time, dropped=True)
+    return StoreOutcome(work.store, 1, 1, mark)
+
+
+def _read_snapshot(
+    job: Job, bucket: Bucket, work: SnapshotWork, writer: TableWriter
+) -> StoreOutcome:
+    store, version = work.store, work.version
+    row_count = writer.row_count
+    try:
+        with opened_image(bucket, work) as image:
+            reading = image.reading(work.since, work.part, work.parts)
+            for batch in image.batches(reading, job.run, version.key):
+                writer.write(store.tenant, batch)
+            mark = image.watermark()
+    except ObjectMissingError:
+        return StoreOutcome(store, work.parts, 0, None, missing=True)
+    except (ObjectDamagedError, StoreDamagedError, NewerFormatError) as error:
+        if writer.row_count > row_count:
+            # Some rows of it are written among others' rows already.
+            raise
+        return StoreOutcome(store, work.parts, 0, None, damage=str(error))
+    return StoreOutcome(store, work.parts, writer.row_count - row_count, mark, reading.is_reset)
+
+
+def _read_logs(
+    job: Job, bucket: Bucket, task: Task, writer: TableWriter, outcome: TaskOutcome
+) -> None:
+    try:
+        found = LogRows(bucket, task.logs)
+    except (ObjectMissingError, ObjectDamagedError) as error:
+        outcome.log_marks = None
+        if isinstance(error, ObjectDamagedError):
+            outcome.log_damage = str(error)
+            outcome.damaged_logs = (str(error.fields["key"]),)
+        return
+    for store, batch in found.batches(job.run):
+        writer.write(store.tenant, batch)
+    outcome.log_marks = found.marks()
+
+
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of rows that are in no cycle, which takes an
+    eighth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@functools.lru_cache(maxsize=4)
+def _bucket(url: str) -> Bucket:
+    """Return the bucket of this worker, which serves all its tasks."""
+    return open_bucket(url)

@@ -1,0 +1,106 @@
+"""The benchmark of the tiers from end to end, as small as can be; no number is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from holdfast.bench import tiers, tiers_cold
+from holdfast.bench.buckets import running_moto, slowed
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.prices import Requests
+from holdfast.bench.read_back import WrongReadBackError
+from holdfast.cli.nats_binary import find_nats_server
+from holdfast.cli.tether import tethered
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.shared_fs.bucket import open_bucket
+from holdfast.shared_fs.bucket_errors import ObjectExistsError
+from holdfast.shared_fs.bucket_probe import probe
+
+
+def options(directory: Path, *only: str) -> BenchOptions:
+    return BenchOptions(
+        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
+    )
+
+
+def test_every_work_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    report = tiers.run(options(tmp_path))
+    document = json.loads(json.dumps(report.to_json()))
+    assert [work["name"] for work in document["works"]] == list(tiers.WORK_NAMES)
+    for work in document["works"]:
+        for side in work["sides"].values():
+            assert side["figures"] and len(side["rounds"]) == 1
+        assert all(target["measured"] is not None for target in work["targets"])
+    works = {work.name: work for work in report.works}
+    assert set(works["open_cold"].sides) == {"directory", "moto S3"}
+    [stored] = works["stored"].sides.values()
+    assert stored.median("per_second") > 0
+    assert stored.median("puts_per_second") > 0
+    assert tiers.table(report).rows
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_moto_what_needs_no_s3_is_measured_and_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "moto_is_missing", lambda: "it is not there")
+    said: list[str] = []
+    given = dataclasses.replace(options(tmp_path, "snapshot", "stored"), say=said.append)
+    report = tiers.run(given)
+    assert [work.name for work in report.works] == ["snapshot"]
+    assert all("moto" not in side for side in report.works[0].sides)
+    assert any("it is not there" in line for line in said)
+
+
+def test_a_cold_store_that_comes_back_as_another_ends_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers_cold, "noise", lambda number: b"%d" % number)
+    with pytest.raises(WrongReadBackError):
+        tiers.run(options(tmp_path, "many_cold"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_rounds_or_no_cold_stores_beyond_the_sample_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="rounds"):
+        tiers.run(dataclasses.replace(options(tmp_path), rounds=1000))
+    few = dataclasses.replace(tiers.QUICK, cold_stores=tiers.QUICK.cold_sample)
+    with pytest.raises(InvalidArgumentError, match="cold_stores"):
+        tiers.run(options(tmp_path), few)
+
+
+def test_a_slowed_bucket_is_a_bucket_and_counts_what_is_asked_of_it(tmp_path: Path) -> None:
+    with (
+        running_moto(options(tmp_path), tmp_path) as moto,
+        slowed(options(tmp_path), moto, 1.0, tmp_path / "proxy") as slow,
+    ):
+        bucket = open_bucket(slow.make_bucket("counted"))
+        try:
+            probe(bucket)
+            before = slow.counted()
+            body = bytes(100_000)
+            bucket.put_new("log/s1/1", body)
+            with pytest.raises(ObjectExistsError):
+                bucket.put_new("log/s1/1", body)
+            assert bucket.get("log/s1/1").body == body
+            bucket.put_new("packs/1", b"")
+            assert [each.key for each in bucket.list("log/")] == ["log/s1/1"]
+            bucket.delete("log/s1/1")
+            counted = slow.counted() - before
+        finally:
+            bucket.close()
+        assert counted.of("packs") == Requests(puts=1)
+        # Two puts and a list; the put that came too late may have looked whose object is there.
+        assert counted.of("log").puts == 3
+        assert counted.of("log").gets >= 1
+        assert counted.of("log").deletes == 1
+        assert counted.put_bytes("log") >= 2 * len(body)
+        assert counted.seconds["PUT log"] >= 0.002
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{slow.address}/no-such-bucket/key", timeout=10)

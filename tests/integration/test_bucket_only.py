@@ -1,0 +1,279 @@
+"""Clusters without a shared file system: each part on a disk of its own, the truth in the bucket.
+
+Real processes. Disks are removed as a lost machine loses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from nats_server import running_nats_server
+from persist_processes import (
+    DEADLINE_SECONDS,
+    TENANT,
+    Peer,
+    Process,
+    Processes,
+    connected_peer,
+    until,
+)
+
+from holdfast.client import Client, connect
+from holdfast.protocol import frames
+from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_log import list_logs
+from holdfast.shared_fs.manifest import Manifests
+
+SERVERS = ("s1", "s2", "s3")
+
+
+class LocalDisks(Processes):
+    """A cluster whose parts share a bucket and nothing else."""
+
+    @property
+    def url(self) -> str:
+        return (self.directory / "bucket").as_uri()
+
+    @property
+    def bucket(self) -> Bucket:
+        return open_bucket(self.url)
+
+    def disk(self, name: str) -> Path:
+        return self.directory / "disks" / name
+
+    def start(self, part: str, name: str, *arguments: str, data: Path | None = None) -> Process:
+        return super().start(
+            part,
+            name,
+            *("--disk", "local", "--bucket", self.url),
+            *arguments,
+            data=data or self.disk(name),
+        )
+
+    def start_server(self, name: str, *arguments: str) -> Process:
+        return self.start_persist(
+            name, "--snapshot-seconds", "0.2", "--idle-close-seconds", "1", *arguments
+        )
+
+    def start_servers(self) -> dict[str, Process]:
+        return {name: self.start_server(name) for name in SERVERS}
+
+    def lose_disk(self, name: str) -> None:
+        shutil.rmtree(self.disk(name))
+
+
+def run(directory: Path, body: Callable[[LocalDisks], Awaitable[None]]) -> None:
+    async def main(processes: LocalDisks) -> None:
+        async with asyncio.timeout(4 * DEADLINE_SECONDS):
+            await body(processes)
+
+    with running_nats_server(directory) as nats:
+        (directory / "bucket").mkdir()
+        processes = LocalDisks(directory, nats)
+        try:
+            asyncio.run(main(processes))
+        finally:
+            processes.end()
+
+
+def connected(processes: LocalDisks) -> Client:
+    return connect(processes.nats.url, tenant=TENANT, timeout_seconds=2 * DEADLINE_SECONDS)
+
+
+async def write_much(client: Client, acked: dict[str, dict[int, bytes]], count: int = 30) -> None:
+    async def one(name: str) -> None:
+        stream = client.stream(name)
+        for number in range(count):
+            value = f"{name} {number} {time.time_ns()}".encode()
+            ack = await stream.append(value)
+            assert ack.seq is not None
+            assert ack.durability is Durability.STORED
+            acked.setdefault(name, {})[ack.seq] = value
+
+    await asyncio.gather(*(one(f"notes.{number}") for number in range(10)))
+
+
+async def read_all(client: Client, names: list[str]) -> dict[str, dict[int, bytes]]:
+    return {
+        name: {message.seq: message.value async for message in client.stream(name).get_all()}
+        for name in names
+    }
+
+
+def test_every_acknowledged_write_outlives_all_servers_and_all_their_disks(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        acked: dict[str, dict[int, bytes]] = {}
+        servers = processes.start_servers()
+        async with connected(processes) as client, connected_peer(processes) as peer:
+            await write_much(client, acked)
+            first = await peer.write("retried", 1, [frames.APPEND, b"once"])
+            for server in servers.values():
+                server.kill()
+            for name in SERVERS:
+                processes.lose_disk(name)
+            processes.start_servers()
+            assert await read_all(client, list(acked)) == acked
+            again = await peer.write("retried", 1, [frames.APPEND, b"once"])
+            assert (again.epoch, again.results) == (first.epoch, first.results)
+            [message] = [each async for each in client.stream("retried").get_all()]
+            assert (message.seq, message.value) == (1, b"once")
+            # And on: with new epochs, no seq is given twice.
+            await write_much(client, acked, count=5)
+            assert await read_all(client, list(acked)) == acked
+
+    run(tmp_path, body)
+
+
+def test_they_outlive_the_coordinators_disk_as_well(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        acked: dict[str, dict[int, bytes]] = {}
+        servers = processes.start_servers()
+        async with connected(processes) as client:
+            await write_much(client, acked)
+            for process in (*servers.values(), processes.coordinator):
+                process.kill()
+            for name in (*SERVERS, "coordinator"):
+                processes.lose_disk(name)
+            processes.coordinator = processes.start("coordinator", "coordinator")
+            processes.start_servers()
+            assert await read_all(client, list(acked)) == acked
+            await write_much(client, acked, count=5)
+            assert await read_all(client, list(acked)) == acked
+
+    run(tmp_path, body)
+
+
+def test_a_server_that_dies_is_taken_over_from_the_bucket(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        acked: dict[str, dict[int, bytes]] = {}
+        servers = processes.start_servers()
+        async with connected(processes) as client:
+            await write_much(client, acked, count=5)
+            writing = asyncio.create_task(write_much(client, acked, count=30))
+            before = sum(map(len, acked.values()))
+            await until(lambda: sum(map(len, acked.values())) > before + 20, "writes go on")
+            servers["s1"].kill()
+            await writing
+            assert await read_all(client, list(acked)) == acked
+            for name, messages in acked.items():
+                assert list(messages) == list(range(1, 36)), name
+
+    run(tmp_path, body)
+
+
+def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        zombie = processes.start_server("s1")
+        async with connected_peer(processes) as peer:
+            await peer.write("notes", 1, [frames.APPEND, b"before"])
+            processes.start_server("s2")
+            os.kill(zombie.popen.pid, signal.SIGSTOP)
+            try:
+                # Sent to the stopped server itself, and answered by nobody.
+                late = asyncio.create_task(ask_zombie(peer))
+                ended = await peer.write("notes", 2, [frames.APPEND, b"after"])
+                assert ended.epoch > 1
+            finally:
+                os.kill(zombie.popen.pid, signal.SIGCONT)
+            assert await late is None
+            await until(lambda: not zombie.running, "the zombie has ended")
+            assert "fenced" in zombie.log
+            pages = await peer.read("notes", [frames.HEAD])
+            assert pages[0][2] == 2, "its write is nowhere"
+
+    async def ask_zombie(peer: Peer) -> object:
+        write = frames.encode_request(
+            b"another", [(StoreKind.STREAM, "notes", 1, 1, 0, [[frames.APPEND, b"zombie"]])]
+        )
+        read = frames.encode_request(
+            b"another", [(StoreKind.STREAM, "notes", 0, 0, 0, [[frames.HEAD]])]
+        )
+        for payload in (write, read):
+            try:
+                return await peer.ask(payload, server="s1", timeout_seconds=8.0)
+            except (BusTimeoutError, NoRespondersError):
+                continue
+        return None
+
+    run(tmp_path, body)
+
+
+def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        acked: dict[str, dict[int, bytes]] = {}
+        first = processes.start_server("s1", "--snapshot-seconds", "3600")
+        async with connected(processes) as client:
+            await write_much(client, acked, count=5)
+            processes.start_server("s2", "--snapshot-seconds", "3600")
+            assert first.stop() == 0
+            processes.lose_disk("s1")
+            assert await read_all(client, list(acked)) == acked
+            await write_much(client, acked, count=5)
+            third = processes.start_server("s3")
+            async with connected_peer(processes) as peer:
+                await until(lambda: "server.started" in third.log, "the third server runs")
+                await peer.bus.request("hf._.coord.drain", frames.encode_control(server="s2"), 2.0)
+                assert await read_all(client, list(acked)) == acked
+                assert await peer.resolve("notes.1") == "s3"
+
+    run(tmp_path, body)
+
+
+def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        acked: dict[str, dict[int, bytes]] = {}
+        server = processes.start_server("s1")
+        async with connected(processes) as client:
+            await write_much(client, acked, count=10)
+            manifests = Manifests(processes.bucket)
+
+            def all_snapshotted() -> bool:
+                return all(
+                    (entry := manifests.find(StoreId(TENANT, StoreKind.STREAM, name))) is not None
+                    and entry.newest is not None
+                    and entry.newest.last_seq == 10
+                    for name in acked
+                )
+
+            await until(all_snapshotted, "every store has a snapshot")
+            await until(
+                lambda: len(list_logs(processes.bucket)[0].slots) == 1,
+                "only the newest slot is left",
+            )
+            server.kill()
+            processes.lose_disk("s1")
+            processes.start_server("s2")
+            assert await read_all(client, list(acked)) == acked
+
+    run(tmp_path, body)
+
+
+def test_a_store_whose_snapshot_is_gone_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
+    async def body(processes: LocalDisks) -> None:
+        server = processes.start_server("s1")
+        async with connected(processes) as client:
+            await client.stream("notes").append(b"1")
+            bucket = processes.bucket
+            await until(
+                lambda: len(list_logs(bucket)[0].slots) == 1 and list_logs(bucket)[0].slots != (0,),
+                "the slot is gone, the snapshot has it all",
+            )
+            server.kill()
+            processes.lose_disk("s1")
+            for listed in [*bucket.list("manifests/")]:
+                bucket.delete(listed.key)
+            processes.start_server("s2")
+            with pytest.raises(Exception, match="no snapshot of it"):
+                await client.stream("notes").append(b"2")
+
+    run(tmp_path, body)

@@ -1,0 +1,481 @@
+"""Snapshot, publish, evict, restore, pack: a crash at every step, before and after its effect.
+
+One server's tier with real files, a bucket in memory and the coordinator's real state file. The run
+is cut short at each call of the disk, the bucket and the coordinator in turn; then another
+incarnation goes on, and every acknowledged message must be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast.coordinator.batch import Batch, Reply, execute
+from holdfast.coordinator.events import RecordDead, RecordLive
+from holdfast.coordinator.membership import MemberView
+from holdfast.coordinator.requests import (
+    Adopt,
+    ColdStore,
+    Cool,
+    Created,
+    CreatedStore,
+    Open,
+    OpenStore,
+    Request,
+    Resolve,
+)
+from holdfast.coordinator.state_file import open_state_file
+from holdfast.persist import opening
+from holdfast.persist.cold_stores import ColdStores, StoreIsColdError
+from holdfast.persist.cooling import Candidate, Cooler
+from holdfast.persist.opening import StoreOpener
+from holdfast.persist.ownership import Ownership, Wanted
+from holdfast.persist.store import Store
+from holdfast.persist.takeover import DeadLogs
+from holdfast.persist.tier_policy import TierPolicy
+from holdfast.persist.tiering import Tiering
+from holdfast.protocol import frames
+from holdfast.protocol.control import Grant, ServerState
+from holdfast.protocol.errors import BusyError, HoldfastError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs import snapshot as snapshots
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_backend import ByteRange, Condition, ObjectHead, Page, Reading
+from holdfast.shared_fs.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.store_file import AppliedBatch
+
+STORES = [StoreId("acme", StoreKind.STREAM, name) for name in ("a", "b", "c")]
+A, B, C = STORES
+
+
+class CrashError(BaseException):
+    """The process ends here."""
+
+
+class Steps:
+    """Counts the steps; crashes at one of them."""
+
+    def __init__(self, crash_at: int | None) -> None:
+        self.crash_at = crash_at
+        self.taken: list[str] = []
+
+    def step(self, what: str) -> None:
+        if self.crash_at is not None and len(self.taken) == self.crash_at:
+            raise CrashError(what)
+        self.taken.append(what)
+
+    @contextmanager
+    def around(self, what: str) -> Iterator[None]:
+        self.step(f"before {what}")
+        yield
+        self.step(f"after {what}")
+
+
+class SteppingDisk(Disk):
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def write_durably(self, path: Path, content: bytes) -> None:
+        with self._steps.around(f"write {path.name}"):
+            super().write_durably(path, content)
+
+    def remove(self, path: Path) -> None:
+        with self._steps.around(f"remove {path.name}"):
+            super().remove(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self._steps.around(f"rename {target.name}"):
+            super().rename(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        with self._steps.around("sync a folder"):
+            super().sync_directory(path)
+
+
+class SteppingBackend(MemoryBackend):
+    """In memory, beyond the process."""
+
+    steps: Steps
+
+    def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
+        with self.steps.around(f"put {key.partition('/')[0]}"):
+            return super().put(key, body, metadata, condition)
+
+    @contextmanager
+    def read(self, key: str, wanted: ByteRange | None = None) -> Iterator[Reading]:
+        self.steps.step(f"get {key.partition('/')[0]}")
+        with super().read(key, wanted) as reading:
+            yield reading
+
+    def head(self, key: str) -> ObjectHead:
+        self.steps.step(f"head {key.partition('/')[0]}")
+        return super().head(key)
+
+    def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
+        self.steps.step("list")
+        return super().list_page(prefix, start_after, limit)
+
+
+class Cluster:
+    """What outlives a server: files, bucket, coordinator, and what clients were promised."""
+
+    def __init__(self, root: Path) -> None:
+        self.layout = Layout(root / "data")
+        self.no_logs = Layout(root / "nothing")
+        Disk().make_directory(root / "data" / "coordinator")
+        self.state = open_state_file(root / "data" / "coordinator" / "state.db", Disk())
+        self.backend = SteppingBackend()
+        self.acknowledged: dict[StoreId, list[bytes]] = {store: [] for store in STORES}
+        self.numbers = itertools.count(1)
+
+    def ask(self, server: Server, request: Request, *records: Any) -> Any:
+        member = MemberView("s1", server.incarnation, ServerState.LIVE, 0.1, True, 0, 0, 0.0)
+        outcome = execute(self.state, Batch(records, [request], [member], 1000))
+        assert outcome.failure is None
+        reply: Reply = outcome.replies[0]
+        assert not isinstance(reply, HoldfastError), reply
+        return reply
+
+    def start(self, crash_at: int | None) -> Server:
+        return Server(self, f"i{next(self.numbers)}", Steps(crash_at))
+
+    def bury(self, server: Server) -> None:
+        """The process is gone, and its locks; its files are as they were."""
+        for connection in apsw.connections():
+            if connection.filename.startswith(str(self.layout.root / "stores")):
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close(True)
+        fence(Disk(), self.layout.fence("s1", server.incarnation))
+        dead = RecordDead("s1", server.incarnation, "killed", released=False)
+        execute(self.state, Batch([dead], [], [], 1000))
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in (self.layout.root / "stores").rglob("*.*"))
+
+
+class Server:
+    """One incarnation's tier, and as much of a server as its tier needs."""
+
+    def __init__(self, cluster: Cluster, incarnation: str, steps: Steps) -> None:
+        self.cluster = cluster
+        self.incarnation = incarnation
+        self.steps = steps
+        disk, layout = SteppingDisk(steps), cluster.layout
+        cluster.backend.steps = steps
+        Disk().make_directory(layout.incarnation("s1", incarnation))
+        create_fence(Disk(), layout.fence("s1", incarnation))
+        execute(cluster.state, Batch([RecordLive("s1", incarnation)], [], [], 1000))
+        gate = FenceGate(Disk(), layout.fence("s1", incarnation), "s1", incarnation)
+        bucket = Bucket(cluster.backend)
+        self.ownership = Ownership()
+        self.asked_again = asyncio.Event()
+        self.refusals: list[HoldfastError] = []
+        self.cold_stores = ColdStores(
+            bucket,
+            disk=disk,
+            layout=layout,
+            incarnation=incarnation,
+            run_in_thread=at_once,
+            ask_again=lambda wanted: self.asked_again.set(),
+            refuse=lambda store, error: self.refusals.append(error),
+        )
+        self.opener = StoreOpener(
+            server="s1",
+            incarnation=incarnation,
+            disk=disk,
+            layout=layout,
+            dead_logs=DeadLogs(Disk(), cluster.no_logs, incarnation),
+            gate=gate,
+            run_in_thread=at_once,
+            clock_ms=lambda: 1000,
+            raise_epoch=never,
+            confirm=self.created,
+            cold_stores=self.cold_stores,
+        )
+        self.tiering = Tiering(
+            bucket,
+            server="s1",
+            incarnation=incarnation,
+            disk=disk,
+            layout=layout,
+            gate=gate,
+            ownership=self.ownership,
+            with_durable=never,
+            run_in_thread=at_once,
+            clock_ms=lambda: int(time.time() * 1000) + 10_000,
+            is_running=lambda: True,
+            policy=TierPolicy(cold_after_seconds=0.001),
+        )
+        self.cooler = Cooler(
+            self.tiering,
+            server="s1",
+            disk=disk,
+            layout=layout,
+            gate=gate,
+            coordination=self,  # type: ignore[arg-type]
+            run_in_thread=at_once,
+            clock_ms=lambda: int(time.time() * 1000) + 10_000,
+        )
+
+    # --- the coordinator --------------------------------------------------------------------
+    async def adopt(self, stores: Sequence[StoreId]) -> Any:
+        with self.steps.around("adopt"):
+            return self.cluster.ask(self, Adopt("s1", self.incarnation, tuple(stores)))["grants"]
+
+    async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> Any:
+        with self.steps.around("cold"):
+            named = tuple(ColdStore(*each) for each in stores)
+            return self.cluster.ask(self, Cool("s1", self.incarnation, named))["cold"]
+
+    async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        with self.steps.around("created"):
+            named = tuple(CreatedStore(*each) for each in stores)
+            self.cluster.ask(self, Created("s1", self.incarnation, named))
+
+    # --- what clients do --------------------------------------------------------------------
+    async def open(self, store: StoreId, *, to_read: bool) -> Store:
+        self.cluster.ask(self, Resolve((store,)))
+        while True:
+            wanted = OpenStore(store, not to_read)
+            reply = self.cluster.ask(self, Open("s1", self.incarnation, (wanted,)))
+            grant = Grant(*reply["grants"][0])
+            try:
+                opened = await self.opener.open(store, grant, to_read=to_read)
+            except StoreIsColdError:
+                self.asked_again.clear()
+                bringing = asyncio.create_task(
+                    self.cold_stores.bring(Wanted(store, not to_read), grant)
+                )
+                again = asyncio.create_task(self.asked_again.wait())
+                try:
+                    await asyncio.wait([bringing, again], return_when=asyncio.FIRST_COMPLETED)
+                    if bringing.done():
+                        bringing.result()
+                    assert not self.refusals, self.refusals
+                finally:
+                    again.cancel()
+                continue
+            self.ownership.opened(opened)
+            return opened
+
+    def close(self, opened: Store) -> None:
+        if opened.file is not None:
+            opened.file.close()
+            self.tiering.closed(opened, opened.file)
+        self.ownership.closed(opened)
+
+    async def read(self, store: StoreId) -> list[bytes]:
+        opened = await self.open(store, to_read=True)
+        found = [] if opened.file is None else [row[3] for row in opened.file.messages(1, None, 99)]
+        self.close(opened)
+        return found
+
+    async def append(self, store: StoreId, value: bytes) -> None:
+        """Acknowledged once it is in the file, durably, and the coordinator knows that."""
+        opened = await self.open(store, to_read=False)
+        file = opened.file or opened._create_file()
+        opened.file = file
+        revision = file.meta.revision
+        change = (frames.CHANGE_SET_MESSAGE, file.meta.last_seq + 1, value)
+        with self.steps.around("write"):
+            file.apply([AppliedBatch(revision, 1000, [change])])
+        with self.steps.around("checkpoint"):
+            file.checkpoint()
+        opened.last_tick = 1
+        await self.created([(store, file.meta.revision)])
+        self.cluster.acknowledged[store].append(value)
+        self.close(opened)
+
+
+async def at_once(function: Callable[[], Any], /) -> Any:
+    return function()
+
+
+async def never(*arguments: Any) -> Any:
+    raise AssertionError(arguments)
+
+
+async def a_life(server: Server) -> None:
+    """Everything that a tier does, once."""
+    for store in STORES:
+        await server.append(store, b"first of " + store.name.encode())
+    await server.tiering.run_pass()
+    await server.cooler.sweep()
+    await check(server)
+    await server.append(B, b"of a restored one")
+    await server.append(C, b"of a restored one")
+    await server.tiering.run_pass()
+    await server.cooler.sweep()
+    await server.append(A, b"alone")
+    await server.tiering.run_pass()
+    await server.cooler.sweep()
+    await check(server)
+
+
+async def check(server: Server) -> None:
+    """Nothing acknowledged is missing, nor is anything there twice or out of order."""
+    for store, acknowledged in server.cluster.acknowledged.items():
+        found = await server.read(store)
+        remaining = iter(found)
+        assert all(value in remaining for value in acknowledged), (store.name, found, acknowledged)
+        assert len(found) <= len(acknowledged) + 1
+
+
+async def the_next_life(server: Server) -> None:
+    """Whatever happened before: all is there, can be written, and goes cold."""
+    await check(server)
+    for store in STORES:
+        await server.append(store, b"again")
+        server.cluster.acknowledged[store] = await server.read(store)
+    await server.tiering.run_pass()
+    await server.cooler.sweep()
+    # Nor any draft of the life before.
+    assert server.cluster.files() == []
+    await check(server)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = Cluster(Path(folder))
+        try:
+            yield found
+        finally:
+            found.state.close()
+
+
+def run(crash_at: int | None) -> list[str] | None:
+    """Return the steps that were taken, if the crash came after all of them."""
+    with cluster() as world:
+        server = world.start(crash_at)
+        crashed = ""
+        try:
+            asyncio.run(a_life(server))
+        except* CrashError as group:
+            crashed = repr(group.exceptions)
+        world.bury(server)
+        try:
+            asyncio.run(the_next_life(world.start(None)))
+        except BaseException as error:
+            error.add_note(f"after a crash at step {crash_at}: {crashed}")
+            raise
+        return None if crashed else server.steps.taken
+
+
+@pytest.fixture(params=["in memory", "in drafts"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in drafts":
+        for function in (snapshots.take_image, snapshots.fetch):
+            assert function.__kwdefaults__ is not None
+            monkeypatch.setitem(function.__kwdefaults__, "small_bytes", 0)
+
+
+@pytest.mark.usefixtures("sizes")
+def test_nothing_acknowledged_is_lost_by_a_crash_at_any_step() -> None:
+    steps = run(None)
+    assert steps is not None
+    expected = ("put manifests", "put snapshots", "cold", "adopt", "created", "sync a folder")
+    assert {f"before {name}" for name in expected} <= set(steps)
+    for crash_at in range(len(steps)):
+        run(crash_at)
+
+
+def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(world: Cluster) -> None:
+        zombie = world.start(None)
+        await zombie.append(A, b"one")
+        await zombie.tiering.run_pass()
+        # It has read its fence, and stops right before it unlinks.
+        file = zombie.tiering.open_closed(A)
+        assert file is not None
+        await zombie.cold([(A, file.meta.epoch, file.meta.revision)])
+        monkeypatch.setattr(zombie.tiering._gate, "check", lambda: None)
+        fence(Disk(), world.layout.fence("s1", zombie.incarnation))
+        dead = RecordDead("s1", zombie.incarnation, "stopped", released=False)
+        execute(world.state, Batch([dead], [], [], 1000))
+
+        owner = world.start(None)
+        with pytest.raises(BusyError):
+            await owner.open(A, to_read=False)
+        monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+        await owner.append(A, b"two")
+        zombie.cooler._unlink([file])
+        file.abandon()
+        assert world.files() == ["a.stream.2.db"]
+        assert await owner.read(A) == [b"one", b"two"]
+
+    with cluster() as world:
+        asyncio.run(body(world))
+
+
+def test_a_store_that_changed_since_its_snapshot_does_not_leave() -> None:
+    async def body(world: Cluster) -> None:
+        server = world.start(None)
+        await server.append(A, b"one")
+        await server.tiering.run_pass()
+        entry = server.tiering.manifests().find(A)
+        assert entry is not None and entry.newest is not None
+        await server.append(A, b"two")
+        candidate = Candidate(A, 1, entry.newest)
+        assert await server.cooler.cool([candidate]) == 0
+        assert world.files() == ["a.stream.1.db"]
+        assert server.tiering.backlog == 1
+
+    with cluster() as world:
+        asyncio.run(body(world))
+
+
+def test_a_store_that_somebody_uses_does_not_leave() -> None:
+    async def body(world: Cluster) -> None:
+        server = world.start(None)
+        await server.append(A, b"one")
+        await server.tiering.run_pass()
+        opened = await server.open(A, to_read=True)
+        await server.cooler.sweep()
+        assert opened.file is not None
+        assert opened.file.message(1) is not None
+        server.close(opened)
+        await server.cooler.sweep()
+        assert world.files() == []
+
+    with cluster() as world:
+        asyncio.run(body(world))
+
+
+@pytest.mark.parametrize("damage", ["a flipped byte", "older", "empty"])
+def test_a_cold_store_s_leftover_that_is_damaged_or_older_gives_way_to_the_snapshot(
+    damage: str,
+) -> None:
+    async def body(world: Cluster) -> None:
+        server = world.start(None)
+        await server.append(A, b"one")
+        path = world.layout.store(A)
+        older = path.read_bytes()
+        await server.append(A, b"two")
+        content = bytearray(path.read_bytes())
+        await server.tiering.run_pass()
+        await server.cooler.sweep()
+        assert world.files() == []
+        content[len(content) // 2] ^= 1
+        path.write_bytes({"older": older, "empty": b""}.get(damage, bytes(content)))
+        assert await server.read(A) == [b"one", b"two"]
+        await server.append(A, b"three")
+        assert await server.read(A) == [b"one", b"two", b"three"]
+        assert len(list((world.layout.quarantine / "acme").iterdir())) == 1
+
+    with cluster() as world:
+        asyncio.run(body(world))

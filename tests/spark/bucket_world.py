@@ -1,0 +1,173 @@
+"""A bucket with snapshots and logs in it, made as servers make them, and a model of what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.protocol import frames
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
+from holdfast.shared_fs.bucket import open_bucket
+from holdfast.shared_fs.bucket_log import BucketLog
+from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.manifest import (
+    KeepPolicy,
+    SnapshotVersion,
+    Tombstone,
+    deleted,
+    open_manifests,
+)
+from holdfast.shared_fs.pack import put_pack
+from holdfast.shared_fs.snapshot import compress, put, take_image
+from holdfast.shared_fs.store_file import StoreFile
+
+DAY_MS = 86_400_000
+START_MS = 1_795_230_000_000
+
+
+def stream(name: str, tenant: str = "acme") -> StoreId:
+    return StoreId(tenant, StoreKind.STREAM, name)
+
+
+def kv(name: str, tenant: str = "acme") -> StoreId:
+    return StoreId(tenant, StoreKind.KV, name)
+
+
+def message(seq: int, value: bytes, headers: dict[str, str] | None = None) -> list[Any]:
+    return [frames.CHANGE_SET_MESSAGE, seq, value, *([headers] if headers else [])]
+
+
+def entry(key: str, value: bytes, headers: dict[str, str] | None = None) -> list[Any]:
+    return [frames.CHANGE_SET_ENTRY, key, value, *([headers] if headers else [])]
+
+
+@dataclass
+class Held:
+    """What one store holds, by seq or key: value, headers, revision."""
+
+    file: StoreFile
+    epoch: int
+    rows: dict[Any, tuple[bytes, dict[str, str], int]] = field(default_factory=dict)
+    revision: int = 0
+
+
+class BucketWorld:
+    """Stores in a folder, published to a bucket when a test says so."""
+
+    def __init__(self, root: Path, url: str) -> None:
+        self.root = root
+        self.url = url
+        self.bucket = open_bucket(url)
+        self.manifests = open_manifests(self.bucket)
+        self.held: dict[StoreId, Held] = {}
+        self.time = START_MS
+        self._count = 0
+
+    def close(self) -> None:
+        for held in self.held.values():
+            held.file.abandon()
+        self.bucket.close()
+
+    def create(self, store: StoreId, epoch: int = 1) -> Held:
+        self._count += 1
+        file = StoreFile.create(self.root / f"{self._count}.db", store, time=self.time)
+        file.take(epoch, "s1", f"i{epoch}")
+        self.held[store] = Held(file, epoch)
+        return self.held[store]
+
+    def change(self, store: StoreId, *changes: Sequence[Any], after_ms: int = 1000) -> LogRecord:
+        """Apply changes, one transaction, and return what the log says of it."""
+        held = self.held.get(store) or self.create(store)
+        self.time += after_ms
+        before = held.revision
+        held.file.apply([AppliedBatch(before, self.time, list(changes))])
+        for change in changes:
+            held.revision += 1
+            _note(held, change)
+        payload = frames.encode_changes(held.epoch, before, self.time, list(changes))
+        return LogRecord(store, held.epoch, before, held.revision, [payload], [])
+
+    def publish(self, *stores: StoreId, packed: bool = False) -> list[SnapshotVersion]:
+        """Snapshot stores, all if none is named."""
+        self.time += 1
+        self._count += 1
+        made = []
+        for store in stores or tuple(self.held):
+            file = self.held[store].file
+            file.checkpoint()
+            made.append(compress(take_image(file, self.root / "draft"), self.time))
+        nonce = f"n{self._count}"
+        if packed:
+            versions = put_pack(self.bucket, made, self.time, nonce)
+        else:
+            versions = [(one.store, put(self.bucket, one, nonce)) for one in made]
+        self.manifests.publish(versions, KeepPolicy(), self.time)
+        return [version for _, version in versions]
+
+    def log(self, server: str, incarnation: str, *ticks: Sequence[LogRecord]) -> BucketLog:
+        """Put a log with a slot for each tick after the first, empty one."""
+        log = BucketLog(self.bucket, server, incarnation)
+        log.begin()
+        for records in ticks:
+            log.put(log.prepare(records))
+        return log
+
+    def delete(self, store: StoreId) -> None:
+        held = self.held.pop(store)
+        held.file.close()
+        self.time += 1
+        tombstone = Tombstone(held.epoch, self.time)
+        self.manifests.update_entry(store, lambda entry: deleted(entry, tombstone))
+
+    def state(self) -> set[tuple[Any, ...]]:
+        """Return what a table should say: tenant, kind, store, seq, key, revision, value, headers."""
+        return {
+            (
+                store.tenant,
+                StoreKind(store.kind).word,
+                store.name,
+                name if store.kind == StoreKind.STREAM else None,
+                name if store.kind == StoreKind.KV else None,
+                revision,
+                value,
+                tuple(sorted(headers.items())),
+            )
+            for store, held in self.held.items()
+            for name, (value, headers, revision) in held.rows.items()
+        }
+
+
+def _note(held: Held, change: Sequence[Any]) -> None:
+    number = change[0]
+    if number in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+        headers = change[3] if len(change) > 3 else {}
+        held.rows[change[1]] = (change[2], headers, held.revision)
+    elif number in (frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES):
+        for name in change[1]:
+            held.rows.pop(name, None)
+    elif number == frames.CHANGE_TRIM:
+        for seq in [seq for seq in held.rows if seq <= change[1]]:
+            del held.rows[seq]
+    else:
+        assert number == frames.CHANGE_CLEAR, number
+        held.rows.clear()
+
+
+def rows_of(frame: Any) -> set[tuple[Any, ...]]:
+    """Return the rows of a state as `BucketWorld.state` does; of a Spark DataFrame."""
+    return {
+        (
+            row["tenant"],
+            row["kind"],
+            row["store"],
+            row["seq"],
+            row["key"],
+            row["revision"],
+            bytes(row["value"]),
+            tuple(sorted((row["headers"] or {}).items())),
+        )
+        for row in frame.collect()
+    }

@@ -1,0 +1,64 @@
+"""docs/analytics.md: its recipes run, and its table is the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from bucket_world import BucketWorld, entry, kv, message, stream
+from pyspark.sql import SparkSession
+
+from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
+from holdfast.spark import rows
+from holdfast.spark.export import export
+from holdfast.spark.location import default_table
+from holdfast.spark.table import TABLE_SCHEMA
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text()
+TYPES = {
+    pa.string(): "string",
+    pa.date32(): "date",
+    pa.int64(): "bigint",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.map_(pa.string(), pa.string()): "map<string, string>",
+    pa.binary(): "binary",
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[BucketWorld]:
+    (tmp_path / "stores").mkdir()
+    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
+    yield made
+    made.close()
+
+
+def test_the_columns_and_operations_are_those_of_the_table() -> None:
+    section = DOCUMENT[DOCUMENT.index("## The table") : DOCUMENT.index("## What an export")]
+    columns = re.findall(r"^\| `(\w+)` \| ([a-z<>, ]+) \|", section, re.MULTILINE)
+    expected = [(field.name, TYPES[field.type]) for field in TABLE_SCHEMA]
+    assert columns[: len(expected)] == expected
+    operations = re.findall(r"^\| `(\w+)` \| [^|]*\|$", section, re.MULTILINE)[-6:]
+    assert operations == [rows.SET, rows.DELETE, rows.TRIM, rows.CLEAR, rows.RESET, rows.DROP]
+    assert f"{MAX_CHANGE_LOG_ROWS:,} deletes" in re.sub(r"\s+", " ", section)
+
+
+def test_the_recipes_run(
+    spark: SparkSession, world: BucketWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patches = stream("project.42.patches")
+    world.change(patches, message(1, b'{"user": "ada"}'), message(2, b'{"user": "bob"}'))
+    world.change(kv("settings"), entry("theme", b"dark"))
+    world.publish()
+    export(spark, world.url)
+    names = {"table": default_table(world.url)}
+    recipes = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert len(recipes) >= 6
+    for recipe in recipes:
+        if "nats" not in recipe:
+            exec(recipe, names)
+    printed = capsys.readouterr().out
+    assert "ada" in printed and "project.42.patches" in printed

@@ -1,0 +1,181 @@
+"""`df.write` and `df.writeStream` to streams: each row once, whatever is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from holdfast_up import RunningUp
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.client import Message, connect
+from holdfast.spark.chunks import CHUNK_HEADER
+
+ROWS = 5000
+
+
+def messages(cluster: RunningUp, tenant: str, stream: str) -> list[Message]:
+    async def read() -> list[Message]:
+        async with connect(cluster.nats, tenant=tenant) as client:
+            return [message async for message in client.stream(stream).get_all()]
+
+    return asyncio.run(read())
+
+
+def write(frame: DataFrame, cluster: RunningUp, tenant: str, **options: Any) -> None:
+    options = {"nats": cluster.nats, "tenant": tenant, **options}
+    frame.write.format("holdfast").mode("append").options(**options).save()
+
+
+def failing_once() -> Any:
+    """Return a step that fails the first try of each task, late enough that a part of its rows is
+    stored."""
+
+    # Within, so that workers get it and not the name of this module.
+    def step(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for number, batch in enumerate(batches):
+            context = TaskContext.get()
+            if number == 5 and context is not None and context.attemptNumber() == 0:
+                raise RuntimeError("this try shall fail")
+            yield batch
+
+    return step
+
+
+def test_rows_go_to_the_streams_that_they_name_with_their_headers_and_in_order(
+    spark: SparkSession, cluster: RunningUp
+) -> None:
+    frame = spark.range(0, 300, numPartitions=1).selectExpr(
+        "concat('out.', id % 3) as store",
+        "cast(id as string) as value",
+        "map('id', cast(id as string)) as headers",
+    )
+    write(frame, cluster, "sink-1")
+    for number in range(3):
+        found = messages(cluster, "sink-1", f"out.{number}")
+        assert [message.value for message in found] == [b"%d" % n for n in range(number, 300, 3)]
+        assert all(message.headers["id"].encode() == message.value for message in found)
+        assert [CHUNK_HEADER in message.headers for message in found] == [True] + [False] * 99
+
+
+def test_a_task_that_fails_and_is_tried_again_stores_its_rows_once(
+    spark: SparkSession, cluster: RunningUp
+) -> None:
+    numbers = spark.range(0, 2 * 40_000, numPartitions=2)
+    frame = numbers.selectExpr("cast(id as string) as value").mapInPandas(
+        failing_once(), "value string"
+    )
+    write(frame, cluster, "sink-2", stream="out")
+    found = [int(message.value) for message in messages(cluster, "sink-2", "out")]
+    assert Counter(found) == Counter(range(2 * 40_000))
+    # In order within each partition.
+    assert [n for n in found if n < 40_000] == list(range(40_000))
+
+
+def test_a_write_with_a_name_is_done_once_and_others_each_time(
+    spark: SparkSession, cluster: RunningUp
+) -> None:
+    frame = spark.range(0, 100, numPartitions=2).selectExpr("cast(cast(id as string) as binary) as value")
+    for _ in range(2):
+        write(frame, cluster, "sink-3", stream="named", query="backfill")
+        write(frame, cluster, "sink-3", stream="unnamed")
+    assert len(messages(cluster, "sink-3", "named")) == 100
+    assert len(messages(cluster, "sink-3", "unnamed")) == 200
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (["'a' as store"], "value"),
+        (["id as value", "'a' as store"], "value"),
+        (["cast(id as string) as value"], "store"),
+        (["cast(id as string) as value", "'a' as store", "id as offset"], "offset"),
+        (["cast(null as string) as value", "'a' as store"], "null"),
+        (["'x' as value", "'a b' as store"], "InvalidNameError"),
+    ],
+)
+def test_rows_that_cannot_be_messages_are_refused(
+    spark: SparkSession, cluster: RunningUp, columns: list[str], told: str
+) -> None:
+    with pytest.raises(PySparkException, match=told):
+        write(spark.range(1).selectExpr(*columns), cluster, "sink-4")
+
+
+def test_a_batch_of_a_streaming_query_that_is_run_again_stores_its_rows_once(
+    spark: SparkSession, cluster: RunningUp, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    frame = spark.range(0, ROWS, numPartitions=2).selectExpr("cast(id as string) as value")
+    frame.write.text(str(source))
+
+    def run() -> None:
+        query = (
+            spark.readStream.schema("value string")
+            .text(str(source))
+            .writeStream.format("holdfast")
+            .options(nats=cluster.nats, tenant="sink-5", stream="out")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def forget_last_batch() -> None:
+        """As a driver leaves it that ends before it has noted that the batch is done."""
+        for found in (checkpoint / "commits").iterdir():
+            found.unlink()
+
+    run()
+    forget_last_batch()
+    run()
+    assert len(messages(cluster, "sink-5", "out")) == ROWS
+
+    # One that ended even before the sink had noted it.
+    async def forget_commit() -> None:
+        async with connect(cluster.nats, tenant="sink-5") as client:
+            ledger = client.kv("spark-sink")
+            (note,) = [entry async for entry in ledger.get_all()]
+            query = note.key.split("/")[0]
+            await ledger.delete(note.key)
+            for partition in range(2):
+                await ledger.set(f"{query}/0/{partition}/out", b"0")
+
+    asyncio.run(forget_commit())
+    forget_last_batch()
+    run()
+    found = [int(message.value) for message in messages(cluster, "sink-5", "out")]
+    assert Counter(found) == Counter(range(ROWS))
+
+
+def test_a_stream_is_copied_as_it_grows(
+    spark: SparkSession, cluster: RunningUp, tmp_path: Path
+) -> None:
+    async def append(start: int) -> None:
+        async with connect(cluster.nats, tenant="sink-6") as client:
+            rows = [(b"%d" % n, {"n": str(n)}) for n in range(start, start + 100)]
+            await client.stream("from").append_many(rows)
+
+    options = {"nats": cluster.nats, "tenant": "sink-6"}
+    for start in (0, 100):
+        asyncio.run(append(start))
+        query = (
+            spark.readStream.format("holdfast")
+            .options(**options, stream="from")
+            .load()
+            .writeStream.format("holdfast")
+            .options(**options, stream="to")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    found = messages(cluster, "sink-6", "to")
+    assert [message.value for message in found] == [b"%d" % n for n in range(200)]
+    assert [message.headers["n"] for message in found] == [str(n) for n in range(200)]

@@ -1,0 +1,181 @@
+"""Cold stores are brought so many at a time, first come first served, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.persist.cold_stores import PARALLEL_FETCHES, ColdStores
+from holdfast.persist.ownership import Wanted
+from holdfast.persist.tier_threads import TierThreads
+from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_errors import BucketUnavailableError
+from holdfast.shared_fs.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.manifest import KeepPolicy, Tombstone, deleted, open_manifests
+from holdfast.shared_fs.snapshot import compress, put, take_image
+from holdfast.shared_fs.store_file import StoreFile
+
+COLD = Grant(epoch=5, state=StoreState.DURABLE, state_before=StoreState.DURABLE, cold=0)
+
+
+def store(name: str = "notes") -> StoreId:
+    return StoreId("acme", StoreKind.STREAM, name)
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bucket = Bucket(MemoryBackend())
+        self.running: list[Callable[[], Any]] = []
+        self.most_running = 0
+        self.order: list[StoreId] = []
+        self.refused: dict[StoreId, HoldfastError] = {}
+        self.failure: Exception | None = None
+        self.let_go = asyncio.Event()
+        self.grant = COLD
+        self.cold_stores = ColdStores(
+            self.bucket,
+            disk=Disk(),
+            layout=Layout(root),
+            incarnation="i1",
+            run_in_thread=self.run_in_thread,
+            ask_again=self.ask_again,
+            refuse=self.refused.__setitem__,
+        )
+
+    def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
+        async def run() -> Any:
+            self.running.append(function)
+            self.most_running = max(self.most_running, len(self.running))
+            await self.let_go.wait()
+            self.running.remove(function)
+            if self.failure is not None:
+                raise self.failure
+            return function()
+
+        return run()
+
+    def ask_again(self, wanted: Wanted) -> None:
+        self.order.append(wanted.store)
+        brought = self.cold_stores.take(wanted.store, self.grant)
+        assert brought is not None
+
+    def publish(self, name: str) -> None:
+        file = StoreFile.create(self.root / f"{name}.stream.1.db", store(name), time=1)
+        snapshot = compress(take_image(file, self.root / "draft"), taken=1)
+        file.close()
+        version = put(self.bucket, snapshot, "n1")
+        open_manifests(self.bucket).publish([(store(name), version)], KeepPolicy(), 1)
+
+    async def bring(self, *names: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(
+                    self.cold_stores.bring(Wanted(store(name), create=False), self.grant)
+                )
+                await asyncio.sleep(0)
+            self.let_go.set()
+
+
+def test_so_many_are_brought_at_once_in_the_order_of_asking(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
+        for name in names:
+            world.publish(name)
+        await world.bring(*names)
+        assert world.most_running == PARALLEL_FETCHES
+        assert world.order == [store(name) for name in names]
+        assert world.refused == {}
+        assert world.cold_stores.waiting_count == 0
+
+    asyncio.run(run())
+
+
+def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_again(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        world.failure = BucketUnavailableError(request="get", key="k", tries=3, reason="gone")
+        names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
+        await world.bring(*names)
+        assert world.order == []
+        assert set(world.refused) == {store(name) for name in names}
+        assert all(isinstance(each, UnavailableError) for each in world.refused.values())
+        # Those that waited meanwhile are refused without another call.
+        assert world.most_running == PARALLEL_FETCHES
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", ["nothing", "an older one", "a tombstone"])
+def test_a_cold_store_that_the_bucket_has_not_is_damaged_and_never_empty(
+    tmp_path: Path, known: str
+) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        world.grant = COLD._replace(cold=1)
+        if known != "nothing":
+            world.publish("notes")
+        if known == "a tombstone":
+            open_manifests(world.bucket).update_entry(
+                store(), lambda entry: deleted(entry, Tombstone(9, 1))
+            )
+        await world.bring("notes")
+        assert isinstance(world.refused[store()], StoreDamagedError)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_was_never_durable_may_be_new(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        world.grant = COLD._replace(state=StoreState.CREATED)
+        await world.bring("notes")
+        assert (world.order, world.refused) == ([store()], {})
+
+    asyncio.run(run())
+
+
+def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        names = [f"s{number}" for number in range(PARALLEL_FETCHES + 1)]
+        for name in names:
+            world.publish(name)
+
+        def refused_by_the_coordinator(wanted: Wanted) -> None:
+            world.order.append(wanted.store)
+            world.cold_stores.forget(wanted.store)
+
+        world.cold_stores._ask_again = refused_by_the_coordinator
+        await world.bring(*names)
+        assert world.order == [store(name) for name in names]
+        assert world.cold_stores.take(store("s0"), COLD) is None
+
+    asyncio.run(run())
+
+
+def test_tier_threads_hand_back_results_and_errors() -> None:
+    async def run() -> None:
+        threads = TierThreads("test", 2)
+        try:
+            assert await asyncio.gather(*(threads(lambda n=n: n) for n in range(20))) == list(
+                range(20)
+            )
+            with pytest.raises(ZeroDivisionError):
+                await threads(lambda: 1 // 0)
+        finally:
+            threads.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,655 @@
+"""What limits and time remove from a store: on a real file, tick by tick, also against a plain model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from holdfast.persist import eviction, operations, reads
+from holdfast.persist.retention import NEVER
+from holdfast.persist.store import Store
+from holdfast.persist.takeover import plan
+from holdfast.protocol import frames
+from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.store_file import StoreFile
+
+
+class Bench:
+    """One store on a real file, and whole ticks: what is due, a group, what is over the limits."""
+
+    def __init__(self, directory: Path, kind: StoreKind) -> None:
+        self.id = StoreId("acme", kind, "a.b")
+        self.path = directory / f"store.{kind.word}.db"
+        self.number = 0
+        self.time = 1000
+        self.broadcasts: list[Any] = []
+        self.records: list[LogRecord] = []
+        self.store = Store(self.id, 1, None, self.create)
+
+    def create(self) -> StoreFile:
+        return StoreFile.create(self.path, self.id, time=self.time)
+
+    def tick(self, *wanted: list[Any], commit: bool = True) -> list[Any]:
+        """Execute one group in a tick of its own; return its results."""
+        store = self.store
+        if store.retention is not None and store.retention.is_due(max(self.time, store.time)):
+            assert eviction.expire(store, max(self.time, store.time))
+        results: Any = []
+        if wanted:
+            store.begin()
+            store.time = max(store.time, self.time)
+            results = operations.execute(store, frames.unpack(frames.pack(wanted)))
+            if isinstance(results, frames.Run):
+                acks = results.acks(store.time, Durability.SYNCED)
+                results = [[ack.seq or 0, ack.revision] for ack in acks]
+        if store.mark is not None and store.retention is not None:
+            eviction.evict(store)
+        store.validate()
+        if commit:
+            self.commit()
+        else:
+            store.fail_tick()
+        return list(results)
+
+    def commit(self) -> None:
+        store = self.store
+        if store.mark is None:
+            return
+        self.number += 1
+        self.broadcasts.append([list(change) for change in store.changes])
+        previous = store.mark.revision
+        payload = frames.encode_changes(1, previous, store.time, store.changes)
+        self.records.append(LogRecord(self.id, 1, previous, store.revision, [payload], []))
+        store.finish_tick(self.number, 1)
+        store.validate()
+
+    def do(self, *operation: Any) -> Any:
+        return self.tick(list(operation))[0]
+
+    def read(self, *operation: Any) -> Any:
+        """What a read is answered: what is due goes first, and the file has all of it."""
+        self.tick()
+        self.store.materialise(self.number)
+        return reads.execute(self.store, "s1", [list(operation)])[0]
+
+    def rows(self) -> dict[Any, bytes]:
+        """Every message by its seq, every entry by its key."""
+        operation = [frames.GET_MESSAGES] if self.store.is_stream else [frames.GET_ENTRIES]
+        return {row[0]: row[3] for row in self.read(*operation)[0]}
+
+    def reopen(self) -> None:
+        self.store.materialise(self.number)
+        if self.store.file is not None:
+            self.store.file.close()
+            self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
+
+    def close(self) -> None:
+        if self.store.file is not None:
+            self.store.file.abandon()
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, StoreKind.STREAM)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, StoreKind.KV)
+    yield bench
+    bench.close()
+
+
+def append(value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:
+    if ttl_seconds is None:
+        return [frames.APPEND, value]
+    return [frames.APPEND, value, None, None, None, ttl_seconds]
+
+
+def put(key: str, value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:
+    if ttl_seconds is None:
+        return [frames.SET_ENTRY, key, value]
+    return [frames.SET_ENTRY, key, value, None, None, ttl_seconds]
+
+
+def configure(bench: Bench, **config: Any) -> Any:
+    return bench.do(frames.CONFIGURE, config)
+
+
+# --- CoCalc's defects, by number -----------------------------------------------------------------
+@pytest.mark.parametrize("discard", ["old", "new"])
+@pytest.mark.parametrize("limit", ["max_bytes", "max_message_bytes"])
+def test_d1_a_refused_message_evicts_nothing(stream: Bench, limit: str, discard: str) -> None:
+    configure(stream, discard=discard, **{limit: 30})
+    for _ in range(3):
+        stream.do(*append(bytes(10)))
+    before = stream.read(frames.HEAD)
+    broadcast_count = len(stream.broadcasts)
+    assert stream.do(*append(bytes(31)))[0] == "limit_exceeded"
+    assert stream.read(frames.HEAD) == before
+    assert stream.broadcasts[broadcast_count:] == [[]]
+
+
+@pytest.mark.parametrize("discard", ["old", "new"])
+def test_d2_overwriting_a_key_does_not_count_twice(kv: Bench, discard: str) -> None:
+    configure(kv, max_messages=2, max_bytes=22, discard=discard)
+    kv.do(*put("a", bytes(10)))
+    kv.do(*put("b", bytes(10)))
+    for _ in range(3):
+        assert kv.do(*put("a", bytes(10)))[0] == 0
+    assert list(kv.rows()) == ["a", "b"]
+    assert kv.read(frames.HEAD)[3:5] == [2, 22]
+
+
+def test_d13_evictions_name_the_keys_that_went(kv: Bench) -> None:
+    configure(kv, max_messages=2)
+    for key in ("a", "b", "c"):
+        kv.do(*put(key))
+    assert kv.broadcasts[-1] == [
+        [frames.CHANGE_SET_ENTRY, "c", b"v"],
+        [frames.CHANGE_DELETE_ENTRIES, ["a"]],
+    ]
+    kv.do(*put("d", b"v", 1))
+    kv.time += 1000
+    assert kv.read(frames.GET_ENTRY, "d") is None
+    assert kv.broadcasts[-1] == [[frames.CHANGE_DELETE_ENTRIES, ["d"]]]
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("by", ["age", "ttl"])
+def test_d22_what_has_expired_is_not_readable_though_nobody_wrote_since(
+    tmp_path: Path, kind: StoreKind, by: str
+) -> None:
+    bench = Bench(tmp_path, kind)
+    write = append if bench.store.is_stream else lambda *rest: put("k", *rest)
+    if by == "age":
+        configure(bench, max_age_seconds=1)
+        bench.do(*write(b"v"))
+    else:
+        bench.do(*write(b"v", 1))
+    bench.time += 999
+    assert list(bench.rows().values()) == [b"v"]
+    bench.time += 1
+    assert bench.rows() == {}
+    assert bench.read(frames.HEAD)[3:5] == [0, 0]
+    bench.close()
+
+
+# --- totals --------------------------------------------------------------------------------------
+def test_the_lowest_seqs_go_in_the_tick_that_needs_their_room(stream: Bench) -> None:
+    configure(stream, max_messages=3)
+    results = stream.tick(*[append(b"%d" % number) for number in range(5)])
+    assert [result[0] for result in results] == [1, 2, 3, 4, 5]
+    assert stream.broadcasts[-1][-1] == [frames.CHANGE_TRIM, 2]
+    assert stream.rows() == {3: b"2", 4: b"3", 5: b"4"}
+    stream.do(*append(b"5"))
+    assert stream.broadcasts[-1] == [
+        [frames.CHANGE_SET_MESSAGE, 6, b"5"],
+        [frames.CHANGE_TRIM, 3],
+    ]
+    assert stream.read(frames.HEAD)[:5] == [9, 4, 6, 3, 3]
+
+
+def test_bytes_are_counted_with_headers_and_keys(stream: Bench, kv: Bench) -> None:
+    configure(stream, max_bytes=10)
+    for _ in range(2):
+        stream.do(frames.APPEND, b"1234", {"h": "x"})
+    # The value and the five bytes of its packed headers: one fits.
+    assert list(stream.rows()) == [2]
+    configure(kv, max_bytes=10)
+    kv.do(*put("aa", b"123"))
+    kv.do(*put("bb", b"123"))
+    assert list(kv.rows()) == ["aa", "bb"]
+    kv.do(*put("bb", b"1234"))
+    assert list(kv.rows()) == ["bb"]
+
+
+def test_the_keys_that_were_set_longest_ago_go_first(kv: Bench) -> None:
+    for key in ("a", "b", "c", "a"):
+        kv.do(*put(key))
+    configure(kv, max_messages=2)
+    assert list(kv.rows()) == ["a", "c"]
+    kv.reopen()
+    kv.do(*put("d"))
+    assert list(kv.rows()) == ["a", "d"]
+
+
+def test_what_is_over_goes_when_the_limit_comes(stream: Bench) -> None:
+    stream.tick(*[append() for _ in range(10)])
+    revision, config = configure(stream, max_messages=4)
+    assert (revision, config) == (11, {"max_messages": 4})
+    assert stream.broadcasts[-1] == [
+        [frames.CHANGE_CONFIGURE, {"max_messages": 4}],
+        [frames.CHANGE_TRIM, 6],
+    ]
+
+
+def test_a_store_that_discards_new_keeps_what_it_has(stream: Bench) -> None:
+    stream.tick(*[append() for _ in range(5)])
+    configure(stream, max_messages=3, discard="new")
+    refused = stream.do(*append())
+    assert refused == ["limit_exceeded", {"what": "max_messages", "limit": 3, "value": 6}]
+    assert len(stream.rows()) == 5
+    # Replacing is no growth, and what is deleted makes room.
+    assert stream.do(frames.SET_MESSAGE, 5, b"w")[0] == 5
+    stream.do(frames.TRIM, 3)
+    assert stream.do(*append())[0] == 6
+
+
+def test_of_plain_appends_at_once_those_that_fit_are_stored(stream: Bench) -> None:
+    configure(stream, max_messages=2, discard="new")
+    results = stream.tick(append(b"a"), append(b"b"), append(b"c"))
+    assert results[:2] == [[1, 2], [2, 3]]
+    assert results[2][0] == "limit_exceeded"
+
+
+def test_a_huge_excess_goes_in_several_turns(stream: Bench) -> None:
+    count = MAX_EVICTED_ROWS + 10
+    for start in range(0, count, 4096):
+        stream.tick(*[append() for _ in range(min(4096, count - start))])
+    configure(stream, max_messages=1)
+    assert stream.store.count > 1
+    assert stream.store.retention is not None
+    assert stream.store.retention.due_at == 0
+    assert list(stream.rows()) == [count]
+    assert all(len(changes) <= 6 for changes in stream.broadcasts[-2:])
+
+
+def test_a_huge_number_of_keys_expires_in_several_turns(kv: Bench) -> None:
+    count = MAX_EVICTED_ROWS + 10
+    for start in range(0, count, 4096):
+        kv.tick(*[put(f"{n}") for n in range(start, min(start + 4096, count))])
+    configure(kv, max_age_seconds=5)
+    kv.time += 5000
+    assert not eviction.expire(kv.store, kv.time)
+    kv.commit()
+    assert all(len(change[1]) <= MAX_DELETE_COUNT for change in kv.broadcasts[-1])
+    assert kv.rows() == {}
+
+
+# --- batches -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("discard", ["old", "new"])
+def test_a_batch_that_cannot_be_kept_whole_changes_nothing(kv: Bench, discard: str) -> None:
+    configure(kv, max_messages=2, discard=discard)
+    kv.do(*put("a"))
+    revision = kv.store.revision
+    refused = kv.do(frames.BATCH, [put("b"), put("c"), put("d")])
+    assert refused[0] == "limit_exceeded"
+    assert (list(kv.rows()), kv.store.revision) == (["a"], revision)
+
+
+def test_a_batch_pushes_older_keys_out_as_a_whole(kv: Bench) -> None:
+    configure(kv, max_messages=2)
+    kv.tick(put("a"), put("b"))
+    kv.do(frames.BATCH, [put("c"), put("d")])
+    assert list(kv.rows()) == ["c", "d"]
+    assert kv.broadcasts[-1][-1] == [frames.CHANGE_DELETE_ENTRIES, ["a", "b"]]
+
+
+def test_a_batch_is_judged_by_what_it_leaves(kv: Bench) -> None:
+    configure(kv, max_messages=2, discard="new")
+    kv.tick(put("a"), put("b"))
+    swapped = kv.do(frames.BATCH, [put("c"), [frames.DELETE_ENTRIES, ["a"]]])
+    assert swapped[1][0] == 1
+    assert list(kv.rows()) == ["b", "c"]
+    assert kv.do(frames.BATCH, [put("d")])[0] == "limit_exceeded"
+
+
+def test_a_refused_batch_with_a_ttl_leaves_no_trace(stream: Bench) -> None:
+    batch = [append(b"v", 1), [frames.SET_MESSAGE, 99, b"w"]]
+    assert stream.do(frames.BATCH, batch)[0] == "invalid_seq"
+    assert stream.store.retention is None
+
+
+def test_a_batch_counts_against_the_rate_once_and_as_a_whole(stream: Bench) -> None:
+    configure(stream, max_messages_per_second=4)
+    stream.do(*append())
+    assert stream.do(frames.BATCH, [append() for _ in range(4)])[0] == "rate_limited"
+    assert len(stream.do(frames.BATCH, [append() for _ in range(3)])) == 3
+    assert stream.do(*append())[0] == "rate_limited"
+    stream.time += 1000
+    assert stream.do(*append())[0] == 5
+
+
+# --- time ----------------------------------------------------------------------------------------
+def test_each_ttl_ends_by_itself(stream: Bench) -> None:
+    for ttl_seconds in (3, None, 1, 2):
+        stream.do(*append(b"v", ttl_seconds))
+    stream.time += 1000
+    assert list(stream.rows()) == [1, 2, 4]
+    stream.time += 1000
+    assert list(stream.rows()) == [1, 2]
+    stream.reopen()
+    stream.time += 1000
+    assert list(stream.rows()) == [2]
+    assert stream.broadcasts[-1] == [[frames.CHANGE_TRIM, 1]]
+    assert stream.store.retention is not None
+    assert stream.store.retention.due_at == NEVER
+
+
+def test_the_front_of_a_stream_ages_by_a_trim(stream: Bench) -> None:
+    configure(stream, max_age_seconds=10)
+    for _ in range(5):
+        stream.do(*append())
+        stream.time += 1000
+    stream.time = 12_500
+    assert list(stream.rows()) == [3, 4, 5]
+    assert stream.broadcasts[-1] == [[frames.CHANGE_TRIM, 2]]
+
+
+def test_a_replaced_message_ages_from_its_replacement_on(stream: Bench) -> None:
+    configure(stream, max_age_seconds=10)
+    for _ in range(3):
+        stream.do(*append())
+    stream.time += 5000
+    stream.do(frames.SET_MESSAGE, 1, b"new")
+    stream.do(frames.SET_MESSAGE, 3, b"new")
+    for reopened in (False, True):
+        if reopened:
+            stream.reopen()
+        stream.time = 11_000
+        assert list(stream.rows()) == [1, 3]
+    stream.time = 16_000
+    assert list(stream.rows()) == []
+
+
+def test_setting_a_key_again_without_a_ttl_keeps_it(kv: Bench) -> None:
+    kv.do(*put("a", b"1", 1))
+    kv.do(*put("a", b"2"))
+    kv.reopen()
+    kv.do(*put("b", b"1", 1))
+    kv.reopen()
+    kv.do(*put("b", b"2"))
+    kv.time += 5000
+    assert kv.rows() == {"a": b"2", "b": b"2"}
+
+
+def test_an_expired_key_can_be_created_again(kv: Bench) -> None:
+    create = [frames.SET_ENTRY, "lock", b"mine", None, 0, 2]
+    assert kv.do(*create)[0] == 0
+    assert kv.do(*create)[0] == "wrong_revision"
+    kv.time += 2000
+    assert kv.do(*create)[0] == 0
+
+
+def test_what_expired_makes_room_in_a_store_that_discards_new(kv: Bench) -> None:
+    configure(kv, max_messages=1, discard="new")
+    kv.do(*put("a", b"v", 1))
+    assert kv.do(*put("b"))[0] == "limit_exceeded"
+    kv.time += 1000
+    assert kv.do(*put("b"))[0] == 0
+
+
+def test_a_store_that_was_closed_expires_when_it_is_opened(kv: Bench) -> None:
+    kv.do(*put("a", b"v", 1))
+    kv.do(*put("b"))
+    kv.reopen()
+    kv.time += 1_000_000
+    kv.reopen()
+    assert list(kv.rows()) == ["b"]
+
+
+def test_a_clock_that_goes_back_brings_nothing_back_and_expires_nothing_early(kv: Bench) -> None:
+    kv.do(*put("a", b"v", 10))
+    kv.time = 0
+    kv.do(*put("b", b"v", 10))
+    kv.time = 10_999
+    assert list(kv.rows()) == ["a", "b"]
+    kv.time = 11_000
+    assert list(kv.rows()) == []
+
+
+def test_an_expiry_that_did_not_reach_the_log_is_done_again(kv: Bench) -> None:
+    kv.do(*put("a", b"v", 1))
+    kv.time += 1000
+    kv.tick(put("b"), commit=False)
+    assert (kv.store.count, kv.store.revision) == (1, 1)
+    assert kv.rows() == {}
+
+
+def test_a_configuration_that_did_not_reach_the_log_does_not_hold(stream: Bench) -> None:
+    stream.tick([frames.CONFIGURE, {"max_messages": 1}], commit=False)
+    assert stream.store.retention is None
+    configure(stream, max_messages=5)
+    stream.tick([frames.CONFIGURE, {"max_messages": 1}], commit=False)
+    assert stream.store.config.max_messages == 5
+
+
+# --- the configuration in the store --------------------------------------------------------------
+def test_the_configuration_is_kept_and_answered(stream: Bench) -> None:
+    assert stream.read(frames.CONFIG) == {}
+    assert configure(stream, max_messages=9, description="ours") == [
+        1,
+        {"max_messages": 9, "description": "ours"},
+    ]
+    assert configure(stream, max_messages=None, max_bytes=5) == [
+        2,
+        {"max_bytes": 5, "description": "ours"},
+    ]
+    stream.reopen()
+    assert stream.read(frames.CONFIG) == {"max_bytes": 5, "description": "ours"}
+    assert stream.store.config.max_bytes == 5
+
+
+def test_configuring_what_is_so_already_makes_no_change(stream: Bench) -> None:
+    configure(stream, max_messages=9)
+    assert configure(stream, max_messages=9) == [1, {"max_messages": 9}]
+    assert configure(stream) == [1, {"max_messages": 9}]
+
+
+def test_a_store_that_lost_its_limits_pays_for_none(stream: Bench) -> None:
+    configure(stream, max_messages=9)
+    configure(stream, max_messages=None)
+    assert stream.store.retention is None
+    stream.reopen()
+    assert stream.store.retention is None
+
+
+def test_a_follower_reads_the_configuration_among_the_changes(stream: Bench) -> None:
+    stream.do(*append())
+    configure(stream, max_messages=9)
+    changes = stream.read(frames.CHANGES, 1, 1)[0]
+    assert changes == [(2, 1000, [frames.CHANGE_CONFIGURE, {"max_messages": 9}])]
+
+
+@pytest.mark.parametrize("wrong", [[None], [[]], [{"max_messages": 0}], [{"what": 1}], [7], []])
+def test_a_configuration_that_makes_no_sense_is_refused(stream: Bench, wrong: list[Any]) -> None:
+    assert stream.do(frames.CONFIGURE, *wrong)[0] in ("invalid_argument", "malformed_frame")
+    assert stream.store.revision == 0
+
+
+def test_a_kv_has_no_msg_ids_to_remember(kv: Bench) -> None:
+    assert configure(kv, dedupe_window_seconds=5)[0] == "invalid_argument"
+
+
+def test_a_msg_id_is_remembered_for_the_store_s_own_window(stream: Bench) -> None:
+    configure(stream, dedupe_window_seconds=5)
+    stream.do(frames.APPEND, b"v", None, "id")
+    stream.time += 4999
+    assert stream.do(frames.APPEND, b"v", None, "id")[0] == 1
+    stream.time += 1
+    assert stream.do(frames.APPEND, b"v", None, "id")[0] == 2
+    configure(stream, dedupe_window_seconds=0)
+    assert stream.do(frames.APPEND, b"v", None, "id")[0] == 3
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "1", float("nan"), 1e300])
+def test_a_ttl_that_makes_no_sense_is_refused(stream: Bench, kv: Bench, wrong: Any) -> None:
+    assert stream.do(frames.APPEND, b"v", None, None, None, wrong)[0] == "invalid_argument"
+    assert stream.do(frames.SET_MESSAGE, 1, b"v", None, wrong)[0] == "invalid_argument"
+    assert kv.do(frames.SET_ENTRY, "k", b"v", None, None, wrong)[0] == "invalid_argument"
+
+
+# --- anything, against a model -------------------------------------------------------------------
+class AgainstAModel(RuleBasedStateMachine):
+    """Random writes, limits and times: what is readable is what a plain model says, and who applies
+    the log to an empty file gets the same."""
+
+    kind: StoreKind
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.bench = Bench(self.folder, self.kind)
+        #: Key to revision, time, size and expiry.
+        self.model: dict[Any, tuple[int, int, int, float]] = {}
+        self.limits: dict[str, Any] = {}
+
+    def teardown(self) -> None:
+        self.bench.close()
+        shutil.rmtree(self.folder)
+
+    @initialize(limits=st.booleans())
+    def begin(self, limits: bool) -> None:
+        if limits:
+            self.configure(5, 60, 10, "old")
+
+    @rule(
+        count=st.none() | st.integers(1, 6),
+        size_bytes=st.none() | st.integers(20, 80),
+        age_seconds=st.none() | st.integers(1, 10),
+        discard=st.sampled_from(["old", "new"]),
+    )
+    def configure(
+        self, count: int | None, size_bytes: int | None, age_seconds: int | None, discard: str
+    ) -> None:
+        self.limits = {
+            "max_messages": count,
+            "max_bytes": size_bytes,
+            "max_age_seconds": age_seconds,
+            "discard": discard,
+        }
+        self._expire()
+        configure(self.bench, **self.limits)
+        self._evict()
+
+    @rule(
+        key=st.integers(1, 8),
+        size_bytes=st.integers(0, 25),
+        ttl_seconds=st.none() | st.integers(1, 8),
+    )
+    def write(self, key: int, size_bytes: int, ttl_seconds: int | None) -> None:
+        store = self.bench.store
+        self._expire()
+        value = bytes(size_bytes)
+        name: Any = f"{key}"
+        if store.is_stream:
+            name = key = min(key, store.last_seq + 1)
+            operation = [frames.SET_MESSAGE, key, value, None, ttl_seconds]
+        else:
+            operation = put(name, value, ttl_seconds)
+            size_bytes += 1
+        result = self.bench.do(*operation)
+        count = len(self.model) + (name not in self.model)
+        old_bytes = self.model[name][2] if name in self.model else 0
+        total_bytes = sum(row[2] for row in self.model.values()) + size_bytes - old_bytes
+        is_new = self.limits.get("discard") == "new"
+        max_count = self.limits.get("max_messages") or count
+        max_bytes = self.limits.get("max_bytes") or max(total_bytes, size_bytes)
+        refused = size_bytes > max_bytes or (
+            is_new
+            and (
+                (count > max_count and name not in self.model)
+                or (total_bytes > max_bytes and size_bytes > old_bytes)
+            )
+        )
+        assert (result[0] == "limit_exceeded") == refused, result
+        if not refused:
+            expires = float("inf") if ttl_seconds is None else store.time + 1000 * ttl_seconds
+            self.model[name] = (result[1], store.time, size_bytes, expires)
+            self._evict()
+
+    @rule(key=st.integers(1, 8))
+    def delete(self, key: int) -> None:
+        store = self.bench.store
+        self._expire()
+        if store.is_stream:
+            if key <= store.last_seq:
+                self.bench.do(frames.DELETE_MESSAGES, [key])
+            self.model.pop(key, None)
+        else:
+            self.bench.do(frames.DELETE_ENTRIES, [f"{key}"])
+            self.model.pop(f"{key}", None)
+
+    @rule(milliseconds=st.integers(1, 4000))
+    def wait(self, milliseconds: int) -> None:
+        self.bench.time += milliseconds
+
+    @rule()
+    def materialise(self) -> None:
+        self.bench.store.materialise(self.bench.number)
+
+    @rule()
+    def reopen(self) -> None:
+        self.bench.reopen()
+
+    @rule()
+    def fail_a_tick(self) -> None:
+        operation = append() if self.bench.store.is_stream else put("1")
+        self.bench.tick(operation, commit=False)
+
+    @rule()
+    def read(self) -> None:
+        self._expire()
+        assert sorted(self.bench.rows()) == sorted(self.model)
+
+    @invariant()
+    def the_log_tells_the_same(self) -> None:
+        bench = self.bench
+        found = plan(bench.id, bench.records, file_epoch=0, file_revision=0)
+        path = self.folder / "again.db"
+        file = StoreFile.create(path, bench.id, time=0)
+        file.apply(found.batches, found.outcomes)
+        assert (file.meta.count, file.meta.bytes) == (bench.store.count, bench.store.bytes)
+        assert file.limits()[0] == bench.store.config.to_wire()
+        file.abandon()
+        for each in self.folder.glob("again.db*"):
+            each.unlink()
+
+    def _expire(self) -> None:
+        """Before each operation the owner removes what is due."""
+        now = max(self.bench.time, self.bench.store.time)
+        age_ms = 1000 * (self.limits.get("max_age_seconds") or 1 << 40)
+        self.model = {
+            key: row
+            for key, row in self.model.items()
+            if row[3] > now and row[1] + age_ms > now
+        }
+
+    def _evict(self) -> None:
+        if self.limits.get("discard") == "new":
+            return
+        order = (lambda key: key) if self.kind is StoreKind.STREAM else lambda k: self.model[k][0]
+        while self.model and (
+            len(self.model) > (self.limits.get("max_messages") or len(self.model))
+            or sum(row[2] for row in self.model.values())
+            > (self.limits.get("max_bytes") or 1 << 40)
+        ):
+            del self.model[min(self.model, key=order)]
+
+
+class StreamAgainstAModel(AgainstAModel):
+    kind = StoreKind.STREAM
+
+
+class KvAgainstAModel(AgainstAModel):
+    kind = StoreKind.KV
+
+
+TestStreamAgainstAModel = StreamAgainstAModel.TestCase
+TestStreamAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestKvAgainstAModel = KvAgainstAModel.TestCase
+TestKvAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,181 @@
+"""What an export plans to read: everything new, once, and nothing that was never acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.errors import NewerFormatError
+from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.spark import watermarks
+from holdfast.spark.errors import TableDamagedError
+from holdfast.spark.planning import Coverage, DropWork, LogRange, Plan, SnapshotWork, plan
+from holdfast.spark.watermarks import Watermark
+
+STORE = StoreId("acme", StoreKind.STREAM, "notes")
+OTHER = StoreId("acme", StoreKind.KV, "settings")
+
+
+def version(epoch: int, revision: int, size_bytes: int = 1000) -> SnapshotVersion:
+    return SnapshotVersion(
+        key=f"snapshots/{epoch}-{revision}",
+        offset=0,
+        length=size_bytes // 3,
+        sha256="00",
+        image_bytes=size_bytes,
+        epoch=epoch,
+        revision=revision,
+        last_seq=revision,
+        count=revision,
+        bytes=size_bytes,
+        time=1,
+        taken=2,
+    )
+
+
+def coverage(key: str, epoch: int, previous: int, revision: int) -> Coverage:
+    return Coverage(key, 1000, epoch, previous, revision)
+
+
+def planned(
+    entry: StoreEntry | None, covered: list[Coverage], since: Watermark | None, cores: int = 2
+) -> Plan:
+    entries = [] if entry is None else [(STORE, entry)]
+    marks = {} if since is None else {STORE: since}
+    return plan(entries, {STORE: covered} if covered else {}, marks, cores)
+
+
+def snapshots_of(found: Plan) -> list[SnapshotWork | DropWork]:
+    return [work for task in found.tasks for work in task.stores]
+
+
+def ranges_of(found: Plan) -> list[LogRange]:
+    return [
+        one for task in found.tasks for work in task.logs for one in work.ranges.get(STORE, ())
+    ]
+
+
+def test_a_store_that_has_nothing_new_is_not_read() -> None:
+    entry = StoreEntry((version(2, 10),))
+    assert planned(entry, [], Watermark(2, 10)).tasks == ()
+    assert planned(entry, [coverage("a", 2, 5, 10)], Watermark(2, 10)).tasks == ()
+
+
+def test_the_log_is_preferred_where_it_goes_on_from_the_watermark() -> None:
+    entry = StoreEntry((version(1, 10),))
+    found = planned(entry, [coverage("a", 1, 4, 8), coverage("b", 1, 8, 12)], Watermark(1, 6))
+    assert snapshots_of(found) == []
+    assert ranges_of(found) == [LogRange(1, 6, 8), LogRange(1, 8, 12)]
+
+
+def test_where_the_log_has_a_gap_the_snapshot_is_read_and_then_the_log() -> None:
+    entry = StoreEntry((version(1, 10),))
+    found = planned(entry, [coverage("a", 1, 8, 9), coverage("b", 1, 9, 12)], Watermark(1, 6))
+    [work] = snapshots_of(found)
+    assert isinstance(work, SnapshotWork) and work.version.revision == 10
+    assert ranges_of(found) == [LogRange(1, 10, 12)]
+    assert found.stacked == {STORE}
+
+
+def test_a_log_that_begins_beyond_what_is_known_is_not_read() -> None:
+    assert planned(None, [coverage("a", 1, 3, 5)], None).tasks == ()
+
+
+def test_a_record_counts_up_to_where_the_next_epoch_begins() -> None:
+    covered = [coverage("a", 1, 0, 5), coverage("b", 2, 3, 6)]
+    assert ranges_of(planned(None, covered, None)) == [LogRange(1, 0, 3), LogRange(2, 3, 6)]
+
+
+def test_an_owner_that_began_below_what_the_table_has_is_a_matter_for_a_snapshot() -> None:
+    covered = [coverage("b", 2, 3, 6)]
+    assert planned(None, covered, Watermark(1, 5)).tasks == ()
+    found = planned(StoreEntry((version(2, 6),)), covered, Watermark(1, 5))
+    assert len(snapshots_of(found)) == 1 and ranges_of(found) == []
+
+
+def test_a_deleted_store_is_dropped_once() -> None:
+    entry = StoreEntry(deleted=Tombstone(3, 1000, 10))
+    assert planned(entry, [], None).tasks == ()
+    [work] = snapshots_of(planned(entry, [], Watermark(2, 9)))
+    assert isinstance(work, DropWork)
+    assert planned(entry, [], Watermark(3, 10, dropped=True)).tasks == ()
+
+
+def test_another_store_of_a_dropped_ones_name_is_read_from_its_beginning() -> None:
+    dropped = Watermark(3, 10, dropped=True)
+    covered = [coverage("old", 3, 8, 11), coverage("new", 4, 10, 12)]
+    assert ranges_of(planned(None, covered, dropped)) == [LogRange(4, 10, 12)]
+    [work] = snapshots_of(planned(StoreEntry((version(4, 12),)), [], dropped))
+    assert isinstance(work, SnapshotWork) and work.since is None
+
+
+def test_a_large_store_is_cut_and_small_ones_share_a_task() -> None:
+    small = StoreEntry((version(1, 10),))
+    large = StoreEntry((version(1, 10, 400 * MIB),))
+    names = [StoreId("acme", StoreKind.STREAM, f"s{number}") for number in range(50)]
+    found = plan([(OTHER, large), *((name, small) for name in names)], {}, {}, 2)
+    parts = [task for task in found.tasks if task.is_part]
+    assert len(parts) > 4
+    assert {len(task.stores) for task in parts} == {1}
+    assert len(found.tasks) - len(parts) == 1
+    assert found.store_count == 51
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=12),
+    st.integers(0, 30),
+    st.sets(st.integers(0, 11)),
+    st.one_of(st.none(), st.integers(0, 40)),
+)
+def test_what_is_read_follows_the_watermark_without_gap_or_overlap(
+    lengths: list[int], since: int, retired: set[int], snapshot: int | None
+) -> None:
+    covered, revision = [], 0
+    for number, length in enumerate(lengths):
+        if number not in retired:
+            covered.append(coverage(str(number), 1, revision, revision + length))
+        revision += length
+    since = min(since, revision)
+    entry = None if snapshot is None else StoreEntry((version(1, min(snapshot, revision)),))
+    found = planned(entry, covered, Watermark(1, since) if since else None)
+    position = since
+    for work in snapshots_of(found):
+        assert isinstance(work, SnapshotWork) and work.version.revision > position
+        position = work.version.revision
+    for one in sorted(ranges_of(found)):
+        assert one.after == position < one.upto
+        position = one.upto
+
+
+@given(
+    st.dictionaries(
+        st.builds(StoreId, st.sampled_from(["a", "b"]), st.sampled_from([1, 2]), st.text()),
+        st.builds(
+            Watermark,
+            *[st.integers(0, 1 << 62)] * 5,
+            st.booleans(),
+        ),
+        max_size=5,
+    )
+)
+def test_watermarks_are_read_as_they_were_written(marks: dict[StoreId, Watermark]) -> None:
+    assert watermarks.decode("t", watermarks.encode(marks)) == marks
+
+
+def test_watermarks_that_are_missing_or_damaged_are_an_error() -> None:
+    with pytest.raises(TableDamagedError):
+        watermarks.decode("t", None)
+    body = bytearray(watermarks.encode({STORE: Watermark(1, 2)}))
+    body[-6] ^= 1
+    with pytest.raises((TableDamagedError, NewerFormatError)):
+        watermarks.decode("t", bytes(body))
+
+
+def test_numbers_of_runs_grow_and_differ() -> None:
+    first = watermarks.next_version(None)
+    second, rival = watermarks.next_version(first), watermarks.next_version(first)
+    assert [watermarks.run_of(each) for each in (None, first, second, rival)] == [0, 1, 2, 2]
+    assert second != rival

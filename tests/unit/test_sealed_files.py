@@ -1,0 +1,218 @@
+"""A new store's file that is written whole: there while nothing is accepted that it does not hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from holdfast.persist.checkpointing import Checkpointer
+from holdfast.persist.ownership import Ownership
+from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import FenceGate, create_fence
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_image import new_store_image
+
+CHAT = StoreId("acme", StoreKind.STREAM, "chat")
+
+
+class Waiting:
+    """What a checkpointer sees of the pipeline."""
+
+    synced_tick = 0
+
+    def unhold(self, store: StoreId) -> None:
+        pass
+
+
+class World:
+    """A new store with a real log, fence and file; threads as the test says."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = Disk()
+        self.path = root / "chat.db"
+        create_fence(self.disk, root / "fence")
+        self.log = CommitLog(self.disk, root / "log")
+        self.pipeline = Waiting()
+        self.ownership = Ownership()
+        self.in_thread: Callable[[], None] = lambda: None
+        self.tick = 0
+        self.store = Store(CHAT, 1, None, self.create, prepare_file=self.prepare)
+        self.ownership.opened(self.store)
+        self.checkpointer = Checkpointer(
+            log=self.log,
+            gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
+            ownership=self.ownership,
+            pipeline=cast(Pipeline, self.pipeline),
+            run_in_thread=self.run_in_thread,
+            clock_ms=lambda: 1000,
+            confirm=self.confirm,
+            idle_close_seconds=10.0,
+        )
+
+    def create(self) -> StoreFile:
+        return StoreFile.create(self.path, CHAT, time=1)
+
+    def prepare(
+        self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
+    ) -> Callable[[], StoreFile] | None:
+        new = new_store_image(
+            CHAT, time=1, owner=(1, "s1", "i1"), batches=batches, outcomes=outcomes
+        )
+        return None if new is None else lambda: StoreFile.new(self.path, new)
+
+    def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
+        async def run() -> Any:
+            self.in_thread()
+            return function()
+
+        return run()
+
+    async def confirm(self, stores: Any) -> None:
+        pass
+
+    def append(self, value: bytes = b"v", *, synced: bool = True) -> None:
+        """One tick that appends a message."""
+        store = self.store
+        self.tick += 1
+        store.begin()
+        previous = store.revision
+        store.append_message(value)
+        payload = frames.encode_changes(1, previous, 1000, store.changes)
+        record = LogRecord(CHAT, 1, previous, store.revision, [payload], [])
+        store.finish_tick(self.tick, self.log.append(self.tick, [record]))
+        if synced:
+            self.log.prepare_sync()()
+            self.pipeline.synced_tick = self.tick
+
+    def make_durable(self) -> bool:
+        """As a pass does that finds the store's segment old."""
+        return asyncio.run(self.checkpointer._checkpoint_one(self.store))
+
+    @property
+    def file(self) -> StoreFile:
+        assert self.store.file is not None
+        return self.store.file
+
+    @property
+    def has_wal(self) -> bool:
+        return self.path.with_name(self.path.name + "-wal").exists()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    world = World(tmp_path)
+    yield world
+    if world.store.file is not None:
+        world.store.file.abandon()
+    world.log.close()
+
+
+def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> None:
+    world.append()
+    world.append()
+    assert world.make_durable()
+    assert world.file.is_sealed
+    assert not world.has_wal
+    assert (world.store.pending_bytes, list(world.store.pending)) == (0, [])
+    assert world.store.oldest_segment is None
+    world.store.validate()
+
+
+def test_an_idle_new_store_is_closed_without_ever_being_opened(world: World) -> None:
+    world.append()
+    asyncio.run(world.checkpointer.run_pass(100.0))
+    assert world.ownership.find(CHAT) is None
+    assert not world.has_wal
+    file = StoreFile.open(world.path, CHAT)
+    assert not file.was_left_open
+    assert file.meta.last_seq == 1
+    file.close()
+
+
+def test_before_more_is_accepted_the_file_is_held(world: World) -> None:
+    world.append(b"first")
+    world.make_durable()
+    world.store.begin()
+    assert world.has_wal
+    assert not world.file.is_sealed
+    world.store.fail_tick()
+    world.append(b"second")
+    assert world.make_durable()
+    assert world.file.meta.last_seq == 2
+
+
+def test_reading_needs_the_file_and_gets_it(world: World) -> None:
+    world.append(b"first")
+    world.make_durable()
+    message = world.file.message(1)
+    assert message is not None
+    assert message[3] == b"first"
+    assert not world.file.is_sealed
+
+
+def test_no_append_goes_on_while_the_file_is_written(world: World) -> None:
+    world.append()
+    seen = []
+    world.in_thread = lambda: seen.append((world.store.busy, world.store.takes_appends))
+    world.make_durable()
+    assert seen == [(True, False)]
+    assert (world.store.busy, world.store.takes_appends) == (False, False)
+
+
+def test_with_a_change_that_is_not_synced_the_file_is_created_and_held(world: World) -> None:
+    world.append()
+    world.append(synced=False)
+    world.make_durable()
+    assert world.file.meta.revision == 1
+    assert not world.file.is_sealed
+    assert world.has_wal
+
+
+@pytest.mark.parametrize(("count", "size_bytes"), [(1, 5000), (300, 100)])
+def test_a_new_store_with_much_in_it_is_created_and_held(
+    world: World, count: int, size_bytes: int
+) -> None:
+    for _ in range(count):
+        world.append(bytes(size_bytes), synced=False)
+    world.log.prepare_sync()()
+    world.pipeline.synced_tick = world.tick
+    assert world.make_durable()
+    assert not world.file.is_sealed
+
+
+def test_a_file_that_cannot_be_written_leaves_all_of_it_pending(world: World) -> None:
+    world.append()
+
+    def refuse() -> None:
+        raise StorageFailedError(reason="full")
+
+    world.in_thread = refuse
+    assert not world.make_durable()
+    assert world.store.file is None
+    assert len(world.store.pending) == 1
+    assert world.store.oldest_segment == 1
+    world.in_thread = lambda: None
+    assert world.make_durable()
+    assert world.file.is_sealed
+
+
+def test_nothing_is_accepted_when_somebody_else_has_written_the_file(world: World) -> None:
+    world.append()
+    world.make_durable()
+    other = StoreFile.open(world.path, CHAT)
+    other.take(2, "s2", "i2")
+    other.close()
+    with pytest.raises(StoreDamagedError, match="somebody else"):
+        world.append()
+    assert world.store.mark is None
+    assert world.store.revision == 1
