@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
-TESTS ?= $(wildcard tests/unit tests/simulation tests/power tests/integration tests/spark tests/torture)
+# The longest first, so that all processes end at about the same time.
+TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/power tests/unit)
+# Tests run side by side, most of which wait for other processes half of their time.
+JOBS ?= 2
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
@@ -28,7 +31,7 @@ demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, com
 
 test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, Spark, a minute of torture.
 	@echo "Testing in $(TESTS)"
-	@$(BIN)/pytest $(TESTS)
+	@$(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

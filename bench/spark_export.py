@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import resource
 import shutil
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -38,7 +40,6 @@ from pyspark.sql import SparkSession
 
 from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Measurement, Report, Target, Work, turns
-from holdfast.bench.machine import machine_facts
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket import open_bucket
@@ -56,6 +57,7 @@ _SMALL_STORE_MESSAGES: Final = 50
 _TICK_MESSAGES: Final = 5000
 _PANDAS_ROWS: Final = 200_000
 _SQL: Final = "SELECT seq, revision, time, value FROM messages ORDER BY seq"
+_PACKAGES: Final = ("apsw", "deltalake", "pandas", "pyarrow", "pyspark")
 _SHOWN: Final = ("per_second", "per_second_per_core", "output_bytes", "output_ratio", "rss_bytes")
 
 
@@ -92,7 +94,12 @@ def main() -> None:
         works.append(Work(name, title, sides, targets))
     spark.stop()
     asked = {"rounds": options.rounds, "messages": options.messages, "stores": options.stores}
-    report = Report("spark_export", machine_facts(), asked, tuple(works))
+    facts = {
+        "cores": cores,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+    }
+    report = Report("spark_export", facts, asked, tuple(works))
     table = figures_table(report, _SHOWN)
     for row in (table.columns, *table.rows):
         print("  ".join(f"{cell:<22}" for cell in row).rstrip())
@@ -208,7 +215,7 @@ def _pandas(stores: Stores, output: Path) -> Figures:
                 writer.write_table(table)
     assert writer is not None
     writer.close()
-    return {"rss_bytes": 0.0}
+    return {}
 
 
 def _spark(spark: SparkSession, stores: Stores, output: Path, cores: int) -> Figures:
@@ -217,7 +224,7 @@ def _spark(spark: SparkSession, stores: Stores, output: Path, cores: int) -> Fig
     columns = "store string, seq bigint, revision bigint, time bigint, value binary"
     rows = frame.mapInPandas(_read_files, columns)
     rows.write.option("compression", "zstd").parquet(str(output / "spark"))
-    return {"rss_bytes": 0.0}
+    return {}
 
 
 def _read_files(frames_of_paths: Iterable[Any]) -> Iterator[Any]:

@@ -414,8 +414,10 @@ class Coalescer:
             queue.state = QueueState.IDLE
         if not builder.groups:
             return None
-        self._frames[builder.number] = Frame(builder.number, lane, builder.groups, now)
+        frame = self._frames[builder.number] = Frame(builder.number, lane, builder.groups, now)
         lane.frames_in_flight += 1
+        # Of `stored` writes alone: four small frames must not keep all else from the next object.
+        self._give_up_place(frame)
         self._frame_timeout_at = min(self._frame_timeout_at, now + PING_SECONDS)
         return SendFrame(lane.server, builder.number, builder.payload())
 

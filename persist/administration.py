@@ -48,6 +48,7 @@ from holdfast.protocol.errors import (
     NotFoundError,
     NotOwnerError,
     StorageError,
+    UnavailableError,
     error_from_wire,
 )
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
@@ -155,6 +156,8 @@ class Administrator:
                 del self._jobs[each]
         if not job.done():
             return {"done": False}
+        if job.cancelled():
+            raise UnavailableError(reason=f"server {self._server!r} is about to stop")
         return {"done": True, **job.result()}
 
     def _work(self, fields: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:

@@ -265,7 +265,7 @@ class Cooler:
 
     def _unlink(self, files: Sequence[StoreFile]) -> None:
         """Remove files that are locked here, with all earlier generations, durably. Blocking."""
-        folders: set[Path] = set()
+        folders: dict[Path, None] = {}
         for file in files:
             self._gate.check()
             mine = int(file.path.name.split(".")[-2])
@@ -277,7 +277,7 @@ class Cooler:
                 # The WAL first: without its file it would be nobody's.
                 self._disk.remove(path.with_name(path.name + "-wal"))
                 self._disk.remove(path)
-            folders.add(file.path.parent)
+            folders[file.path.parent] = None
         for folder in folders:
             self._disk.sync_directory(folder)
 

@@ -122,6 +122,9 @@ class OpenQueue:
     async def _open_batch(self, wanted: list[Wanted]) -> None:
         try:
             await self._make_room(len(wanted))
+            wanted = self._free(wanted)
+            if not wanted:
+                return
             grants = await self._coordination.open(wanted)
             if self._opens_nothing():
                 await self._turn_away(wanted, grants)
@@ -151,6 +154,18 @@ class OpenQueue:
                     self.refuse(each.store, error_from_wire(grant[1], grant[2]))
                 else:
                     tasks.create_task(self._open_store(slots, each, Grant(*grant[:4])))
+
+    def _free(self, wanted: list[Wanted]) -> list[Wanted]:
+        """Return what can be opened now; the rest has its turn once the tier is done with it. Before
+        the coordinator is asked: it may be about to hear that a file leaves, and what it has granted
+        before that says that there is one."""
+        tier = self._tier()
+        if tier is None:
+            return wanted
+        held = [each for each in wanted if tier.is_held(each.store)]
+        for each in held:
+            self._spawn(self._open_when_free(tier, each))
+        return [each for each in wanted if each not in held]
 
     async def _make_room(self, count: int) -> None:
         """Close what was used longest ago until `count` more stores may be open. Raises BusyError
@@ -184,9 +199,6 @@ class OpenQueue:
 
     async def _open_store(self, slots: asyncio.Semaphore, wanted: Wanted, grant: Grant) -> None:
         tier = self._tier()
-        if tier is not None and tier.is_held(wanted.store):
-            self._spawn(self._open_when_free(tier, wanted))
-            return
         try:
             async with slots:
                 # A new store opens without waiting for anything; hundreds of them in one turn of

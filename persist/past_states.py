@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.persist.point_in_time import Course, Point, Target, course, not_reached
+from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import snapshot as snapshots
 from holdfast.shared_fs.bucket_log import list_logs, read_store_records
@@ -28,7 +29,7 @@ from holdfast.shared_fs.manifest import (
     SnapshotVersion,
     StoreEntry,
 )
-from holdfast.shared_fs.pins import PIN_SECONDS, Pinning
+from holdfast.shared_fs.pins import pinned
 from holdfast.shared_fs.snapshot import compress, fetch, take_image
 from holdfast.shared_fs.store_file import StoreFile, StoreMeta, WriterOutcome
 
@@ -64,22 +65,12 @@ class PastStates:
         Raises PointNotReachedError if it does not, unless the nearest point before will do; BucketError,
         StorageFailedError.
         """
-        manifests = self._manifests()
-        pinning = Pinning(manifests.bucket, self._clock_ms, f"restore of {store}")
-        try:
-            # Before anything is looked for: what the manifest names from here on stays.
-            keys = {version.key for version in self.versions(store)}
-            pinning.hold(keys, logs=True, seconds=PIN_SECONDS)
-            entry = manifests.find(store)
-            if entry is not None and not keys >= {version.key for version in entry.versions}:
-                pinning.hold({version.key for version in entry.versions}, logs=True)
-                entry = manifests.find(store)
+        reason = f"restore of {store}"
+        with pinned(self._manifests(), store, self._clock_ms, reason, logs=True) as entry:
             found = course(store, entry, self.records(store), target, seen)
             if not found.exact and not (nearest and found.revision):
                 raise not_reached(store, target, found)
             yield found
-        finally:
-            pinning.release()
 
     def records(self, store: StoreId) -> list[LogRecord]:
         """Return what any log, of whoever lives or not, has of a store."""
@@ -152,6 +143,9 @@ class PastStates:
         made = compress(take_image(file, draft), self._clock_ms())
         manifests = self._manifests()
         version = snapshots.put(manifests.bucket, made, secrets.token_hex(8))
-        outcome = manifests.publish([(file.store, version)], self._keep, self._clock_ms())
-        assert outcome[file.store] in (Published.NEWEST, Published.OLDER), outcome
+        outcome = manifests.publish([(file.store, version)], self._keep, self._clock_ms())[
+            file.store
+        ]
+        if outcome not in (Published.NEWEST, Published.OLDER):
+            raise StorageFailedError(reason=f"the bucket has {file.store} as {outcome}")
         return version

@@ -47,8 +47,9 @@ def fold_logs(
     clock_ms: Callable[[], int],
     keep: KeepPolicy,
     progress: Callable[[float], None] = lambda done: None,
+    disk: Disk | None = None,
 ) -> Folded:
-    """Publish what the logs have beyond the snapshots; `folder` exists, for drafts.
+    """Publish what the logs have beyond the snapshots; `folder` exists on `disk`, for drafts.
 
     Raises BucketError, StorageError.
     """
@@ -64,7 +65,7 @@ def fold_logs(
         for store, found in log.records.items():
             records.setdefault(store, []).extend(found)
     done.logs = len(logs)
-    rebuilder = _Rebuilder(manifests, folder, clock_ms, keep)
+    rebuilder = _Rebuilder(manifests, folder, clock_ms, keep, disk or Disk())
     for index, (store, found) in enumerate(records.items()):
         progress(index / len(records))
         done.epochs[store] = max(record.epoch for record in found)
@@ -82,13 +83,18 @@ def fold_logs(
 
 class _Rebuilder:
     def __init__(
-        self, manifests: Manifests, folder: Path, clock_ms: Callable[[], int], keep: KeepPolicy
+        self,
+        manifests: Manifests,
+        folder: Path,
+        clock_ms: Callable[[], int],
+        keep: KeepPolicy,
+        disk: Disk,
     ) -> None:
         self._manifests = manifests
         self._folder = folder
         self._clock_ms = clock_ms
         self._keep = keep
-        self._disk = Disk()
+        self._disk = disk
 
     def bring_up_to_date(
         self, store: StoreId, records: list[LogRecord], logs: list[DeadLog]
@@ -126,9 +132,9 @@ class _Rebuilder:
             partial = path.with_name("rebuilt.part")
             fetched = fetch(self._manifests.bucket, store, entry.newest, partial)
             fetched.place(self._disk, path)
-            file = StoreFile.open(path, store)
+            file = StoreFile.open(path, store, disk=self._disk)
         else:
-            file = StoreFile.create(path, store, time=self._clock_ms())
+            file = StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
             if beginning:
                 file.go_on_from(beginning, time=self._clock_ms())
         try:

@@ -487,10 +487,13 @@ class PersistServer:
             logger.error("server.not_clean server=%s stores=%d", self.server, len(left))
             self._gate.fence_myself()
             return
-        try:
-            await self._coordination.release_all()
-        except HoldfastError as error:
-            logger.warning("server.release_failed server=%s reason=%s", self.server, error)
+        if not self.lives_again:
+            # The next life of a drained server takes the place of this one when it registers: one that
+            # has released all counts as ended by itself, and drained no longer.
+            try:
+                await self._coordination.release_all()
+            except HoldfastError as error:
+                logger.warning("server.release_failed server=%s reason=%s", self.server, error)
         self._gate.fence_myself()
         self._log.close()
         if self._ground is None:

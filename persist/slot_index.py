@@ -20,7 +20,7 @@ class SlotIndex:
 
     def __init__(self) -> None:
         #: For each slot, oldest first, the stores that still need it, and its size.
-        self._slots: OrderedDict[int, set[StoreId]] = OrderedDict()
+        self._slots: OrderedDict[int, dict[StoreId, None]] = OrderedDict()
         self._sizes: dict[int, int] = {}
         #: For each store the slots that it needs, and the last (epoch, revision) that each has of it.
         self._stores: dict[StoreId, deque[tuple[int, _Order]]] = {}
@@ -46,7 +46,7 @@ class SlotIndex:
         for store, order in last.items():
             self._stores.setdefault(store, deque()).append((slot, order))
         if last or self._slots:
-            self._slots[slot] = set(last)
+            self._slots[slot] = dict.fromkeys(last)
             self._sizes[slot] = size_bytes
             self.size_bytes += size_bytes
 
@@ -57,7 +57,7 @@ class SlotIndex:
             return
         while needed and needed[0][1] <= (epoch, revision):
             slot, _ = needed.popleft()
-            self._slots[slot].discard(store)
+            self._slots[slot].pop(store, None)
         if not needed:
             del self._stores[store]
         while self._slots:

@@ -152,13 +152,13 @@ class StoredWrites:
     def slot_committed(self) -> None:
         """What `begin_slot` returned is in the bucket."""
         done, self._under_way = self._under_way, []
-        touched = set()
+        touched: dict[StoreId, None] = {}
         for record in done:
             self._unstored_bytes -= record_bytes(record)
             followed = self._followed.get(record.store)
             if followed is not None and followed.epoch == record.epoch:
                 followed.stored = max(followed.stored, record.revision)
-                touched.add(record.store)
+                touched[record.store] = None
         for store in touched:
             self._release(self._followed[store])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -39,6 +40,9 @@ _BASES: Final = 4096
 _PRESSING: Final = 256
 _BASE_RETRY_SECONDS: Final = 1.0
 _RETIRE_SECONDS: Final = 5.0
+#: A try that got no answer may arrive so much later, and put its slot anew: below others that were
+#: removed meanwhile, where it would look like the last one before a gap. Until then a slot stays.
+_LATE_PUT_SECONDS: Final = 10.0
 _EVERY_REVISION: Final = 1 << 63
 
 
@@ -65,6 +69,9 @@ class SlotKeeper:
         self._snapshot = snapshot
         self._find = find
         self._thread = bucket_thread
+        #: The next slot as it was at the passes of late, with their times.
+        self._passes: deque[tuple[float, int]] = deque()
+        self._settled = 0
         self.index = SlotIndex()
 
     async def run(self) -> None:
@@ -79,7 +86,7 @@ class SlotKeeper:
             if self.index.count > MAX_LOG_OBJECTS or self.index.size_bytes > LOG_CAP_BYTES:
                 await self._snapshot(self.index.oldest(_PRESSING))
                 await self._look_up(self.index.oldest(_PRESSING))
-            below = self.index.needless_below
+            below = min(self.index.needless_below, self._settled_below())
             if below > self._log.oldest_slot + 1:
                 await self._thread(lambda: self._log.retire(below))
         except FencedError:
@@ -87,6 +94,16 @@ class SlotKeeper:
         except HoldfastError as error:
             # The next pass tries again; what is not removed costs a little.
             logger.warning("slot.retire_failed reason=%s", error)
+
+    def _settled_below(self) -> int:
+        """Return the slot below which no put is still on its way."""
+        now = asyncio.get_running_loop().time()
+        self._passes.append((now, self._log.next_slot))
+        below = 0
+        while self._passes and self._passes[0][0] <= now - _LATE_PUT_SECONDS:
+            below = self._passes.popleft()[1]
+        self._settled = max(self._settled, below)
+        return self._settled
 
     async def _look_up(self, stores: Sequence[StoreId]) -> None:
         """Take note of stores that were deleted, or snapshotted by others: nobody tells of those."""

@@ -28,7 +28,7 @@ from holdfast.shared_fs.bucket_errors import (
     ObjectDamagedError,
     ObjectMissingError,
 )
-from holdfast.shared_fs.manifest import Manifests, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.manifest import Manifests, StoreEntry
 
 PIN_PREFIX: Final = "pins/"
 #: Longer than any part of a restore between two renewals: reading one large snapshot.
@@ -80,24 +80,22 @@ class Pinning:
 def pinned(
     manifests: Manifests,
     store: StoreId,
-    choose: Callable[[StoreEntry | None], SnapshotVersion | None],
     clock_ms: Callable[[], int],
     reason: str,
     *,
     logs: bool = False,
-) -> Iterator[SnapshotVersion | None]:
-    """Pin the version of a store that `choose` takes, and all logs if wanted, around the body."""
+) -> Iterator[StoreEntry]:
+    """Pin every version of a store around the body, which gets them, and all logs if wanted."""
     pinning = Pinning(manifests.bucket, clock_ms, reason)
     try:
-        wanted = choose(manifests.find(store))
-        while True:
-            pinning.hold([] if wanted is None else [wanted.key], logs=logs)
-            # What is named now, with the pin in its place, stays until that expires.
-            chosen = choose(manifests.find(store))
-            if wanted is None or (chosen is not None and chosen.key == wanted.key):
-                break
-            wanted = chosen
-        yield wanted
+        keys: set[str] | None = None
+        entry = manifests.find(store) or StoreEntry()
+        # What the manifest names with the pin in its place stays until that expires.
+        while keys is None or not keys >= {version.key for version in entry.versions}:
+            keys = {version.key for version in entry.versions}
+            pinning.hold(keys, logs=logs)
+            entry = manifests.find(store) or StoreEntry()
+        yield entry
     finally:
         # Otherwise it expires.
         with suppress(BucketError):

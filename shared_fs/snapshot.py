@@ -280,7 +280,14 @@ def fetch(
     BucketError, StorageFailedError.
     """
     if version.image_bytes <= small_bytes:
-        content = b"".join(_verified(bucket, version))
+        pieces: list[bytes] = []
+        for piece in _verified(bucket, version):
+            if piece:
+                pieces.append(piece)
+            else:
+                # Again from the start, after wrong bytes.
+                pieces.clear()
+        content = b"".join(pieces)
         file = StoreFile.of_image(content, draft, store)
         try:
             file.quick_check()

@@ -110,7 +110,7 @@ class StoreImage:
                     f"file:{quote(str(content))}?immutable=1",
                     flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
                 )
-            self._connection.pragma("cache_size", -_CACHE_KIB)
+                self._connection.pragma("cache_size", -_CACHE_KIB)
             version = self._connection.pragma("user_version")
             row: Any = self._connection.execute(schema.SELECT_META).get
             self.created: int = self._connection.execute(_SELECT_CREATED).get
@@ -216,6 +216,8 @@ class StoreImage:
 
     def _first_seq_after(self, revision: int) -> int:
         """Return a seq at which the appended messages after a revision begin."""
+        if revision == 0:
+            return 1
         low, high = 1, self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2

@@ -9,44 +9,101 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import zstandard
 from pyspark import SparkFiles
 
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshot import SMALL_IMAGE_BYTES, fetch
 from holdfast.spark.image_rows import StoreImage
 from holdfast.spark.planning import SnapshotWork
 
 #: Files of images that are kept on a machine.
 KEPT_BYTES: Final = 8192 * MIB
+#: One range of an object, and all that are kept.
+_MAX_SPAN_BYTES: Final = 32 * MIB
+_READ_BYTES: Final = 64 * MIB
+#: A range may hold so much more than what is wanted of it: reading it costs less than requests do.
+_SPAN_FACTOR: Final = 4
+_REQUEST_BYTES: Final = MIB
 
 
-@contextmanager
-def opened_image(bucket: Bucket, work: SnapshotWork) -> Iterator[StoreImage]:
-    """Open the image that a work reads. Raises ObjectMissingError, ObjectDamagedError,
-    StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
-    version = work.version
-    if work.parts == 1 and version.image_bytes <= SMALL_IMAGE_BYTES:
-        fetched = fetch(bucket, work.store, version, Path("image"))
-        image = StoreImage(work.store, fetched.content)
+class Images:
+    """The images of one task. What lies close together in a pack comes with one request."""
+
+    def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
+        self._bucket = bucket
+        self._spans = _spans([work.version for work in works])
+        self._read: dict[str, bytes] = {}
+
+    @contextmanager
+    def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
+        """Open the image that a work reads. Raises ObjectMissingError, ObjectDamagedError,
+        StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
+        if work.parts == 1 and work.version.image_bytes <= SMALL_IMAGE_BYTES:
+            image = StoreImage(work.store, self._content(work))
+        else:
+            image = _open_shared(self._bucket, work, _folder())
         try:
             yield image
         finally:
             image.close()
-        return
-    image = _open_shared(bucket, work, _folder())
+
+    def _content(self, work: SnapshotWork) -> bytes:
+        version = work.version
+        span = self._spans.get(version.key)
+        if span is not None:
+            start, end = span
+            body = self._read.get(version.key)
+            if body is None:
+                while self._read and sum(map(len, self._read.values())) + end - start > _READ_BYTES:
+                    del self._read[next(iter(self._read))]
+                body = self._bucket.get_range(version.key, start, end - start).body
+                self._read[version.key] = body
+            first = version.offset - start
+            content = _unpacked(body[first : first + version.length], version)
+            if content is not None:
+                return content
+        # It is put only after its structure was checked; what has its sha256 needs no other check.
+        # Where that is wrong, this tries again and tells what it is.
+        fetched = fetch(self._bucket, work.store, version, Path("image"))
+        assert isinstance(fetched.content, bytes)
+        return fetched.content
+
+
+def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
+    """Return which range of each object has what is wanted of it, where one range is worth it."""
+    wanted: dict[str, list[SnapshotVersion]] = {}
+    for version in versions:
+        if version.image_bytes <= SMALL_IMAGE_BYTES:
+            wanted.setdefault(version.key, []).append(version)
+    spans: dict[str, tuple[int, int]] = {}
+    for key, found in wanted.items():
+        start = min(version.offset for version in found)
+        end = max(version.offset + version.length for version in found)
+        wanted_bytes = sum(version.length for version in found)
+        if end - start <= min(_MAX_SPAN_BYTES, _SPAN_FACTOR * wanted_bytes + _REQUEST_BYTES):
+            spans[key] = start, end
+    return spans
+
+
+def _unpacked(body: bytes, version: SnapshotVersion) -> bytes | None:
+    """Return the image, None if it is not what was put."""
     try:
-        yield image
-    finally:
-        image.close()
+        content = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    except zstandard.ZstdError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
 def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path) -> StoreImage:

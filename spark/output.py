@@ -11,7 +11,8 @@ How a task writes the chunks of one stream:
 
 So a chunk is stored only in a stream that does not have it, whatever paused tasks and their successors
 do at the same time: no clock and no window of time is involved. When a batch is committed, the ledger
-says so (`<query>/committed`), and its notes go; a committed batch is not written again at all.
+says so (`<query>/committed`), and then its notes go; a committed batch is not written again at all. Who
+makes a note looks for that afterwards, since the note of its successor may have come and gone.
 
 What may go wrong is told, not guessed: if messages were removed from a stream between two tries,
 OutputRemovedError; if the second try has other rows, RowsChangedError.
@@ -62,23 +63,18 @@ class Ledger:
                 return int(entry.value)
             return None
 
-    async def commit(self, query: str, batch: int) -> None:
-        """Record that all of a batch, and of those before it, is written; forget their notes."""
-        key = f"{quote(query)}/{_COMMITTED}"
-        if not await self.is_committed(query, batch):
-            await self._kv.set(key, str(batch).encode())
-        await self._forget(query, batch)
-
-    async def forget(self, query: str) -> None:
-        """Forget a query that will not be run again."""
-        await self._forget(query, None)
-
-    async def _forget(self, query: str, last_batch: int | None) -> None:
+    async def commit(self, query: str, batch: int, ttl_seconds: float | None = None) -> None:
+        """Record that all of a batch, and of those before it, is written, and forget their notes. Of a
+        query that will not be run again the record need not stay."""
         prefix = f"{quote(query)}/"
+        if not await self.is_committed(query, batch):
+            await self._kv.set(
+                f"{prefix}{_COMMITTED}", str(batch).encode(), ttl_seconds=ttl_seconds
+            )
         gone: list[str] = []
         async for key in self._kv.keys(prefix=prefix):
-            batch = key.removeprefix(prefix).split("/")[0]
-            if last_batch is None or (batch.isdigit() and int(batch) <= last_batch):
+            noted = key.removeprefix(prefix).split("/")[0]
+            if noted.isdigit() and int(noted) <= batch:
                 gone.append(key)
         for start in range(0, len(gone), _KEYS_AT_ONCE):
             some = gone[start : start + _KEYS_AT_ONCE]
@@ -132,6 +128,8 @@ class StreamOutput:
         self._durability = durability
         self._known_seq = 0
         self._stored: dict[int, Mark] = {}
+        #: Another try has written everything.
+        self._is_committed = False
 
     async def start(self, ledger: Ledger) -> None:
         """Find out what earlier tries have stored."""
@@ -140,6 +138,8 @@ class StreamOutput:
         self._known_seq = head.last_seq if noted is None else noted
         if noted is not None:
             await self._look()
+        else:
+            self._is_committed = await ledger.is_committed(self._batch.query, self._batch.batch)
 
     async def store(self, chunk: Chunk) -> None:
         """Store a chunk unless it is."""
@@ -163,8 +163,8 @@ class StreamOutput:
         raise refusal
 
     def _is_stored(self, chunk: Chunk) -> bool:
-        if not self._stored:
-            return False
+        if self._is_committed or not self._stored:
+            return self._is_committed
         mark = self._stored.get(chunk.mark.number)
         if mark is not None and mark != chunk.mark:
             raise RowsChangedError(batch=str(self._batch), stream=self._stream.name)

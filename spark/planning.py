@@ -23,14 +23,14 @@ from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.watermarks import Watermark
 
 #: What one task reads, of values: from where starting a task costs nothing to what takes minutes.
-MIN_TASK_BYTES: Final = 32 * MIB
+MIN_TASK_BYTES: Final = 16 * MIB
 MAX_TASK_BYTES: Final = 1024 * MIB
 #: Tasks for each core: enough that none is idle for long at the end.
 _TASKS_PER_CORE: Final = 3
 #: Compressed bytes of log objects that a task has in memory together.
 LOG_TASK_BYTES: Final = 16 * MIB
-#: What reading a store takes, however small it is.
-_STORE_BYTES: Final = 16 * KIB
+#: What reading a store takes, however small it is: a millisecond, in which a large one yields as much.
+_STORE_BYTES: Final = 64 * KIB
 
 
 class Coverage(NamedTuple):

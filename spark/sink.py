@@ -52,6 +52,8 @@ _TYPES: Final = {
     "store": ("string",),
     "headers": ("map<string,string>",),
 }
+#: How long the ledger knows of a write without a name, for tasks of it that are still there.
+_UNNAMED_SECONDS: Final = 86_400.0
 #: Chunks that are written together, so that the streams of a task do not wait for each other.
 _CHUNKS_AT_ONCE: Final = 32
 
@@ -76,23 +78,19 @@ class BatchSink(DataSourceArrowWriter):
         return _write(self._options, BatchId(self._query, 0, _context().partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._finish(self._options.query is not None)
+        query = self._query
+        ttl_seconds = _UNNAMED_SECONDS if self._options.query is None else None
+
+        async def commit(client: Client) -> None:
+            await Ledger(client).commit(query, 0, ttl_seconds)
+
+        run_connected(self._options.connection, commit)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # What has a name may be tried again, and needs its notes then.
+        # What has a name may be tried again, and needs its notes then; of the others none needs to
+        # go on.
         if self._options.query is None:
-            self._finish(False)
-
-    def _finish(self, is_named: bool) -> None:
-        query = self._query
-
-        async def finish(client: Client) -> None:
-            if is_named:
-                await Ledger(client).commit(query, 0)
-            else:
-                await Ledger(client).forget(query)
-
-        run_connected(self._options.connection, finish)
+            self.commit(messages)
 
 
 class StreamSink(DataSourceStreamArrowWriter):

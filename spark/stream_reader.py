@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [bounded(start, [one], 1, ends.get(one.name, 0))[0] for one in found]
 
     def _since(self, start: Offsets, found: list[Extent], start_time: int) -> list[Extent]:
-        """Leave out of streams that are not read yet what is older. Asked anew once there is more."""
+        """Leave out of streams that are not read yet what is older; asked anew when there is more."""
         unknown = [
             extent
             for extent in found
@@ -137,7 +137,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         for extent in self._survey.since(unknown, start_time) if unknown else ():
             self._begins[extent.name] = extent
-        return [one if one.name in start else self._begins[one.name] for one in found]
+        return [
+            one
+            if one.name in start
+            else one._replace(first_seq=max(one.first_seq, self._begins[one.name].first_seq))
+            for one in found
+        ]
 
 
 async def _extents_of(names: list[str], client: Client) -> list[Extent]:

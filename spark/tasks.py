@@ -1,8 +1,8 @@
 """What an executor does for an export: read what a task names, write files, say how far it came.
 
 Everything that a task needs is in the task; nothing goes through the driver but names and numbers. A
-worker needs at most some 600 MiB, however large a store is: 64 MiB of a compressed and uncompressed
-image each, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for their row
+worker needs at most some 600 MiB, however large a store is: 64 MiB of packs and 64 MiB of an
+unpacked image, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for their row
 group and as much again while it is written. A larger image lies on the executor's disk.
 """
 
@@ -21,7 +21,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_usage import Usage
-from holdfast.spark.images import opened_image
+from holdfast.spark.images import Images
 from holdfast.spark.location import TableLocation
 from holdfast.spark.log_rows import LogRows
 from holdfast.spark.planning import DropWork, SnapshotWork, Task
@@ -80,6 +80,7 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
     before = bucket.usage.total()
     outcome = TaskOutcome()
     name = f"{job.run:06d}-{secrets.token_hex(8)}"
+    images = Images(bucket, [work for work in task.stores if isinstance(work, SnapshotWork)])
     with (
         _without_cycles(),
         TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
@@ -88,7 +89,7 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
             if isinstance(work, DropWork):
                 outcome.stores.append(_drop(job, work, writer))
             else:
-                outcome.stores.append(_read_snapshot(job, bucket, work, writer))
+                outcome.stores.append(_read_snapshot(job, images, work, writer))
                 outcome.image_bytes += work.version.image_bytes // work.parts
         if task.logs:
             _read_logs(job, bucket, task, writer, outcome)
@@ -111,12 +112,12 @@ def _drop(job: Job, work: DropWork, writer: TableWriter) -> StoreOutcome:
 
 
 def _read_snapshot(
-    job: Job, bucket: Bucket, work: SnapshotWork, writer: TableWriter
+    job: Job, images: Images, work: SnapshotWork, writer: TableWriter
 ) -> StoreOutcome:
     store, version = work.store, work.version
     row_count = writer.row_count
     try:
-        with opened_image(bucket, work) as image:
+        with images.opened(work) as image:
             reading = image.reading(work.since, work.part, work.parts)
             for batch in image.batches(reading, job.run, version.key):
                 writer.write(store.tenant, batch)

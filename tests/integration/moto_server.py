@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import boto3
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import ThreadedMotoServer
 
 BUCKET = "holdfast-test"
 REGION = "us-east-1"
+
+
+def _one_at_a_time(environment: pytest.MonkeyPatch) -> None:
+    """Moto looks at a condition and stores the object in two steps: side by side, two writers that
+    expect the same version could both have their way, as on S3 they cannot."""
+    lock = threading.Lock()
+    handle = DomainDispatcherApplication.__call__
+
+    def call(self: Any, environ: Any, start_response: Any) -> Iterable[bytes]:
+        with lock:
+            return handle(self, environ, start_response)  # type: ignore[no-any-return]
+
+    environment.setattr(DomainDispatcherApplication, "__call__", call)
 
 
 @contextmanager
@@ -23,6 +39,7 @@ def running_moto() -> Iterator[str]:
         environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
         for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
             environment.delenv(name, raising=False)
+        _one_at_a_time(environment)
         server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         server.start()
         try:

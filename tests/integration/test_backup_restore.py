@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes
+from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind
@@ -322,6 +322,36 @@ def test_followers_of_a_deleted_store_are_told_to_begin_anew(tmp_path: Path) -> 
             start = [change.kind for change in seen].index(ChangeKind.RESET)
             keys = {change.entry.key for change in seen[start:] if change.entry is not None}
             assert keys == {"b0", "b1", "b2", "b3", "b4"}
+
+    run(tmp_path, body)
+
+
+def test_cold_stores_are_restored_and_deleted_like_any_other(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        scene.servers["s1"].stop()
+        scene.start(
+            *("s1", "--cold-after-seconds", "1", "--idle-close-seconds", "0.2"),
+            *("--snapshot-seconds", "0.2"),
+        )
+
+        def files() -> list[str]:
+            stores = scene.processes.data / "stores"
+            return [path.name for path in stores.rglob("*.db")]
+
+        async with scene.client() as client:
+            for name in ("one", "two"):
+                await client.stream(name).append(b"a")
+                await scene.json("backup", name)
+                await client.stream(name).append(b"b")
+            await until(lambda: not files(), "both stores are cold")
+            report = await scene.json("restore", "one", "--to-revision", "1", "--yes")
+            assert report["revision"] == 3
+            assert (await client.stream("one").append(b"c")).seq == 3
+            assert await values(client, "one") == ["a", "c"]
+            await scene.json("delete", "two", "--yes")
+            assert await values(client, "two") == []
+            assert (await client.stream("two").append(b"new")).seq == 1
+            assert await values(client, "two") == ["new"]
 
     run(tmp_path, body)
 

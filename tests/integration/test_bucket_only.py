@@ -223,8 +223,10 @@ def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_p
             async with connected_peer(processes) as peer:
                 await until(lambda: "server.started" in third.log, "the third server runs")
                 await peer.bus.request("hf._.coord.drain", frames.encode_control(server="s2"), 2.0)
+                async with asyncio.timeout(30):
+                    while await peer.resolve("notes.1") != "s3":
+                        await asyncio.sleep(0.05)
                 assert await read_all(client, list(acked)) == acked
-                assert await peer.resolve("notes.1") == "s3"
 
     run(tmp_path, body)
 

@@ -2,6 +2,7 @@
 
     make simulate SEEDS=200            fresh seeds
     make simulate SEED=42 TRACE=1      one again, with everything that happened
+    make simulate SEEDS=200 TIERS=1    with a bucket, and stores that go cold
 
 Exits with 1 if a seed fails, and prints the command that runs it again.
 """
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", help="let only this happen, see nemesis.py; default: any")
     parser.add_argument("--planted", choices=PLANTED, help="break the shipped code like this")
     parser.add_argument("--limited", action="store_true", help="stores have limits, values a ttl")
+    parser.add_argument(
+        "--tiers", action="store_true", help="with a bucket, and stores that go cold"
+    )
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
     first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
@@ -39,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     processes = min(seeds, os.cpu_count() or 1)
     run = functools.partial(
-        run_seed, fault=options.fault, planted=options.planted, limited=options.limited
+        run_seed,
+        fault=options.fault,
+        planted=options.planted,
+        limited=options.limited,
+        tiers=options.tiers,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
         for result in pool.imap_unordered(run, range(first, first + seeds)):
@@ -63,13 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(seed: int, options: argparse.Namespace) -> str:
     if options.fault is None and options.planted is None and not options.limited:
-        return f"make simulate SEED={seed}"
+        return f"make simulate SEED={seed}" + (" TIERS=1" if options.tiers else "")
     words = [f"PYTHONPATH=tests {sys.executable} -P -m simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
-    if options.limited:
-        words.append("--limited")
+    words += [f"--{name}" for name in ("limited", "tiers") if getattr(options, name)]
     return " ".join(words)
 
 

@@ -10,6 +10,8 @@ Pure. What was promised, and how it is judged from outside:
 - **Refused is refused.** The value of an operation that ended in a definite error appears nowhere.
 - **Seqs are dense** and given once: a message that was appended is the first of its seq.
 - **Real time.** What starts after an answer sees at least what that answer saw.
+- **Stored** writes are in a cluster that is rebuilt from the bucket alone, and whatever is there is as
+  it was at some revision.
 - **Followers** are given the order itself: each change once, in order, all deletes, and of the sets
   all but those that were overwritten; in the end they have what the store has.
 """
@@ -63,6 +65,8 @@ def _check_store(history: History, store: Store) -> Iterator[str]:
     yield from _seqs_are_dense(facts, store)
     yield from _conditions_held(facts)
     yield from _real_time(facts)
+    if store in history.rebuilt:
+        yield from _rebuilt_is_right(facts, history.rebuilt[store])
     for following in history.followings:
         if following.store == store:
             for what in _check_following(facts, following):
@@ -386,6 +390,29 @@ def _real_time(facts: _Facts) -> Iterator[str]:
             index += 1
         for what in _at_least(facts, operation, floor):
             yield f"stale: {operation.action} of {operation.client} after {floor_of}: {what}"
+
+
+def _rebuilt_is_right(facts: _Facts, rebuilt: Final) -> Iterator[str]:
+    for operation in facts.operations:
+        if operation.stored and operation.outcome is Outcome.OK:
+            last = max(operation.revisions)
+            if last > rebuilt.revision:
+                yield (
+                    f"not stored: revision {last} was acknowledged to {operation.client} as stored, "
+                    f"and the bucket has the store up to {rebuilt.revision}"
+                )
+    if rebuilt.revision > facts.final.revision:
+        yield f"rebuilt beyond the truth: {rebuilt.revision}, and not {facts.final.revision}"
+    for key, row in facts.final.rows.items():
+        if row[1] <= rebuilt.revision and rebuilt.rows.get(key) != row:
+            yield f"rebuilt with {key!r} as {rebuilt.rows.get(key)}, and not {row}"
+    for key, (value, revision) in rebuilt.rows.items():
+        known = facts.changes.get(revision)
+        if known is not None and known[0] != ChangeOf(What.SET, (key,), value):
+            yield f"rebuilt with {key!r} at {revision}, which is {_text(known[0])}"
+        last = facts.last_change(key, rebuilt.revision)
+        if last > revision:
+            yield f"rebuilt with {key!r} as of {revision}, though {_text(facts.changes[last][0])} at {last}"
 
 
 def _seen_revision(operation: Operation) -> int:

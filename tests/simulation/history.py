@@ -80,6 +80,8 @@ class Operation:
     #: Of a delete: how many went.
     count: int = 0
     duplicate: bool = False
+    #: It was acknowledged as stored in the bucket.
+    stored: bool = False
     #: Of a read: what it saw, by key, with revisions; and the store's revision, of a head.
     seen: dict[Key, tuple[bytes, int]] = field(default_factory=dict)
     head_revision: int = 0
@@ -144,6 +146,8 @@ class History:
         self.followings: list[Following] = []
         self.broadcasts: list[Broadcast] = []
         self.final: dict[Store, Final] = {}
+        #: The same of a cluster that was rebuilt from the bucket alone, if there was one.
+        self.rebuilt: dict[Store, Final] = {}
         #: The most messages or keys that a store may have, with what is old discarded.
         self.max_messages: dict[Store, int] = {}
         #: What the run itself found wrong, as text.

@@ -41,6 +41,13 @@ class Nemesis:
             (self._storm, 1),
             (self._slow_disk, 1),
         ]
+        if simulation.bucket is not None:
+            faults += [
+                (self._crash_in_bucket, 4),
+                (self._crash_on_disk, 3),
+                (self._bucket_away, 2),
+                (self._slow_bucket, 1),
+            ]
         # Each run has its own mixture, so that some are dominated by one kind.
         self._faults = [fault for fault, _ in faults]
         self._weights = [weight * self._chance.choice((0, 1, 1, 3)) for _, weight in faults]
@@ -156,6 +163,37 @@ class Nemesis:
         hosts.add(host)
         await asyncio.sleep(self._chance.uniform(0.5, 4.0))
         hosts.discard(host)
+
+    # --- the bucket ------------------------------------------------------------------------------
+    async def _crash_in_bucket(self) -> None:
+        """Have whoever makes one of the next calls of the bucket die: before its effect or after."""
+        self._simulation.crash_in_bucket = self._chance.randint(1, 60)
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        self._simulation.crash_in_bucket = 0
+
+    async def _crash_on_disk(self) -> None:
+        """Have whoever makes one of the next changes of a file in a thread die before it."""
+        self._simulation.crash_on_disk = self._chance.randint(1, 60)
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        self._simulation.crash_on_disk = 0
+
+    async def _bucket_away(self) -> None:
+        """Let nobody reach the bucket, or not one host."""
+        bucket, simulation = self._simulation.bucket, self._simulation
+        assert bucket is not None
+        hosts = {node.name for node in simulation.nodes}
+        if self._chance.random() < 0.5:
+            hosts = {self._chance.choice(sorted(hosts))}
+        bucket.weather.away |= hosts
+        await asyncio.sleep(self._chance.uniform(0.3, 6.0))
+        bucket.weather.away -= hosts
+
+    async def _slow_bucket(self) -> None:
+        bucket = self._simulation.bucket
+        assert bucket is not None
+        bucket.weather.slow = self._chance.choice((5.0, 30.0))
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        bucket.weather.slow = 1.0
 
     # --- the bus ---------------------------------------------------------------------------------
     async def _isolate(self) -> None:

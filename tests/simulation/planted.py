@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -16,13 +17,18 @@ import apsw
 
 from holdfast.client.merge import Merge
 from holdfast.persist import opening
+from holdfast.persist.cooling import Candidate, Cooler
+from holdfast.persist.opening import StoreOpener
 from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.store import Store
 from holdfast.persist.takeover import Plan, plan
 from holdfast.persist.tick import Tick
 from holdfast.protocol.frames import ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs import manifest
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.manifest import Published, SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
 
 
@@ -107,6 +113,45 @@ def follow_over_gaps() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def evict_what_was_not_published() -> Iterator[None]:
+    """A file leaves the file system though its snapshot does not have its last changes."""
+
+    def open_any(cooler: Cooler, candidate: Candidate) -> StoreFile | None:
+        return cooler._tiering.open_closed(candidate.store)
+
+    with patch.object(Cooler, "_open_exact", open_any):
+        yield
+
+
+@contextlib.contextmanager
+def publish_the_older_over_the_newer() -> Iterator[None]:
+    """The last to publish has the newest version, whatever it is of."""
+
+    def with_any_version(
+        entry: StoreEntry | None, version: SnapshotVersion, collected_before: int = 0
+    ) -> tuple[StoreEntry, Published]:
+        entry = entry or StoreEntry()
+        return replace(entry, versions=(version, *entry.versions)), Published.NEWEST
+
+    with patch.object(manifest, "with_version", with_any_version):
+        yield
+
+
+@contextlib.contextmanager
+def restore_without_telling() -> Iterator[None]:
+    """A store that was brought back is written to, and the coordinator has it as cold still."""
+    opened = StoreOpener.open
+
+    async def open_as_hot(opener: StoreOpener, *arguments: Any, **options: Any) -> Store:
+        store = await opened(opener, *arguments, **options)
+        store.cold = False
+        return store
+
+    with patch.object(StoreOpener, "open", open_as_hot):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -116,5 +161,8 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         forget_outcomes_in_a_takeover,
         retire_the_log_without_a_sync,
         follow_over_gaps,
+        evict_what_was_not_published,
+        publish_the_older_over_the_newer,
+        restore_without_telling,
     )
 }

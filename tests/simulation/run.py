@@ -10,11 +10,15 @@ from typing import Final, NamedTuple
 
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.names import StoreKind
 from simulation.checker import check
 from simulation.history import Store
 from simulation.nemesis import Nemesis
 from simulation.planted import PLANTED
-from simulation.simulated_cluster import ClientNode, Simulation, small_limits
+from simulation.simulated_bucket import SimulatedBucket
+from simulation.simulated_cluster import ROOT, ClientNode, Simulation, small_limits
+from simulation.simulated_disk import HostDisk
+from simulation.simulated_tiers import in_the_simulation, rebuild
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import VirtualLoop
 from simulation.workload import (
@@ -32,6 +36,8 @@ from simulation.workload import (
 RUN_SECONDS: Final = 20.0
 #: How long everything may take to be well again: the client's longest patience, several times.
 HEAL_SECONDS: Final = 120.0
+#: Within this, what nobody uses has gone cold, and a server has ended.
+_REST_SECONDS: Final = 6.0
 _CLIENTS: Final = 3
 _WORKERS: Final = 2
 _FOLLOWERS: Final = 2
@@ -48,18 +54,24 @@ class Result(NamedTuple):
 
 
 def run_seed(
-    seed: int, fault: str | None = None, planted: str | None = None, *, limited: bool = False
+    seed: int,
+    fault: str | None = None,
+    planted: str | None = None,
+    *,
+    limited: bool = False,
+    tiers: bool = False,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
-    of what is written has a ttl."""
+    of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
+    lost."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         _without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault, limited))
+        simulation = runner.run(_run(seed, fault, limited, tiers))
     history = simulation.history
     return Result(
         seed,
@@ -70,12 +82,12 @@ def run_seed(
     )
 
 
-async def _run(seed: int, fault: str | None, limited: bool) -> Simulation:
-    simulation = Simulation(seed)
+async def _run(seed: int, fault: str | None, limited: bool, tiers: bool) -> Simulation:
+    simulation = Simulation(seed, tiers=tiers)
     if limited:
         simulation.history.max_messages = dict(MAX_MESSAGES)
     chance = simulation.chance("run")
-    with small_limits(simulation.chance("limits")):
+    with small_limits(simulation.chance("limits")), _tiers_of(simulation):
         async with simulation:
             applications: list[Application] = []
             work: list[asyncio.Task[None]] = []
@@ -99,7 +111,89 @@ async def _run(seed: int, fault: str | None, limited: bool) -> Simulation:
             await Nemesis(simulation, fault).run(RUN_SECONDS)
             simulation.trace.add("everything has healed")
             await _finish(simulation, work)
+            if simulation.bucket is not None and not simulation.history.failures:
+                # Whoever still follows is not to be told of what happens now.
+                simulation.ends_history()
+                if simulation.chance("ending").random() < 0.3:
+                    await _lose_store_files(simulation, simulation.bucket)
+                else:
+                    await _lose_all_files(simulation, simulation.bucket)
     return simulation
+
+
+@contextlib.contextmanager
+def _tiers_of(simulation: Simulation) -> Iterator[None]:
+    if simulation.bucket is None:
+        yield
+        return
+    with in_the_simulation(
+        simulation.chance("tier limits"),
+        simulation.files,
+        clock=simulation.loop.time,
+        run_in_thread=lambda: simulation.node_here().run_in_thread,
+    ):
+        yield
+
+
+async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> None:
+    """Let stores go cold, bring them back by a write, take their files away, and see that none opens
+    as it was before that write: all of it, or an error."""
+    writer = ClientNode(simulation, "k00")
+    simulation.clients.append(writer)
+    client = await writer.run(writer.start(timeout_seconds=30.0))
+    await asyncio.sleep(_REST_SECONDS)
+    revisions = {store: await writer.run(_write_once(client, store)) for store in STORES}
+    bucket.weather.away |= {node.name for node in simulation.nodes}
+    for server in simulation.servers:
+        server.stop()
+    await asyncio.sleep(_REST_SECONDS)
+    await simulation.end_lives()
+    simulation.trace.add("the files of all stores are lost")
+    simulation.files.lose(simulation.layout.root / "stores")
+    bucket.weather.away.clear()
+    for node in simulation.nodes:
+        node.start()
+    for store, revision in revisions.items():
+        try:
+            found = await writer.run(read_final(client, store))
+        except HoldfastError as error:
+            simulation.trace.add(f"{store[1]} is refused: {error!r}")
+            continue
+        if found.revision < revision or found.rows.keys() < simulation.history.final[store].rows.keys():
+            simulation.fail(
+                f"{store[1]} opens at revision {found.revision} without its file, "
+                f"though {revision} was acknowledged"
+            )
+
+
+async def _write_once(client: Client, store: Store) -> int:
+    if store[0] == StoreKind.STREAM:
+        return (await client.stream(store[1]).append(b"once more")).revision
+    return (await client.kv(store[1]).set("once.more", b"once more")).revision
+
+
+async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> None:
+    """Take everything away but the bucket, rebuild the cluster, and read all of it."""
+    await simulation.end_lives()
+    simulation.trace.add("the shared files are lost")
+    simulation.files.lose(ROOT)
+    disk = HostDisk(simulation.files, "rebuild", "rebuild")
+    for problem in rebuild(bucket.in_good_weather(), ROOT, disk, simulation.files.now_ms):
+        simulation.fail(problem)
+    disk.kill()
+    disk.close()
+    for node in simulation.nodes:
+        node.start()
+    reader = ClientNode(simulation, "k00")
+    simulation.clients.append(reader)
+    client = await reader.run(reader.start(timeout_seconds=30.0))
+    for store in STORES:
+        try:
+            rebuilt = await reader.run(read_final(client, store))
+        except HoldfastError as error:
+            simulation.fail(f"{store[1]} cannot be read after a rebuild: {error!r}")
+        else:
+            simulation.history.rebuilt[store] = rebuilt
 
 
 async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> None:

@@ -37,7 +37,7 @@ RETRY: Final = Retry(
     max_tries=4, first_wait_seconds=0.05, max_wait_seconds=0.5, timeout_seconds=4.0
 )
 #: A try that got no answer may have its effect so much later.
-_LATE_SECONDS: Final = 1.0
+LATE_SECONDS: Final = 1.0
 
 
 class BucketWeather:
@@ -180,7 +180,7 @@ class _CallerBackend(Backend):
             raise TransientError("lost on the way there", uncertain=changes)
         dice -= weather.lost
         if 0 <= dice < weather.late and changes:
-            caller.later(self._chance.uniform(0.0, _LATE_SECONDS), lambda: _too_late(effect))
+            caller.later(self._chance.uniform(0.0, LATE_SECONDS), lambda: _too_late(effect))
             raise TransientError("late", uncertain=True)
         dice -= weather.late
         lost_answer = 0 <= dice < weather.unanswered

@@ -34,10 +34,14 @@ from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs import commit_log
+from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.layout import Layout, open_layout
 from simulation.history import Broadcast, History, change_of_wire
+from simulation.simulated_bucket import SimulatedBucket
 from simulation.simulated_disk import HostDisk
 from simulation.simulated_files import Inode, Operation, SimulatedFileSystem
+from simulation.simulated_threads import Outcome, SimulatedThread, current_thread
+from simulation.simulated_tiers import short_policy
 from simulation.virtual_loop import Process, current_process
 
 ROOT: Final = Path("/data")
@@ -94,23 +98,42 @@ class Weather:
 class Simulation:
     """One run's cluster. Use it as `async with`, in a VirtualLoop."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, tiers: bool = False) -> None:
+        """With `tiers` there is a bucket, and stores go cold within seconds."""
         self.seed = seed
+        self.loop = asyncio.get_running_loop()
         self.trace = Trace()
         self.history = History()
         self.weather = Weather(self.chance("weather"))
         self.layout = Layout(ROOT)
         self.network = MemoryNetwork(self._deliveries)
-        self.files = SimulatedFileSystem(self.chance("power"), self._observe)
+        self.files = SimulatedFileSystem(
+            self.chance("power"), self._observe, lambda: _EPOCH_MS + int(self.loop.time() * 1000)
+        )
+        self.bucket = (
+            SimulatedBucket(
+                self.chance("bucket"), lambda: _EPOCH_MS / 1000 + self.loop.time()
+            )
+            if tiers
+            else None
+        )
+        #: After so many more calls of the bucket, or operations of a thread on a disk, who makes it dies.
+        self.crash_in_bucket = self.crash_on_disk = 0
         #: Names of connections that nothing reaches and nothing leaves.
         self.cut_off: set[str] = set()
         limits = self.chance("limits")
         self.idle_close_seconds = limits.choice((1.0, 3.0, 10.0))
         self.max_open_stores = limits.choice((2, 4, 1000))
+        tier_chance = self.chance("tiers")
+        self.tier_policy = short_policy(tier_chance)
+        if tiers:
+            self.idle_close_seconds = tier_chance.choice((0.2, 0.5, 2.0))
+        self._life_count = 0
         self._skews = self.chance("clocks")
         self._network_chance = self.chance("network")
         self._disk_chance = self.chance("disk")
         self._thread_chance = self.chance("threads")
+        self.crash_chance = self.chance("crashes")
         self._arrivals: dict[tuple[str, str], float] = {}
         self._incarnations: dict[str, tuple[str, str]] = {}
         self.servers = [ServerNode(self, name) for name in SERVERS]
@@ -154,6 +177,7 @@ class Simulation:
             _ended, left = await asyncio.wait(dead, timeout=_UNWIND_SECONDS)
             for task in left:
                 self.fail(f"a task of a dead process does not end: {task!r}")
+        await self.end_lives()
         logger = logging.getLogger("holdfast")
         logger.removeHandler(self._handler)
         logger.level, logger.propagate = self._log_state
@@ -163,10 +187,39 @@ class Simulation:
         self.trace.add(f"FAILURE {what}")
         self.history.failures.append(what)
 
+    def next_incarnation(self, node: Node) -> str:
+        """Return the id of a server's next life; ids sort by their start."""
+        self._life_count += 1
+        number = node.life if self.bucket is None else self._life_count
+        return f"{number:04d}{node.name}"
+
     def started(self, node: Node, incarnation: str) -> None:
         """A persist server's new incarnation is about to publish under this process's name."""
         assert node.process is not None
         self._incarnations[node.process.name] = (node.name, incarnation)
+
+    def ends_history(self) -> None:
+        """What leaves servers from now on is no longer noted."""
+        self.network.taps.remove(self._on_publish)
+
+    def node_here(self) -> Node:
+        """Return the node that the running callback belongs to."""
+        process = current_process()
+        return next(node for node in self.nodes if node.process is process)
+
+    async def end_lives(self) -> None:
+        """Kill every node, and return once nothing of them is left."""
+        for node in self.nodes:
+            node.kill()
+        ending = [task for node in self.nodes for task in node.tasks]
+        if ending:
+            await asyncio.wait(ending, timeout=_UNWIND_SECONDS)
+        give_up_at = self.loop.time() + _UNWIND_SECONDS
+        while any(node.thread_count for node in self.nodes):
+            if self.loop.time() > give_up_at:
+                self.fail("a thread of a dead process does not end")
+                return
+            await asyncio.sleep(0.05)
 
     # --- the bus -----------------------------------------------------------------------------
     def _deliveries(self, delivery: Delivery) -> Sequence[float]:
@@ -231,6 +284,10 @@ class Simulation:
             if operation.kind in kinds and self._disk_chance.random() < ratio:
                 self.trace.add(f"disk fails {operation.kind} {operation.path}")
                 raise OSError(number, f"simulated {errno.errorcode[number]}")
+        if self.crash_on_disk and operation.kind != "read" and current_thread() is not None:
+            self.crash_on_disk -= 1
+            if self.crash_on_disk == 0:
+                next(node for node in self.nodes if node.name == operation.host).crash()
 
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""
@@ -261,6 +318,8 @@ class Node:
         self._skew_ms = simulation.skew_ms()
         self._restart: asyncio.TimerHandle | None = None
         self._ended = False
+        #: Calls in threads that have not ended.
+        self.thread_count = 0
 
     def start(self) -> None:
         """Begin the next life, unless this one runs."""
@@ -295,6 +354,31 @@ class Node:
         self.task.cancel()
         self.process.resume()
 
+    def crash(self) -> None:
+        """Die in the middle of a call in a thread. Raises OSError, by which the thread is unwound."""
+        self.simulation.trace.add(f"crash {self.disk.process}")
+        self.disk.kill()
+        life, chance = self.life, self.simulation.crash_chance
+        power, everybody = chance.random() < 0.3, chance.random() < 0.15
+        pause_seconds = chance.choice((0.05, 0.5, 3.0))
+
+        def die() -> None:
+            nodes = self.simulation.nodes if everybody else [self]
+            if self.life != life:
+                return
+            for node in nodes:
+                node.kill(power=power or everybody)
+            if power or everybody:
+                self.simulation.files.power_cut(
+                    {node.name for node in nodes}, file_server=everybody
+                )
+            for node in nodes:
+                node.start_later(pause_seconds)
+
+        # The loop stands still as long as a thread runs.
+        self.simulation.loop.call_soon(die, context=contextvars.Context())
+        raise OSError(errno.EIO, f"process {self.disk.process} has just died")
+
     def start_later(self, seconds: float) -> None:
         """Begin the next life after a while."""
         loop = asyncio.get_running_loop()
@@ -311,14 +395,16 @@ class Node:
 
     def now_ms(self) -> int:
         """The wall clock of this host."""
-        return _EPOCH_MS + self._skew_ms + int(asyncio.get_running_loop().time() * 1000)
+        return _EPOCH_MS + self._skew_ms + int(self.simulation.loop.time() * 1000)
 
     def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Call `function` as if in a thread: it takes a while, during which the loop goes on."""
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[Any] = loop.create_future()
         seconds = self.simulation.thread_seconds(self.name)
-        if self.simulation.runs_early():
+        if self.simulation.bucket is not None:
+            self._run_in_simulated_thread(lambda: function(*arguments), seconds, finished)
+        elif self.simulation.runs_early():
             outcome = _outcome(function, arguments)
             loop.call_later(seconds, _settle, finished, outcome)
         else:
@@ -326,6 +412,34 @@ class Node:
                 seconds, lambda: _settle(finished, _outcome(function, arguments))
             )
         return finished
+
+    def _run_in_simulated_thread(
+        self, function: Callable[[], Any], seconds: float, finished: asyncio.Future[Any]
+    ) -> None:
+        loop, disk = asyncio.get_running_loop(), self.disk
+        ends_at = loop.time() + seconds
+
+        def ended(outcome: Outcome) -> None:
+            self.thread_count -= 1
+            if disk.dead:
+                # Nobody may be left to hear of it.
+                finished.cancel()
+            elif loop.time() >= ends_at:
+                _settle(finished, outcome)
+            else:
+                loop.call_at(ends_at, _settle, finished, outcome)
+
+        self.thread_count += 1
+        thread = SimulatedThread(function, ended, lambda: disk.dead)
+        if self.simulation.runs_early():
+            thread.advance()
+        else:
+            loop.call_later(seconds, thread.advance)
+
+    def own_bucket(self) -> Bucket | None:
+        """Return the bucket as this life sees it."""
+        shared = self.simulation.bucket
+        return shared.of(_Caller(self)) if shared is not None else None
 
     async def _live(self) -> None:
         bus, disk = self.bus, self.disk
@@ -363,7 +477,7 @@ class ServerNode(Node):
     async def live(self) -> None:
         simulation = self.simulation
         layout = open_layout(ROOT, self.disk)
-        incarnation = f"{self.life:04d}{self.name}"
+        incarnation = simulation.next_incarnation(self)
         simulation.started(self, incarnation)
         self.server = PersistServer(
             self.bus,
@@ -375,6 +489,8 @@ class ServerNode(Node):
             run_in_thread=self.run_in_thread,
             idle_close_seconds=simulation.idle_close_seconds,
             max_open_stores=simulation.max_open_stores,
+            bucket=self.own_bucket(),
+            tier_policy=simulation.tier_policy,
             watch=no_watch,
         )
         await self.server.run()
@@ -397,6 +513,7 @@ class CoordinatorNode(Node):
             clock_ms=self.now_ms,
             standby=True,
             run_blocking=self.run_in_thread,
+            bucket=self.own_bucket(),
         )
         await coordinator.run()
 
@@ -434,6 +551,33 @@ class ClientNode:
             task.cancel()
         if self._client is not None:
             await self.run(self._client.close())
+
+
+class _Caller:
+    """One life of a node, to the bucket."""
+
+    def __init__(self, node: Node) -> None:
+        self.name = node.name
+        self._node = node
+        self._disk = node.disk
+        self._simulation = node.simulation
+
+    def trace(self, text: str) -> None:
+        self._simulation.trace.add(text)
+
+    def may_crash(self) -> None:
+        if self._disk.dead:
+            raise OSError(errno.EIO, f"process {self._disk.process} is dead")
+        if self._simulation.crash_in_bucket:
+            self._simulation.crash_in_bucket -= 1
+            if self._simulation.crash_in_bucket == 0:
+                self._node.crash()
+
+    def later(self, seconds: float, function: Callable[[], object]) -> None:
+        self._simulation.loop.call_later(seconds, function, context=contextvars.Context())
+
+    def fail(self, what: str) -> None:
+        self._simulation.fail(f"{self._disk.process}: {what}")
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:

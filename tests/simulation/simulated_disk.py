@@ -74,10 +74,12 @@ class HostDisk(Disk):
     def write_file(self, path: Path, inode: Inode, offset: int, data: bytes) -> None:
         self.enter("write", path, len(data))
         inode.write(self.host, offset, data)
+        inode.changed_ms = self._files.now_ms()
 
     def truncate_file(self, path: Path, inode: Inode, size_bytes: int) -> None:
         self.enter("truncate", path, size_bytes)
         inode.truncate(self.host, size_bytes)
+        inode.changed_ms = self._files.now_ms()
 
     def sync_file(self, path: Path, inode: Inode) -> None:
         self.enter("sync", path)

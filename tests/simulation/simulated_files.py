@@ -74,6 +74,8 @@ class Inode:
         self.content = bytearray()
         self._durable = bytearray()
         self._unsynced: list[_Write] = []
+        #: When it was last written to, by the file server's clock.
+        self.changed_ms = 0
         #: SQLite's locks, and the one lock of a lock file.
         self.lock_levels: dict[object, int] = {}
         self.locked_by: object | None = None
@@ -238,10 +240,24 @@ def _ignore(operation: Operation) -> None:
 class SimulatedFileSystem:
     """What all hosts share."""
 
-    def __init__(self, chance: random.Random, observe: Observer = _ignore) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        observe: Observer = _ignore,
+        now_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`now_ms` is the clock of the file server."""
         self.observe = observe
+        self.now_ms = now_ms
         self._chance = chance
         self._root = Directory()
+
+    def lose(self, folder: Path) -> None:
+        """Nothing is left of a folder. The processes that used it must be dead already."""
+        node = self.find(folder)
+        if isinstance(node, Directory):
+            node.change(FILE_SERVER, dict.fromkeys(node.entries))
+            node.sync()
 
     def power_cut(
         self,

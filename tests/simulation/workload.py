@@ -22,7 +22,15 @@ from holdfast.protocol.errors import (
     RequestError,
     UnavailableError,
 )
-from holdfast.protocol.messages import Ack, Change, Deleted, Entry, Head, Message
+from holdfast.protocol.messages import (
+    Ack,
+    Change,
+    Deleted,
+    Durability,
+    Entry,
+    Head,
+    Message,
+)
 from holdfast.protocol.names import StoreKind
 from simulation.history import Final, Following, History, Key, Operation, Outcome, Store, change_of
 from simulation.simulated_cluster import ClientNode, Simulation
@@ -45,6 +53,8 @@ MAX_MESSAGES: Constant[dict[Store, int]] = {
 _TTL_SECONDS: Constant = (0.02, 0.5, 3.0, 12.0)
 #: After this long all of it has expired, also by a clock that is 10 s behind that of the last owner.
 EXPIRED_SECONDS: Constant = 30.0
+#: With tiers other stores are in use after this long.
+_SPELL_SECONDS: Constant = 1.7
 #: Errors after which nothing was, or ever will be, stored.
 _DEFINITE: Constant = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
 
@@ -66,6 +76,24 @@ class Application:
         self._revisions: dict[tuple[str, str], int] = {}
         self.following: list[Follow] = []
         self._limited = bool(simulation.history.max_messages)
+        self._seed = simulation.seed
+        self._tiers = simulation.bucket is not None
+        levels = simulation.chance(f"levels {node.name}")
+        self._stored_ratio = levels.choice((0.0, 0.3, 1.0)) if self._tiers else 0.0
+        self._levels = levels
+
+    def _level(self) -> Durability | None:
+        if self._stored_ratio and self._levels.random() < self._stored_ratio:
+            return Durability.STORED
+        return None
+
+    def _one_of(self, names: tuple[str, ...]) -> str:
+        """Return a store; with tiers most rest most of the time, so that they can go cold."""
+        if not self._tiers:
+            return self._chance.choice(names)
+        spell = int(asyncio.get_running_loop().time() / _SPELL_SECONDS)
+        awake = random.Random(f"{self._seed}/spell {spell}").choice(names)
+        return awake if self._chance.random() < 0.99 else self._chance.choice(names)
 
     def _ttl(self) -> float | None:
         if self._limited and self._chance.random() < 0.3:
@@ -87,9 +115,9 @@ class Application:
             await asyncio.sleep(chance.expovariate(1 / pace))
             timeout_seconds = chance.choice((0.3, 1.0, 3.0, 8.0))
             if chance.random() < 0.6:
-                await self._on_stream(chance.choice(STREAMS), timeout_seconds)
+                await self._on_stream(self._one_of(STREAMS), timeout_seconds)
             else:
-                await self._on_kv(chance.choice(KVS), timeout_seconds)
+                await self._on_kv(self._one_of(KVS), timeout_seconds)
 
     async def follow(self, until: float, make: Callable[[], Follow]) -> None:
         """Follow stores, one after the other, until `until`; the last one stays."""
@@ -120,13 +148,13 @@ class Application:
             values = tuple(self._value() for _ in range(chance.randint(1, 5)))
             ttl = self._ttl()
             operation = self._invoke(store, "append_many", values=values, expires=ttl is not None)
-            call = stream.append_many(values, ttl_seconds=ttl, timeout_seconds=timeout_seconds)
+            call = stream.append_many(values, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds)
             await self._write(operation, call)
         elif dice < 0.63:
             value, ttl = self._value(), self._ttl()
             expires = ttl is not None
             operation = self._invoke(store, "set", keys=(seq,), values=(value,), expires=expires)
-            setting = stream.set(seq, value, ttl_seconds=ttl, timeout_seconds=timeout_seconds)
+            setting = stream.set(seq, value, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds)
             await self._write(operation, setting)
         elif dice < 0.70:
             operation = self._invoke(store, "delete", keys=(seq,))
@@ -165,6 +193,7 @@ class Application:
                     msg_id=msg_id,
                     expected_last_seq=expected,
                     ttl_seconds=ttl,
+                    durability=self._level(),
                     timeout_seconds=timeout_seconds,
                 ),
             )
@@ -196,6 +225,7 @@ class Application:
                 value,
                 expected_revision=expected,
                 ttl_seconds=ttl,
+                durability=self._level(),
                 timeout_seconds=timeout_seconds,
             )
             await self._write(operation, setting)
@@ -269,6 +299,7 @@ class Application:
         operation.revisions = tuple(ack.revision for ack in acks)
         operation.seqs = tuple(ack.seq for ack in acks if ack.seq is not None)
         operation.duplicate = acks[0].duplicate
+        operation.stored = all(ack.durability is Durability.STORED for ack in acks)
         name = operation.store[1]
         if operation.seqs:
             self._last_seqs[name] = max(self._last_seqs.get(name, 0), operation.seqs[-1])

@@ -299,6 +299,30 @@ def test_a_driver_that_is_killed_before_its_commit_leaves_nothing_visible(
     assert report.collected == report.files + 1
 
 
+ON_CLUSTER = """
+import sys
+from holdfast.spark.export import export
+from holdfast.spark.session import session
+
+settings = {"spark.executor.memory": "512m"}
+spark = session("c", master="local-cluster[2,1,512]", settings=settings, register=False)
+print("rows", export(spark, sys.argv[1]).rows)
+spark.stop()
+"""
+
+
+def test_executors_in_processes_of_their_own_export_too(
+    spark: SparkSession, world: BucketWorld
+) -> None:
+    fill(world)
+    world.publish()
+    command = [sys.executable, "-c", ON_CLUSTER, world.url]
+    ended = subprocess.run(command, capture_output=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert b"rows 54" in ended.stdout
+    shows(spark, world)
+
+
 def test_of_two_exports_at_once_one_is_refused(spark: SparkSession, world: BucketWorld) -> None:
     fill(world)
     world.publish()

@@ -75,6 +75,20 @@ def test_a_task_that_was_paused_stores_nothing_that_its_successor_has_stored(
     run(cluster, "output-2", work)
 
 
+def test_a_task_that_was_paused_before_it_began_stores_nothing_of_a_committed_batch(
+    cluster: RunningUp,
+) -> None:
+    async def work(client: Client) -> None:
+        chunks = chunks_of(b"1", b"2")
+        paused = output(client)
+        await output(client).write(chunks)
+        await Ledger(client).commit(BATCH.query, BATCH.batch)
+        await paused.write(chunks)
+        assert await values(client) == [b"1", b"2"]
+
+    run(cluster, "output-11", work)
+
+
 def test_tasks_that_write_the_same_at_the_same_time_among_others_store_it_once(
     cluster: RunningUp,
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,6 +108,32 @@ def test_a_writer_wants_a_level_that_there_is() -> None:
 def test_a_column_that_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidArgumentError):
         BatchMaker(StructType([StructField("offset", LongType())]), "acme")
+
+
+class Noting(dict[str, str]):
+    """Options that note which of them are asked for."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
+def test_the_documented_options_are_those_that_there_are() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (yes)? ?\| (yes)? ?\| ", document, re.MULTILINE)
+    reading, writing = Noting(NATS), Noting(NATS)
+    read_options(reading)
+    write_options(writing)
+    assert reading.asked == {name for name, read, _ in rows if read}
+    assert writing.asked == {name for name, _, written in rows if written}
 
 
 # --- tasks ---------------------------------------------------------------------------------------

@@ -118,6 +118,34 @@ def test_messages_that_were_removed_unread_stop_a_query_unless_it_may_go_on(
     assert seqs(reading.read(), "a") == [21]
 
 
+def test_a_running_query_hears_of_messages_and_of_new_streams(
+    spark: SparkSession, cluster: RunningUp, tmp_path: Path
+) -> None:
+    reading = Reading(spark, cluster, "stream-4", tmp_path)
+    reading.append(a=2)
+    found: list[tuple[str, int]] = []
+
+    def note(frame: DataFrame, batch: int) -> None:
+        found.extend((row["store"], row["seq"]) for row in frame.collect())
+
+    query = (
+        spark.readStream.format("holdfast")
+        .options(nats=cluster.nats, tenant="stream-4")
+        .load()
+        .writeStream.foreachBatch(note)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        wait_until(lambda: len(found) == 2, "what was there is read")
+        reading.append(a=1, b=1)
+        wait_until(lambda: len(found) == 4, "what came later is read")
+    finally:
+        query.stop()
+    assert sorted(found) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+
+
 def test_a_survey_asks_only_for_streams_that_it_has_heard_of(cluster: RunningUp) -> None:
     tenant = "survey"
 

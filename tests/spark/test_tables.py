@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import subprocess
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import duckdb
 import pytest
 from bucket_world import BucketWorld, entry, kv, message, rows_of, stream
 from deltalake import DeltaTable
-from holdfast_up import RunningUp, run_holdfast, running_up
+from holdfast_up import COMMAND, RunningUp, running_up
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
@@ -200,6 +201,13 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
 
 
 # --- the command line ----------------------------------------------------------------------------
+def run_holdfast(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command that starts a JVM, which may take long on a busy machine."""
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, capture_output=True, timeout=150, check=False)
+
+
+@pytest.mark.timeout(320)
 def test_the_command_line_exports_compacts_and_imports(
     world: BucketWorld, cluster: RunningUp
 ) -> None:

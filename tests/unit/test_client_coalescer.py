@@ -189,12 +189,11 @@ def test_writes_that_wait_for_the_bucket_keep_no_other_write_waiting() -> None:
     client = Client()
     stored = [client.append(b"%d" % number, durability=3) for number in range(2)]
     [first] = client.turn()
-    for _ in range(FRAMES_IN_FLIGHT - 1):
+    for _ in range(FRAMES_IN_FLIGHT + 3):
         client.append(durability=3)
-        client.turn()
+        assert len(client.turn()) == 1, "a later one need not wait for the next object"
     plain = client.append(key=OTHER)
-    assert client.turn() == [], "every place is taken"
-    [frame] = client.tick(PING_SECONDS)
+    [frame] = client.turn()
     assert [group.name for group in groups_of(frame)] == [OTHER[1]]
     client.reply(frame, answered(0, [0, 1]))
     assert plain.answer is not None
@@ -835,3 +834,18 @@ def test_batches_count_for_a_frame_with_every_operation_in_them() -> None:
         taken.append([len(operation[1]) for group in decoded for operation in group.operations])
         queue.groups.clear()
     assert taken == [[3000, 1000, 96], [1], [4096], [2]]
+
+
+def test_a_frame_of_which_only_stored_writes_are_left_keeps_no_place() -> None:
+    client = Client()
+    for _ in range(FRAMES_IN_FLIGHT):
+        client.append(key=OTHER)
+        stored = client.append(durability=3)
+        client.turn()
+    client.append()
+    assert client.turn() == [], "every place is taken"
+    for frame in list(client.frames):
+        plain = next(i for i, group in enumerate(groups_of(frame)) if group.name == OTHER[1])
+        client.reply(frame, answered(plain, [0, 1]))
+    assert len(client.tick(PING_SECONDS)) == 1
+    assert stored.answer is None

@@ -185,6 +185,12 @@ def test_a_fence_in_the_bucket_ends_the_writer_and_nothing_is_answered() -> None
     asyncio.run(main())
 
 
+@pytest.fixture
+def puts_are_never_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_writer, "_LATE_PUT_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("puts_are_never_late")
 def test_slots_that_snapshots_have_made_needless_are_removed() -> None:
     async def main() -> None:
         world = World()
@@ -211,6 +217,27 @@ def test_slots_that_snapshots_have_made_needless_are_removed() -> None:
     asyncio.run(main())
 
 
+def test_a_slot_stays_as_long_as_a_late_put_of_it_may_arrive() -> None:
+    async def main() -> None:
+        world = World()
+        thread = BucketThread()
+        keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
+        putter = SlotPutter(world.log, "s1")
+        try:
+            for revision in range(1, 5):
+                records = [record(revision)]
+                slot, size_bytes = await thread(lambda: putter.put(records))  # noqa: B023
+                keeper.index.added(slot, records, size_bytes)
+            keeper.index.snapshotted(A, 1, 4)
+            await keeper.run_pass()
+            assert len(list_logs(world.bucket)[0].slots) == 5
+        finally:
+            thread.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("puts_are_never_late")
 def test_slots_of_a_deleted_store_go_when_the_log_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_writer, "MAX_LOG_OBJECTS", 2)
 
