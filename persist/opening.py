@@ -135,7 +135,9 @@ class StoreOpener:
                     writable=False,
                     confirmed=True,
                 )
-            if file is not None and await self._bring_up_to_date(file, found, epoch):
+            if file is not None and await self._bring_up_to_date(
+                file, found, epoch, closed=closed
+            ):
                 if cold or not confirmed:
                     await self._confirm([(store, file.meta.revision)])
                 confirmed, cold = True, False
@@ -320,7 +322,9 @@ class StoreOpener:
             epochs.append(grave.epoch)
         return max([*epochs, file.meta.epoch if file is not None else 0])
 
-    async def _bring_up_to_date(self, file: StoreFile, found: Plan, epoch: int) -> bool:
+    async def _bring_up_to_date(
+        self, file: StoreFile, found: Plan, epoch: int, *, closed: bool
+    ) -> bool:
         """Return if the file was made durable."""
         before = file.meta.revision
         replayed = bool(found.batches or found.outcomes)
@@ -328,7 +332,7 @@ class StoreOpener:
             file.apply(found.batches, found.outcomes)
         if not self._is_mine(file, epoch):
             file.take(epoch, self._server, self._incarnation)
-        if not (replayed or file.was_left_open):
+        if not replayed and closed:
             return False
         # It comes from an owner that died. Once it is durable here, no log of a dead owner is needed
         # for it any more.
@@ -343,10 +347,11 @@ class StoreOpener:
         return True
 
     def _make_durable(self, file: StoreFile) -> None:
-        file.checkpoint()
-        # SQLite syncs the name of a file only where it has made the WAL itself; who made this one
-        # may have died before it did.
+        # SQLite syncs the name of a WAL only where it has made it itself; who made this one may have
+        # died before it did. Before a page is written: what a power cut would bring back under that
+        # name is the WAL before, whose pages are older than those.
         self._disk.sync_directory(file.path.parent)
+        file.checkpoint()
 
     def _is_mine(self, file: StoreFile, epoch: int) -> bool:
         return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation

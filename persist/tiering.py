@@ -376,15 +376,13 @@ class Tiering:
         if not generations:
             return None
         path = self._layout.store(store, generations[-1])
+        if self._disk.exists(path.with_name(path.name + "-wal")):
+            # Be it empty: of an owner that died, and the next one's to bring up to date.
+            return None
         try:
-            file = StoreFile.open(path, store, disk=self._disk)
+            return StoreFile.open(path, store, disk=self._disk)
         except (BusyError, FileNotFoundError):
             return None
-        if file.was_left_open:
-            # By an owner that died: it is the next one's to bring it up to date.
-            file.abandon()
-            return None
-        return file
 
     def _take(self, file: StoreFile) -> Image | None:
         if file.in_memory:
