@@ -45,6 +45,7 @@ class Nemesis:
             faults += [
                 (self._crash_in_bucket, 4),
                 (self._crash_on_disk, 3),
+                (self._stop_in_bucket, 2),
                 (self._bucket_away, 2),
                 (self._slow_bucket, 1),
             ]
@@ -176,6 +177,14 @@ class Nemesis:
         self._simulation.crash_on_disk = self._chance.randint(1, 60)
         await asyncio.sleep(self._chance.uniform(0.5, 4.0))
         self._simulation.crash_on_disk = 0
+
+    async def _stop_in_bucket(self) -> None:
+        """Stop a server that is about to publish a snapshot, until others have the store."""
+        seconds = self._chance.uniform(3.0, 8.0)
+        self._simulation.stop_in_bucket_seconds = seconds
+        await asyncio.sleep(4.0)
+        self._simulation.stop_in_bucket_seconds = 0.0
+        await asyncio.sleep(seconds)
 
     async def _bucket_away(self) -> None:
         """Let nobody reach the bucket, or not one host."""

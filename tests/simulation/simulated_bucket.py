@@ -65,6 +65,9 @@ class Caller(Protocol):
     def may_crash(self) -> None:
         """Die here, if that is due. Raises OSError then."""
 
+    def may_stop(self, kind: str, key: str) -> None:
+        """Be stopped here for a while, if that is due."""
+
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Have something done whatever becomes of the caller."""
 
@@ -130,9 +133,7 @@ class _CallerBackend(Backend):
         return self._call("head", key, lambda: self._objects.head(key))
 
     def delete(self, key: str, expected_version: str | None) -> None:
-        self._call(
-            "delete", key, lambda: self._objects.delete(key, expected_version), changes=True
-        )
+        self._call("delete", key, lambda: self._objects.delete(key, expected_version), changes=True)
 
     def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
         return self._call(
@@ -161,13 +162,12 @@ class _CallerBackend(Backend):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _call(
-        self, kind: str, key: str, effect: Callable[[], _T], *, changes: bool = False
-    ) -> _T:
+    def _call(self, kind: str, key: str, effect: Callable[[], _T], *, changes: bool = False) -> _T:
         weather, caller = self._weather, self._caller
         if current_thread() is None:
             caller.fail(f"{kind} of {key} keeps the loop waiting for the bucket")
         self._caller.may_crash()
+        self._caller.may_stop(kind, key)
         self._travel()
         caller.trace(f"bucket {kind} {key}")
         if caller.name in weather.away:

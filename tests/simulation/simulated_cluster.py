@@ -119,6 +119,8 @@ class Simulation:
         )
         #: After so many more calls of the bucket, or operations of a thread on a disk, who makes it dies.
         self.crash_in_bucket = self.crash_on_disk = 0
+        #: Who next publishes a snapshot is stopped for so long.
+        self.stop_in_bucket_seconds = 0.0
         #: Names of connections that nothing reaches and nothing leaves.
         self.cut_off: set[str] = set()
         limits = self.chance("limits")
@@ -572,6 +574,16 @@ class _Caller:
             self._simulation.crash_in_bucket -= 1
             if self._simulation.crash_in_bucket == 0:
                 self._node.crash()
+
+    def may_stop(self, kind: str, key: str) -> None:
+        seconds, process = self._simulation.stop_in_bucket_seconds, self._node.process
+        if not seconds or kind != "put" or not key.startswith("manifests/"):
+            return
+        assert process is not None
+        self._simulation.stop_in_bucket_seconds = 0.0
+        self.trace(f"stop {process.name}")
+        process.pause()
+        self.later(seconds, process.resume)
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         self._simulation.loop.call_later(seconds, function, context=contextvars.Context())

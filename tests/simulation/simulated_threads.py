@@ -28,7 +28,10 @@ class SimulatedThread:
     """One call in a thread. `advance` it, in the loop, from where it gave way to where it does again."""
 
     def __init__(
-        self, function: Callable[[], Any], ended: Callable[[Outcome], None], is_dead: Callable[[], bool]
+        self,
+        function: Callable[[], Any],
+        ended: Callable[[Outcome], None],
+        is_dead: Callable[[], bool],
     ) -> None:
         """`ended` is called in the loop with the result or error."""
         self._function = function

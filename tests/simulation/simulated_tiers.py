@@ -15,12 +15,19 @@ import secrets
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest.mock import patch
 
 from holdfast.coordinator import service as coordinator_service
 from holdfast.coordinator.lost_state import write_state
-from holdfast.persist import bucket_ground, bucket_reaper, cooling, opening, slot_putter, stored_writer
+from holdfast.persist import (
+    bucket_ground,
+    bucket_reaper,
+    cooling,
+    opening,
+    slot_putter,
+    stored_writer,
+)
 from holdfast.persist.cooling import Cooler, Resting
 from holdfast.persist.pipeline import RunInThread
 from holdfast.persist.rebuilding import epochs_of, fold_logs
@@ -140,7 +147,7 @@ class _OneByOne:
 
     def __init__(self, *_: Any) -> None: ...
 
-    def __enter__(self) -> _OneByOne:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...

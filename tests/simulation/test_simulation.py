@@ -21,6 +21,11 @@ _REGRESSIONS = {
     1971530869: "a store opened anew to be written was dropped with the reader that was handed over",
 }
 _LIMITED_SEEDS = range(101, 107)
+_TIERS_SEEDS = range(201, 205)
+#: Of runs with a bucket: what found a bug once.
+_TIERS_REGRESSIONS = {
+    5092: "after a crash in a takeover a power cut brought the WAL before back, over a newer file",
+}
 #: How many new seeds a run tries beside the fixed ones; it prints them.
 _FRESH_SEED_COUNT = int(os.environ.get("HOLDFAST_FRESH_SEEDS", "5"))
 _FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(_FRESH_SEED_COUNT)]
@@ -33,6 +38,15 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "forget_outcomes_in_a_takeover": (20, None),
     "retire_the_log_without_a_sync": (20, None),
     "follow_over_gaps": (10, None),
+    "evict_what_was_not_published": (5, None),
+    "publish_the_older_over_the_newer": (40, None),
+    "restore_without_telling": (10, None),
+}
+#: These need a bucket.
+_PLANTED_IN_TIERS = {
+    "evict_what_was_not_published",
+    "publish_the_older_over_the_newer",
+    "restore_without_telling",
 }
 
 
@@ -58,20 +72,30 @@ def test_stores_with_limits_keep_their_promises(seed: int) -> None:
     _assert_well(run_seed(seed, limited=True))
 
 
+@pytest.mark.parametrize("seed", [*_TIERS_SEEDS, *_TIERS_REGRESSIONS])
+def test_stores_that_go_cold_and_come_back_keep_their_promises(seed: int) -> None:
+    result = run_seed(seed, tiers=True)
+    again = f"seed {seed}; again: make simulate SEED={seed} TIERS=1"
+    assert not result.violations, "\n".join([again, *result.violations[:20]])
+    assert any("tier.cooled" in line for line in result.trace), f"nothing went cold with {again}"
+
+
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
     seeds, fault = _PLANTED_SEEDS[bug]
     assert any(
-        run_seed(seed, fault, planted=bug).violations for seed in range(1, seeds + 1)
+        run_seed(seed, fault, planted=bug, tiers=bug in _PLANTED_IN_TIERS).violations
+        for seed in range(1, seeds + 1)
     ), f"{bug} is not found within {seeds} seeds"
 
 
-def test_a_seed_replays_to_the_byte_in_this_process_and_in_another() -> None:
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) -> None:
     seed = 5
-    first, second = run_seed(seed), run_seed(seed)
+    first, second = run_seed(seed, tiers=tiers), run_seed(seed, tiers=tiers)
     assert first.trace == second.trace
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(_TESTS)}
-    program = f"from simulation.run import run_seed; print(run_seed({seed}).checksum)"
+    program = f"from simulation.run import run_seed; print(run_seed({seed}, tiers={tiers}).checksum)"
     other = subprocess.run(
         [sys.executable, "-P", "-c", program],
         env=environment,
