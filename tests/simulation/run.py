@@ -114,7 +114,7 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool) -> Simu
             if simulation.bucket is not None and not simulation.history.failures:
                 # Whoever still follows is not to be told of what happens now.
                 simulation.ends_history()
-                if simulation.chance("ending").random() < 0.5:
+                if simulation.chance("the end").random() < 0.5:
                     await _lose_store_files(simulation, simulation.bucket)
                 else:
                     await _lose_all_files(simulation, simulation.bucket)
