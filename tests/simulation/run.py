@@ -142,7 +142,11 @@ async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> 
     simulation.clients.append(writer)
     client = await writer.run(writer.start(timeout_seconds=30.0))
     await asyncio.sleep(_REST_SECONDS)
-    revisions = {store: await writer.run(_write_once(client, store)) for store in STORES}
+    try:
+        revisions = {store: await writer.run(_write_once(client, store)) for store in STORES}
+    except HoldfastError as error:
+        simulation.fail(f"a store that rested is not writable: {error!r}")
+        return
     bucket.weather.away |= {node.name for node in simulation.nodes}
     for server in simulation.servers:
         server.stop()
@@ -159,7 +163,8 @@ async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> 
         except HoldfastError as error:
             simulation.trace.add(f"{store[1]} is refused: {error!r}")
             continue
-        if found.revision < revision or found.rows.keys() < simulation.history.final[store].rows.keys():
+        before = simulation.history.final[store]
+        if found.revision < revision or found.rows.keys() < before.rows.keys():
             simulation.fail(
                 f"{store[1]} opens at revision {found.revision} without its file, "
                 f"though {revision} was acknowledged"

@@ -398,3 +398,35 @@ def test_only_what_was_written_with_a_ttl_may_expire() -> None:
         story.set("a", b"1", expires=expires)
         del story.rows["a"]
         assert any("lost" in what for what in story.found()) is not expires
+
+
+def _stored_story() -> _Story:
+    story = _Story()
+    for value in (b"a", b"b"):
+        story.append(value).stored = True
+    story.set(1, b"A")
+    return story
+
+
+def test_a_rebuilt_store_may_lack_what_was_not_stored() -> None:
+    story = _stored_story()
+    rebuilt = Final(2, 2, {1: (b"a", 1), 2: (b"b", 2)})
+    story.history.rebuilt[_STREAM] = rebuilt
+    assert story.found() == []
+
+
+@pytest.mark.parametrize(
+    ("rebuilt", "word"),
+    [
+        (Final(1, 1, {1: (b"a", 1)}), "not stored"),
+        (Final(0, 0, {}), "not stored"),
+        (Final(2, 2, {1: (b"a", 1)}), "rebuilt with 2 as None"),
+        (Final(2, 2, {1: (b"x", 1), 2: (b"b", 2)}), "rebuilt with 1 at 1"),
+        (Final(3, 2, {1: (b"a", 1), 2: (b"b", 2)}), "rebuilt with 1 as of 1"),
+        (Final(9, 2, {1: (b"A", 3), 2: (b"b", 2)}), "beyond the truth"),
+    ],
+)
+def test_a_rebuilt_store_that_is_wrong_is_found(rebuilt: Final, word: str) -> None:
+    story = _stored_story()
+    story.history.rebuilt[_STREAM] = rebuilt
+    _assert_one(story.found(), word)
