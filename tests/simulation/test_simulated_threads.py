@@ -23,6 +23,8 @@ class Caller:
     def __init__(self) -> None:
         self.dead = False
         self.failures: list[str] = []
+        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
 
     def trace(self, text: str) -> None: ...
 
@@ -31,7 +33,8 @@ class Caller:
     def may_stop(self, kind: str, key: str) -> None: ...
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        asyncio.get_running_loop().call_later(seconds, function)
+        # Also called in a simulated thread, which has no loop of its own.
+        self._loop.call_later(seconds, function)
 
     def fail(self, what: str) -> None:
         self.failures.append(what)
