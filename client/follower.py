@@ -115,6 +115,7 @@ class Follower:
         start_seq: int | None = None,
         prefix: str = "",
         start_revision: int | None = None,
+        marks_ready: bool = False,
     ) -> Subscription:
         """Return a subscription; nothing is sent until it is entered or asked for a change."""
         key = (int(kind), str(name))
@@ -126,6 +127,7 @@ class Follower:
             start_seq=start_seq,
             prefix=prefix,
             start_revision=start_revision,
+            marks_ready=marks_ready,
         )
         # A consumer that is dropped without `aclose`, by a `break`, must not listen for ever.
         finalizer = weakref.finalize(subscription, self._dropped, feed)

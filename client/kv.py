@@ -210,7 +210,11 @@ class KV:
             check_count("start_revision", start_revision)
         check_key(prefix)
         return self._follower.subscribe(
-            StoreKind.KV, self.name, prefix=prefix, start_revision=start_revision
+            StoreKind.KV,
+            self.name,
+            prefix=prefix,
+            start_revision=start_revision,
+            marks_ready=True,
         )
 
     async def _rows(

@@ -63,7 +63,9 @@ class Subscription:
         start_seq: int | None,
         prefix: str,
         start_revision: int | None,
+        marks_ready: bool,
     ) -> None:
+        """With `marks_ready` a READY change tells where history or state is complete."""
         self._follower = follower
         self._link = link
         self._feed = feed
@@ -71,6 +73,7 @@ class Subscription:
         self._start_seq = start_seq
         self._prefix = prefix
         self._start_revision = start_revision
+        self._marks_ready = marks_ready
         self._started = False
         self._announce: Change | None = None
         #: What comes before the merge: a RESET, and rows of history or state.
@@ -147,7 +150,7 @@ class Subscription:
 
     def _begin_live(self, cursor: Cursor) -> None:
         self._feed.merge.start(cursor)
-        if self._is_kv:
+        if self._marks_ready:
             self._announce = Change(ChangeKind.READY, 0, 0)
 
     async def _read_history(self) -> None:
