@@ -17,6 +17,7 @@ from holdfast.client.kv import KV
 from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
+from holdfast.client.transaction import KVTransaction, StreamTransaction
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import (
     BusyError,
@@ -74,6 +75,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidNameError",
     "InvalidSeqError",
+    "KVTransaction",
     "LimitExceededError",
     "MalformedFrameError",
     "Message",
@@ -94,6 +96,7 @@ __all__ = [
     "StoreInfo",
     "StoreKind",
     "Stream",
+    "StreamTransaction",
     "Subscription",
     "TooLargeError",
     "UnavailableError",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
@@ -18,7 +20,12 @@ from holdfast.client.operations import (
     set_entry_operation,
 )
 from holdfast.client.pending import PendingAck
-from holdfast.protocol.errors import MalformedFrameError
+from holdfast.client.transaction import KVTransaction
+from holdfast.protocol.errors import (
+    MalformedFrameError,
+    OperationTimeoutError,
+    WrongRevisionError,
+)
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
 from holdfast.protocol.names import StoreKind, StoreName, check_key
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 
 _PACKED_HEAD = pack([HEAD])
 _PACKED_CLEAR = pack([CLEAR])
+#: The longest pause, but for jitter, before `update` tries again after others were faster.
+_UPDATE_PAUSE_SECONDS = 0.05
 
 
 class KV:
@@ -167,6 +176,68 @@ class KV:
         packed = pack(delete_entries_operation(key, expected_revision))
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
+
+    def transaction(
+        self,
+        *,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> KVTransaction:
+        """Return a transaction: `async with kv.transaction() as t:` reads, sets and deletes by `t`, and
+        at the end all of it is stored or nothing.
+
+        It is stored only if every key that was read by `t` is still as it was; else
+        WrongRevisionError is raised at the end, which names the key, and the caller may begin again.
+        """
+        return KVTransaction(self._link, self._key, durability, timeout_seconds)
+
+    async def update(
+        self,
+        key: str,
+        function: Callable[[Entry | None], Value | None],
+        *,
+        headers: Headers | None = None,
+        ttl_seconds: float | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack | Deleted:
+        """Set `key` to what `function` makes of its entry (None: there is none); None deletes it.
+
+        If others set the key meanwhile, `function` is called again with what is there then, until
+        `timeout_seconds` have passed: OperationTimeoutError, and nothing was stored.
+        """
+        timeout = self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
+        loop = asyncio.get_running_loop()
+        deadline_at = loop.time() + timeout
+        pause_seconds = 0.0
+        left_seconds = timeout
+        while True:
+            entry = await self.get(key, timeout_seconds=left_seconds)
+            revision = 0 if entry is None else entry.revision
+            value = function(entry)
+            try:
+                if value is None:
+                    return await self.delete(
+                        key, expected_revision=revision, timeout_seconds=left_seconds
+                    )
+                return await self.set(
+                    key,
+                    value,
+                    headers=headers,
+                    expected_revision=revision,
+                    ttl_seconds=ttl_seconds,
+                    durability=durability,
+                    timeout_seconds=left_seconds,
+                )
+            except WrongRevisionError as error:
+                # At once the first time; a herd spreads out.
+                await asyncio.sleep(random.uniform(0, pause_seconds))
+                pause_seconds = min(2 * pause_seconds + 0.002, _UPDATE_PAUSE_SECONDS)
+                left_seconds = deadline_at - loop.time()
+                if left_seconds <= 0:
+                    raise OperationTimeoutError(
+                        timeout_seconds=timeout, reason=str(error)
+                    ) from error
 
     async def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
         """Delete every key; return how many there were."""

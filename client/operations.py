@@ -17,6 +17,7 @@ from holdfast.protocol.frames import (
     BATCH,
     DELETE_ENTRIES,
     DELETE_MESSAGES,
+    EXPECT,
     SET_ENTRY,
     SET_MESSAGE,
     pack,
@@ -136,6 +137,13 @@ def delete_entries_operation(
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
     return [DELETE_ENTRIES, [check_key(key) for key in wanted], expected_revision]
+
+
+def expect_operation(what: str | int | None, expected: int) -> list[Any]:
+    """Return the wire form of a condition: the revision of a key or of a message (0: there is none),
+    or, of None, the last seq."""
+    check_count("expected", expected)
+    return [EXPECT, what, expected]
 
 
 def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch:

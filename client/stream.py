@@ -27,6 +27,7 @@ from holdfast.client.operations import (
     time_ms,
 )
 from holdfast.client.pending import PendingAck
+from holdfast.client.transaction import StreamTransaction
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
@@ -228,6 +229,25 @@ class Stream:
         packed = pack([TRIM, end_seq])
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
+
+    def transaction(
+        self,
+        *,
+        expected_last_seq: int | None = None,
+        durability: Durability | str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> StreamTransaction:
+        """Return a transaction: `async with stream.transaction() as t:` reads, appends, sets and
+        deletes by `t`, and at the end all of it is stored or nothing.
+
+        It is stored only if every message that was read by `t` is still the same and, with
+        `expected_last_seq`, that is the stream's last seq; else WrongRevisionError or
+        WrongLastSeqError is raised at the end, and the caller may begin again.
+        """
+        transaction = StreamTransaction(self._link, self._key, durability, timeout_seconds)
+        if expected_last_seq is not None:
+            transaction.expect_last_seq(expected_last_seq)
+        return transaction
 
     async def head(self, *, timeout_seconds: float | None = None) -> Head:
         """Return where the stream stands; of one never written, all is zero but first_seq."""

@@ -285,6 +285,19 @@ def _trim(store: Store, operation: list[Any]) -> Result:
     return [count, store.revision]
 
 
+def _expect_message(store: Store, operation: list[Any]) -> Result:
+    _, seq, expected = _padded(operation, 3)
+    _integer("expected", expected)
+    if seq is None:
+        if expected != store.last_seq:
+            raise WrongLastSeqError(expected=expected, actual=store.last_seq)
+        return [store.revision]
+    actual = store.message_revision(_integer("seq", seq))
+    if expected != actual:
+        raise WrongRevisionError(key=seq, expected=expected, actual=actual)
+    return [store.revision]
+
+
 # --- kv ------------------------------------------------------------------------------------------
 def _set_entry(store: Store, operation: list[Any]) -> Result:
     _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
@@ -326,6 +339,12 @@ def _clear(store: Store, operation: list[Any]) -> Result:
     if count:
         store.clear()
     return [count, store.revision]
+
+
+def _expect_entry(store: Store, operation: list[Any]) -> Result:
+    _, key, expected = _padded(operation, 3)
+    _check_revision(store, check_key(key), _integer("expected", expected))
+    return [store.revision]
 
 
 def _check_revision(store: Store, key: str, expected: Any) -> None:
@@ -399,12 +418,14 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.DELETE_MESSAGES: _delete_messages,
         frames.TRIM: _trim,
         frames.CONFIGURE: _configure,
+        frames.EXPECT: _expect_message,
     },
     StoreKind.KV: {
         frames.SET_ENTRY: _set_entry,
         frames.DELETE_ENTRIES: _delete_entries,
         frames.CLEAR: _clear,
         frames.CONFIGURE: _configure,
+        frames.EXPECT: _expect_entry,
     },
 }
 _IN_BATCHES: Final = frozenset(
@@ -414,5 +435,6 @@ _IN_BATCHES: Final = frozenset(
         frames.DELETE_MESSAGES,
         frames.SET_ENTRY,
         frames.DELETE_ENTRIES,
+        frames.EXPECT,
     }
 )

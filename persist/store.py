@@ -145,6 +145,24 @@ class Store:
             return None
         return self.file.message_bytes(seq)
 
+    def message_revision(self, seq: int) -> int:
+        """Return the revision of message `seq` as of the last accepted change, 0 if there is none.
+
+        Unlike its size it is not at hand: what waits for the file is walked through.
+        """
+        if self.message_bytes(seq) is None:
+            return 0
+        found = 0
+        for batch in self.unwritten():
+            for revision, change in enumerate(batch.changes, batch.previous_revision + 1):
+                if change[0] == frames.CHANGE_SET_MESSAGE and change[1] == seq:
+                    found = revision
+        if found or self.file is None:
+            return found
+        row = self.file.message(seq)
+        assert row is not None
+        return int(row[1])
+
     def entry_state(self, key: str) -> tuple[int, int] | None:
         """Return `(revision, bytes)` of `key` as of the last accepted change, or None."""
         if key in self._entries:

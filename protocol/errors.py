@@ -99,8 +99,10 @@ class WrongLastSeqError(RequestError):
 
 
 class WrongRevisionError(RequestError):
+    """`key` is the key of an entry or the seq of a message; revision 0 is that of none."""
+
     code = "wrong_revision"
-    template = "expected revision {expected} of key {key!r}, but it is {actual}"
+    template = "expected revision {expected} of {key!r}, but it is {actual}"
 
 
 class TooLargeError(RequestError):

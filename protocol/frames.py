@@ -61,6 +61,9 @@ CLEAR: Final = 7
 BATCH: Final = 8
 #: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil: the default again
 CONFIGURE: Final = 9
+#: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: there is none), or
+#: [EXPECT, nil, last_seq] of a stream -> [revision]; refused unless it is so
+EXPECT: Final = 15
 
 FIRST_READ: Final = 32
 #: [GET_MESSAGE, seq] -> message | nil
@@ -91,6 +94,7 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     CLEAR: "clear",
     BATCH: "batch",
     CONFIGURE: "configure",
+    EXPECT: "expect",
     GET_MESSAGE: "get",
     GET_MESSAGES: "get_all",
     GET_ENTRY: "get",

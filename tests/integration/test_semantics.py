@@ -11,12 +11,17 @@ from test_failover import run_in_cluster
 
 from holdfast.cli.cluster import Cluster
 from holdfast.client import (
+    KV,
+    Ack,
     ChangeKind,
     Client,
+    Deleted,
+    Entry,
     InvalidArgumentError,
     InvalidNameError,
     InvalidSeqError,
     PendingAck,
+    Stream,
     TooLargeError,
     WrongLastSeqError,
     WrongRevisionError,
@@ -77,6 +82,7 @@ def test_streams_keep_their_promises(tmp_path: Path) -> None:
         with pytest.raises(InvalidSeqError):
             await stream.delete([1, 99])
         assert (await stream.head()).last_seq == 6, "what was refused took no number"
+        await check_transactions_of_a_stream(client.stream("t"))
 
         once = await stream.append(b"once", msg_id="m1")
         again = await stream.append(b"twice", msg_id="m1")
@@ -138,6 +144,8 @@ def test_kv_keeps_its_promises(tmp_path: Path) -> None:
         with pytest.raises(InvalidNameError):
             await kv.set("k" * 5000, b"")
 
+        await check_transactions_of_a_kv(client.kv("accounts"))
+
     async def second_run(cluster: Cluster, client: Client) -> None:
         kv = client.kv("k")
         assert (await kv.head()).count == len(ODD_KEYS) + 2
@@ -147,6 +155,86 @@ def test_kv_keeps_its_promises(tmp_path: Path) -> None:
 
     run_in_cluster(tmp_path, first_run)
     run_in_cluster(tmp_path, second_run)
+
+
+async def check_transactions_of_a_kv(kv: KV) -> None:
+    await kv.set_many({"a": b"10", "b": b"0", "old": b""})
+    async with kv.watch() as watch:
+        async for change in watch:
+            if change.kind is ChangeKind.READY:
+                break
+        async with kv.transaction() as t:
+            a = await t.get("a")
+            assert a is not None
+            t.set("a", b"9", headers={"by": "t"})
+            t.set("b", b"1")
+            t.delete("old")
+            seen = await t.get("a")
+            assert (seen, await t.get("old")) == (Entry("a", b"9", {"by": "t"}, 0, 0), None)
+        changes = [await anext(watch) for _ in range(3)]
+    assert [change.revision for change in changes] == [a.revision + 3 + i for i in range(3)]
+    with pytest.raises(InvalidArgumentError):
+        t.set("a", b"late")
+
+    before = await kv.head()
+    with pytest.raises(WrongRevisionError) as conflict:
+        async with kv.transaction() as t:
+            await t.get("nobody")
+            await t.get("a")
+            await kv.set("a", b"8")
+            t.set("b", b"2")
+    assert conflict.value.key == "a"
+    with pytest.raises(ZeroDivisionError):
+        async with kv.transaction() as t:
+            t.set("b", b"%d" % (1 // 0))
+    b = await kv.get("b")
+    assert b is not None
+    assert b.value == b"1", "of a transaction that failed nothing is stored"
+    assert (await kv.head()).revision == before.revision + 1
+    both = kv.transaction()
+    both.expect("nobody", 0)
+    both.set("c", b"")
+    both.delete("c")
+    created, deleted = await both.commit()
+    assert (created.revision, deleted) == (before.revision + 2, Deleted(1, before.revision + 3))
+
+    def one_more(entry: Entry | None) -> bytes:
+        return b"%d" % (int(entry.value) + 1 if entry else 1)
+
+    await asyncio.gather(*[kv.update("counter", one_more) for _ in range(20)])
+    counter = await kv.get("counter")
+    assert counter is not None
+    assert counter.value == b"20"
+    await kv.update("counter", lambda _: None)
+    assert await kv.get("counter") is None
+
+
+async def check_transactions_of_a_stream(stream: Stream) -> None:
+    async with stream.transaction(expected_last_seq=0) as t:
+        for value in (b"1", b"2", b"3"):
+            t.append(value)
+    first = await stream.get(1)
+    assert first is not None
+    async with stream.transaction() as t:
+        assert await t.get(1) == first
+        t.set(1, b"one")
+        t.delete([2])
+        t.append(b"4", msg_id="once")
+    assert [message.value async for message in stream.get_all()] == [b"one", b"3", b"4"]
+    with pytest.raises(WrongRevisionError) as conflict:
+        async with stream.transaction() as t:
+            t.expect(1, first.revision)
+            t.append(b"no")
+    assert conflict.value.key == 1
+    with pytest.raises(WrongLastSeqError):
+        async with stream.transaction(expected_last_seq=3) as t:
+            t.append(b"no")
+    again = stream.transaction()
+    again.append(b"4", msg_id="once")
+    [ack] = await again.commit()
+    assert isinstance(ack, Ack)
+    assert (ack.seq, ack.duplicate) == (4, True)
+    assert (await stream.head()).last_seq == 4
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:

@@ -481,6 +481,13 @@ class Model:
             if not all(1 <= seq <= self.last_seq for seq in arguments[0]):
                 raise Refused("invalid_seq")
             return self._remove(set(arguments[0]))
+        if number == frames.EXPECT:
+            key, expected = arguments
+            if key is None and expected != self.last_seq:
+                raise Refused("wrong_last_seq")
+            if key is not None:
+                self._check_revision(key, expected)
+            return [self.revision]
         if number == TRIM:
             end_seq = self.last_seq if arguments[0] is None else arguments[0]
             return self._remove({seq for seq in self.rows if seq <= end_seq})
@@ -495,7 +502,7 @@ class Model:
             return self._remove(set(arguments[0]))
         return self._remove(set(self.rows))
 
-    def _check_revision(self, key: str, expected: int | None) -> None:
+    def _check_revision(self, key: Any, expected: int | None) -> None:
         actual = self.rows[key][0] if key in self.rows else 0
         if expected is not None and expected != actual:
             raise Refused("wrong_revision")
@@ -537,17 +544,20 @@ APPENDS = st.tuples(
     st.just(APPEND), SMALL_VALUES, HEADERS, st.none() | st.sampled_from("xyz"),
     st.sampled_from([None] * 9 + [0, 1, 2]),
 )  # fmt: skip
+CONDITIONS = st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6])
 EXPECTED_REVISIONS = st.sampled_from([None] * 6 + [0, 0, 1, 2, 3])
 STREAM_MEMBERS = (
     APPENDS
     | APPENDS
     | st.tuples(st.just(SET), SEQS, SMALL_VALUES, HEADERS)
     | st.tuples(st.just(DELETE), st.lists(SEQS | st.integers(1, 4), max_size=3))
+    | st.tuples(st.just(frames.EXPECT), SEQS | st.none(), CONDITIONS)
 ).map(list)
 KV_MEMBERS = (
     st.tuples(st.just(SET_ENTRY), KEYS, SMALL_VALUES, HEADERS, EXPECTED_REVISIONS)
     | st.tuples(st.just(SET_ENTRY), KEYS, SMALL_VALUES, HEADERS, EXPECTED_REVISIONS)
     | st.tuples(st.just(DELETE_ENTRIES), st.lists(KEYS, max_size=3), EXPECTED_REVISIONS)
+    | st.tuples(st.just(frames.EXPECT), KEYS, CONDITIONS)
 ).map(list)
 WRITES = {
     StoreKind.STREAM: STREAM_MEMBERS
