@@ -25,11 +25,11 @@ from holdfast.client.merge import Cursor, Pending
 from holdfast.client.operations import entry_from_wire, head_from_wire, message_from_wire
 from holdfast.protocol.errors import HoldfastError, StorageFailedError, UnavailableError
 from holdfast.protocol.frames import (
-    CHANGE_CONFIGURE,
     CHANGES,
     GET_ENTRIES,
     GET_MESSAGES,
     HEAD,
+    STATELESS_CHANGES,
     change_from_wire,
     pack,
 )
@@ -211,9 +211,9 @@ class Subscription:
         await asyncio.sleep(_RETRY_SECONDS)
 
     def _visible(self, pending: Pending) -> Change | None:
-        """Return the change as the consumer sees it; None if it concerns no key of the prefix, or is
-        of the configuration, which is no part of the state."""
-        if pending.change[0] == CHANGE_CONFIGURE:
+        """Return the change as the consumer sees it; None if it concerns no key of the prefix, or
+        no part of the state."""
+        if pending.change[0] in STATELESS_CHANGES:
             return None
         change = change_from_wire(pending.change, pending.revision, pending.time)
         prefix = self._prefix

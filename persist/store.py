@@ -363,6 +363,11 @@ class Store:
         has_ttl = self.retention is not None and self.retention.has_ttl
         self.retention = Retention.needed(config, has_ttl=has_ttl)
 
+    def archive(self, end_seq: int, table: str) -> None:
+        """Accept that the values up to `end_seq` are in `table`, and leave the file."""
+        change = [frames.CHANGE_ARCHIVE, end_seq, table]
+        self._accept(change, _variable_bytes(change))
+
     def expect_expiry(self, expires: int | None) -> None:
         """Note that what was just set is gone at `expires` or, if that is None, in time."""
         if expires is not None:
@@ -609,6 +614,8 @@ def _variable_bytes(change: frames.WireChange) -> int:
         return sum(len(key.encode()) + 5 for key in change[1])
     if number == frames.CHANGE_CONFIGURE:
         return len(frames.pack(change[1]))
+    if number == frames.CHANGE_ARCHIVE:
+        return len(change[2])
     return 0
 
 

@@ -119,6 +119,12 @@ CHANGE_DELETE_ENTRIES: Final = 6
 CHANGE_CLEAR: Final = 7
 #: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
 CHANGE_CONFIGURE: Final = 9
+#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now on, and
+#: no longer in the owner's file. Changes no state.
+CHANGE_ARCHIVE: Final = 20
+
+#: What followers leave out: it changes no message and no entry.
+STATELESS_CHANGES: Final = frozenset((CHANGE_CONFIGURE, CHANGE_ARCHIVE))
 
 WireChange = Sequence[Any]
 

@@ -17,6 +17,7 @@ import msgpack
 
 from holdfast.protocol import frames
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.archived_blocks import ArchivedBlocks
 
 #: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
 _ARRAY_ROWS: Final = 4
@@ -96,10 +97,14 @@ def pack_headers(headers: object) -> bytes | None:
 
 
 def apply_to_stream(
-    cursor: apsw.Cursor, meta: StoreMeta, batches: Sequence[AppliedBatch]
+    cursor: apsw.Cursor,
+    meta: StoreMeta,
+    batches: Sequence[AppliedBatch],
+    archived: ArchivedBlocks | None = None,
 ) -> StoreMeta:
-    """Apply the batches, which follow `meta` without a gap, and return what it becomes."""
-    stream = _Stream(cursor, meta)
+    """Apply the batches, which follow `meta` without a gap, and return what it becomes. `archived`
+    are the file's own; a new file has none."""
+    stream = _Stream(cursor, meta, archived or ArchivedBlocks(cursor.execute))
     for batch in batches:
         assert batch.previous_revision == stream.revision, "batches follow the file's revision"
         stream.apply(batch)
@@ -181,8 +186,9 @@ class _Stream:
     """A stream's counters while changes are applied to it, and the appends that wait for the
     next statement."""
 
-    def __init__(self, cursor: apsw.Cursor, meta: StoreMeta) -> None:
+    def __init__(self, cursor: apsw.Cursor, meta: StoreMeta, archived: ArchivedBlocks) -> None:
         self._cursor = cursor
+        self._archived = archived
         self.revision = meta.revision
         self._time = meta.time
         self._last_seq = meta.last_seq
@@ -259,6 +265,8 @@ class _Stream:
         if expires is not None:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
         old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
+        if old_bytes is None and self._archived.exists:
+            old_bytes = next(iter(self._archived.remove([seq])), None)
         if old_bytes is None:
             self._count += 1
         else:
@@ -267,6 +275,10 @@ class _Stream:
 
     def _remove(self, change: frames.WireChange) -> None:
         if change[0] == frames.CHANGE_DELETE_MESSAGES:
+            if self._archived.exists:
+                for archived_bytes in self._archived.remove(change[1]):
+                    self._count -= 1
+                    self._bytes -= archived_bytes
             for seq in change[1]:
                 old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
                 if old_bytes is not None:
@@ -274,16 +286,20 @@ class _Stream:
                     self._bytes -= old_bytes
                     self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
             return
+        if change[0] == frames.CHANGE_ARCHIVE:
+            self._archived.archive(change[1], change[2])
+            return
         if change[0] == frames.CHANGE_CONFIGURE:
             keep_config(self._cursor, change[1])
             return
         assert change[0] == frames.CHANGE_TRIM, change[0]
+        archived = self._archived.trim(change[1]) if self._archived.exists else (0, 0)
         if change[1] >= self._last_seq:
             self._count = self._bytes = 0
         else:
             gone_count, gone_bytes = self._cursor.execute(schema.SUM_MESSAGES, (1, change[1])).get
-            self._count -= gone_count
-            self._bytes -= gone_bytes
+            self._count -= gone_count + archived[0]
+            self._bytes -= gone_bytes + archived[1]
         self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (change[1],))
 
     def _insert_waiting(self) -> None:

@@ -5,7 +5,8 @@ its kind only. Each statement says which index serves it. A file of an earlier v
 one transaction, when it is opened to be written.
 
 `expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
-has a ttl: most stores never do, and so pay neither its page nor a test for each row.
+has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table `archived`
+is likewise made with its first row; `archived_blocks.py` says what is in it.
 
 Pages are 1 KiB: most stores are tiny, a commit writes whole pages to the WAL, and round-robin over
 many open files, the common load, was 40 % faster than with 4 KiB pages while scans were equal.
@@ -17,7 +18,7 @@ from typing import Final
 
 #: "HFst" in ASCII.
 APPLICATION_ID: Final = 0x48467374
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 PAGE_BYTES: Final = 1024
 #: Kept free at the end of each page for its checksum; readers that know nothing of it skip them.
 CHECKSUM_BYTES: Final = 8
@@ -95,9 +96,12 @@ CREATE TABLE entries(
 #: What makes a file of the next version out of one of the version before, by the latter.
 UPGRADE_STREAM: Final[dict[int, str]] = {
     1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE messages ADD COLUMN expires INTEGER",
+    # Tables that are made when they are needed, and that an earlier version would overlook.
+    2: "",
 }
 UPGRADE_KV: Final[dict[int, str]] = {
     1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE entries ADD COLUMN expires INTEGER",
+    2: "",
 }
 assert max(UPGRADE_STREAM) == max(UPGRADE_KV) == FORMAT_VERSION - 1
 
@@ -159,6 +163,9 @@ DELETE_MESSAGES_UP_TO: Final = "DELETE FROM messages WHERE seq <= ?"
 SELECT_FIRST_SEQ: Final = "SELECT min(seq) FROM messages"
 #: The seq of the `n`-th message from the end.
 SELECT_SEQ_FROM_END: Final = "SELECT seq FROM messages ORDER BY seq DESC LIMIT 1 OFFSET ?"
+SELECT_SEQ_FROM_END_UP_TO: Final = (
+    "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
+)
 #: One probe of the binary search by time: the first message from a seq on that was only appended.
 SELECT_APPENDED_FROM: Final = (
     "SELECT seq, time FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
@@ -186,6 +193,52 @@ UPSERT_MSG_ID: Final = "INSERT OR REPLACE INTO msg_ids VALUES (?, ?, ?, ?)"
 SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?"
 #: A scan; the table holds one window's ids.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
+
+# --- archived messages of a stream: by end_seq, the primary key ----------------------------------
+#: A block of messages whose values are in the archive, with the store whose rows these are there.
+CREATE_ARCHIVED: Final = """
+CREATE TABLE IF NOT EXISTS archived(
+    end_seq INTEGER PRIMARY KEY,
+    start_seq INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    last_revision INTEGER NOT NULL,
+    last_time INTEGER NOT NULL,
+    archive TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    messages BLOB NOT NULL
+) STRICT;
+"""
+HAS_ARCHIVED: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'archived')"
+INSERT_BLOCK: Final = "INSERT OR REPLACE INTO archived VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE_BLOCK: Final = "DELETE FROM archived WHERE end_seq = ?"
+SELECT_BLOCK_FROM: Final = "SELECT * FROM archived WHERE end_seq >= ? ORDER BY end_seq LIMIT 1"
+SELECT_BLOCK_SUMS: Final = (
+    "SELECT start_seq, end_seq, count, bytes FROM archived WHERE end_seq >= ? ORDER BY end_seq"
+)
+SELECT_BLOCK_COUNTS_FROM_END: Final = (
+    "SELECT start_seq, end_seq, count FROM archived ORDER BY end_seq DESC"
+)
+SELECT_LAST_ARCHIVED: Final = "SELECT coalesce(max(end_seq), 0) FROM archived"
+#: A scan of the blocks, a row for each two thousand messages.
+SELECT_BLOCK_AT_TIME: Final = (
+    "SELECT end_seq FROM archived WHERE last_time >= ? ORDER BY end_seq LIMIT 1"
+)
+SELECT_BLOCK_AFTER_REVISION: Final = (
+    "SELECT start_seq FROM archived WHERE last_revision > ? ORDER BY end_seq LIMIT 1"
+)
+#: By nothing: a row for each two thousand messages.
+SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
+SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
+#: What may be archived: messages that were only appended, and expire with the others.
+_ARCHIVABLE: Final = "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL"
+SELECT_ARCHIVABLE: Final = (
+    f"SELECT seq, revision, time, value, headers FROM messages WHERE {_ARCHIVABLE}"
+    " ORDER BY seq LIMIT ?"
+)
+DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {_ARCHIVABLE}"
+COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
 
 # --- kv: by revision, the primary key, or by key, the unique index ------------------------------
 _ENTRY_BYTES: Final = "octet_length(key) + length(value) + coalesce(length(headers), 0)"

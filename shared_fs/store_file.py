@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from heapq import merge
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -55,6 +56,12 @@ from holdfast.shared_fs.applying import (
     apply_to_stream,
     keep_outcomes,
     pack_headers,
+)
+from holdfast.shared_fs.archived_blocks import (
+    ArchivedBlocks,
+    ArchivedMessage,
+    ArchiveDraft,
+    ArchivePlace,
 )
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.sqlite_connection import (
@@ -89,6 +96,8 @@ _LARGE_BATCH_CHANGES: Final = 64
 _LARGE_BATCH_CACHE_KIB: Final = 8192
 #: Rows fetched at once, after a ramp: a page of large values has few rows in memory too much.
 _MAX_ROWS_AT_ONCE: Final = 64
+#: Fewer pages are left for the next messages.
+_MIN_FREE_PAGES: Final = 256
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
 _DISK: Final = Disk()
@@ -96,6 +105,7 @@ _DISK: Final = Disk()
 #: the lock.
 _unsealing: Final = threading.Lock()
 
+_seq_of: Final = itemgetter(0)
 _value_of: Final = itemgetter(3)
 _headers_of: Final = itemgetter(4)
 
@@ -168,6 +178,7 @@ class StoreFile:
         self.was_left_open = False
         #: It is of an image, and nothing of it is on the disk.
         self.in_memory = False
+        self._archived = ArchivedBlocks(lambda *statement: self._execute(*statement))
 
     @functools.cached_property
     def _connection(self) -> apsw.Connection:
@@ -182,6 +193,12 @@ class StoreFile:
     @functools.cached_property
     def _execute(self) -> Callable[..., apsw.Cursor]:
         return self._cursor.execute
+
+    @property
+    def has_archived(self) -> bool:
+        """Messages of it were archived: where a row should have a value it may have an
+        ArchivedMessage."""
+        return self._archived.exists
 
     # --- opening and closing ---------------------------------------------------------------------
     @classmethod
@@ -518,29 +535,72 @@ class StoreFile:
                 self._write_meta(meta)
                 self.meta = meta
 
+    @raises_ours
+    def archivable(
+        self, table: str, *, revision: int, time: int, max_blocks: int
+    ) -> list[ArchiveDraft]:
+        """Return what may be archived in `table` of the messages up to a revision and a time."""
+        place = ArchivePlace(table, self.store.tenant, self.store.name)
+        return self._archived.drafts(place, revision=revision, time=time, max_blocks=max_blocks)
+
+    @raises_ours
+    def oldest_time(self) -> int | None:
+        """Return the time of the first message that may be archived, None without one."""
+        start_seq = self._archived.last_seq() + 1 if self._archived.exists else 1
+        found = self._execute(schema.SELECT_ARCHIVABLE, (start_seq, _LARGEST_SEQ, 1)).get
+        return None if found is None else int(found[2])
+
+    @raises_ours
+    def shrink(self) -> bool:
+        """Give back the pages that nothing uses, if that is most of the file, and make it durable.
+
+        Writes all of the rest. May run in another thread while nothing else uses the file. Raises
+        StorageFailedError.
+        """
+        page_count = self._connection.pragma("page_count")
+        free_count = self._connection.pragma("freelist_count")
+        if free_count < _MIN_FREE_PAGES or 2 * free_count < page_count:
+            return False
+        self._execute("VACUUM")
+        self.checkpoint()
+        return True
+
     # --- reading a stream ------------------------------------------------------------------------
     @raises_ours
     def message(self, seq: int) -> Row | None:
-        """Return `(seq, revision, time, value, headers)` with headers packed, or None."""
+        """Return `(seq, revision, time, value, headers)` with headers packed, or None. Of a message
+        that was archived, here and in all that returns rows, the value is an ArchivedMessage."""
         found: Row | None = self._execute(schema.SELECT_MESSAGE, (seq,)).get
+        if found is None and self._archived.exists:
+            archived = self._archived.find(seq)
+            return archived.row if archived is not None else None
         return found
 
     @raises_ours
     def message_bytes(self, seq: int) -> int | None:
         """Return the size of a message, None if there is none."""
         found: int | None = self._execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
+        if found is None and self._archived.exists:
+            archived = self._archived.find(seq)
+            return archived.size_bytes if archived is not None else None
         return found
 
     @raises_ours
     def sum_messages(self, start_seq: int, end_seq: int) -> tuple[int, int]:
         """Return how many messages lie in a range, and their bytes."""
         count, size_bytes = self._execute(schema.SUM_MESSAGES, (start_seq, end_seq)).get
+        if self._archived.exists:
+            archived_count, archived_bytes = self._archived.sum(start_seq, end_seq)
+            return count + archived_count, size_bytes + archived_bytes
         return count, size_bytes
 
     def messages(self, start_seq: int, end_seq: int | None, limit: int) -> Iterator[Row]:
         """Yield rows as `message` does, by seq, both ends inclusive."""
         end = _LARGEST_SEQ if end_seq is None else end_seq
-        return chain.from_iterable(self._rows(schema.SELECT_MESSAGES, (start_seq, end, limit)))
+        rows = chain.from_iterable(self._rows(schema.SELECT_MESSAGES, (start_seq, end, limit)))
+        if self._archived_from(start_seq):
+            return islice(self._with_archived(rows, start_seq, end), limit)
+        return rows
 
     def message_page(
         self,
@@ -556,18 +616,25 @@ class StoreFile:
         end = _LARGEST_SEQ if end_seq is None else end_seq
         # One row more, to see whether there is one.
         rows = self._rows(schema.SELECT_MESSAGES, (start_seq, end, max_rows + 1))
+        if self._archived_from(start_seq):
+            merged = self._with_archived(chain.from_iterable(rows), start_seq, end)
+            return _mixed_page(merged, max_rows, max_bytes, row_bytes)
         return _page(rows, max_rows, max_bytes, row_bytes)
 
     @raises_ours
     def first_seq(self) -> int:
         """Return the seq of the first message; last_seq + 1 when there is none."""
         found: int | None = self._execute(schema.SELECT_FIRST_SEQ).get
+        if self._archived.exists and (archived := self._archived.first()) is not None:
+            return archived.seq if found is None else min(found, archived.seq)
         return self.meta.last_seq + 1 if found is None else found
 
     @raises_ours
     def seq_from_end(self, count: int) -> int:
         """Return the seq from which on there are `count` messages (1 if there are fewer)."""
         found: int | None = self._execute(schema.SELECT_SEQ_FROM_END, (count - 1,)).get
+        if self._archived.exists and (found is None or found <= self._archived.last_seq()):
+            return self._archived_from_end(count)
         return 1 if found is None else found
 
     @raises_ours
@@ -578,6 +645,10 @@ class StoreFile:
         were replaced carry the time of their replacement and are passed over by the probes.
         """
         low, high = 1, self.meta.last_seq + 1
+        first_archived: int | None = None
+        if self._archived.exists:
+            earlier, first_archived = self._archived.around_time(start_time)
+            low = earlier + 1
         while low < high:
             middle = (low + high) // 2
             probe = self._execute(schema.SELECT_APPENDED_FROM, (middle,)).get
@@ -589,7 +660,7 @@ class StoreFile:
                 high = middle
             else:
                 low = probe[0] + 1
-        return low
+        return low if first_archived is None else min(low, first_archived)
 
     @raises_ours
     def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
@@ -642,7 +713,12 @@ class StoreFile:
         # A source that was cut short may hold more: what lies past its last row waits for it.
         complete_up_to: list[int] = []
         for statement, after in sources:
-            page = _page(self._rows(statement, (after, max_rows + 1)), max_rows, max_bytes, 0)
+            rows = self._rows(statement, (after, max_rows + 1))
+            if statement is schema.SELECT_APPENDED_AFTER and self._archived_from(after + 1):
+                merged = self._with_archived(chain.from_iterable(rows), after + 1, _LARGEST_SEQ)
+                page = _mixed_page(merged, max_rows, max_bytes, 0)
+            else:
+                page = _page(rows, max_rows, max_bytes, 0)
             found.extend(
                 [(row[1], row[2], [number, row[0], row[3], row[4]]) for row in page.rows]
             )
@@ -682,7 +758,11 @@ class StoreFile:
         try:
             found = self._connection.execute(statement)
             try:
-                yield from map(GoingRow._make, found)
+                rows = map(GoingRow._make, found)
+                if self._archived.exists and order in (GoingOrder.LIMITS, GoingOrder.TIME):
+                    yield from merge(rows, map(_going_of, self._archived.messages(1)))
+                else:
+                    yield from rows
             finally:
                 found.close(True)
         except apsw.Error as error:
@@ -723,6 +803,8 @@ class StoreFile:
             found = StoreId(row[0], row[1], row[2])
             raise StoreDamagedError(store=str(self.store), reason=f"the file is of {found}")
         self.meta = StoreMeta(*row[3:])
+        if self.store.kind == StoreKind.STREAM:
+            self._archived.load()
         if version < schema.FORMAT_VERSION:
             self._upgrade(version)
 
@@ -746,13 +828,16 @@ class StoreFile:
         except BaseException:
             if self._connection.in_transaction:
                 self._execute("ROLLBACK")
+                self._reload_archived()
             raise
 
     def _apply(
         self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
     ) -> StoreMeta:
-        apply = apply_to_stream if self.store.kind == StoreKind.STREAM else apply_to_kv
-        meta = apply(self._cursor, self.meta, batches)
+        if self.store.kind == StoreKind.STREAM:
+            meta = apply_to_stream(self._cursor, self.meta, batches, self._archived)
+        else:
+            meta = apply_to_kv(self._cursor, self.meta, batches)
         keep_outcomes(self._cursor, outcomes)
         self._write_meta(meta)
         return meta
@@ -774,7 +859,40 @@ class StoreFile:
     def _end_preview(self) -> None:
         if self._connection.in_transaction:
             self._execute("ROLLBACK")
+            self._reload_archived()
         self._connection.pragma("cache_spill", 1)
+
+    def _reload_archived(self) -> None:
+        """What was archived in a transaction that was rolled back is not."""
+        if self._archived.exists:
+            self._archived.load()
+
+    def _archived_from(self, start_seq: int) -> bool:
+        return self._archived.exists and start_seq <= self._archived.last_seq()
+
+    def _with_archived(self, rows: Iterator[Row], start_seq: int, end_seq: int) -> Iterator[Row]:
+        """Yield rows and the archived messages between them, by seq."""
+        archived = (each.row for each in self._archived.messages(start_seq, end_seq))
+        return merge(rows, archived, key=_seq_of)
+
+    def _archived_from_end(self, count: int) -> int:
+        """`seq_from_end` that reaches archived messages: block by block, with what lies between."""
+        upto = _LARGEST_SEQ
+        for start_seq, end_seq, archived_count in self._archived.counts_from_end():
+            for low, more in ((end_seq + 1, 0), (start_seq, archived_count)):
+                here = more + int(self._execute(schema.COUNT_MESSAGES, (low, upto)).get)
+                if here >= count and not more:
+                    return self._hot_seq_from_end(upto, count)
+                if here >= count:
+                    seqs = [row[0] for row in self.messages(low, upto, here)]
+                    return int(seqs[-count])
+                count -= here
+                upto = low - 1
+        return self._hot_seq_from_end(upto, count)
+
+    def _hot_seq_from_end(self, upto: int, count: int) -> int:
+        found: Any = self._execute(schema.SELECT_SEQ_FROM_END_UP_TO, (upto, count - 1)).get
+        return 1 if found is None else int(found)
 
     def _rows(self, statement: str, bindings: tuple[Any, ...]) -> Iterator[list[Row]]:
         """Yield what a statement finds, some rows at a time."""
@@ -814,6 +932,29 @@ def _page(
             size_bytes += wanted_bytes
             page.append(_unpacked(row))
     return RowPage(page, size_bytes, more=False)
+
+
+def _mixed_page(
+    rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes: int
+) -> RowPage:
+    """`_page` of rows of which some are archived."""
+    page: list[Row] = []
+    size_bytes = 0
+    for row in rows:
+        value = row[3]
+        if isinstance(value, ArchivedMessage):
+            wanted_bytes = row_bytes + value.size_bytes
+        else:
+            wanted_bytes = row_bytes + len(value) + len(row[4] or b"")
+        if len(page) == max_rows or (page and size_bytes + wanted_bytes > max_bytes):
+            return RowPage(page, size_bytes, more=True)
+        size_bytes += wanted_bytes
+        page.append(_unpacked(row))
+    return RowPage(page, size_bytes, more=False)
+
+
+def _going_of(message: ArchivedMessage) -> GoingRow:
+    return GoingRow(message.seq, message.revision, message.time, message.size_bytes, None)
 
 
 def _unpacked(row: Row) -> Row:
