@@ -803,7 +803,7 @@ class StoreFile:
             found = StoreId(row[0], row[1], row[2])
             raise StoreDamagedError(store=str(self.store), reason=f"the file is of {found}")
         self.meta = StoreMeta(*row[3:])
-        if self.store.kind == StoreKind.STREAM:
+        if row[1] == StoreKind.STREAM:
             self._archived.load()
         if version < schema.FORMAT_VERSION:
             self._upgrade(version)
