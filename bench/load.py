@@ -65,7 +65,7 @@ class Load:
 
     @property
     def operations(self) -> int:
-        return len(self.answers)
+        return len(self.latencies_seconds)
 
 
 async def closed_loop(
@@ -103,14 +103,23 @@ async def closed_loop(
 
 
 async def windowed(
-    start: Callable[[int], Awaitable[Pending]], window: int, limit: Limit, first_number: int = 0
+    start: Callable[[int], Awaitable[Pending]],
+    window: int,
+    limit: Limit,
+    first_number: int = 0,
+    take: Callable[[int, Any], None] | None = None,
 ) -> Load:
     """Run one producer that keeps `window` operations under way. Answers are taken in the order in
-    which the operations were started: one waits for those before it."""
+    which the operations were started: one waits for those before it.
+
+    `take` is given the number and the answer of each instead of the load, which then keeps none: what
+    is kept is what the garbage collector goes through again and again.
+    """
     clock = time.perf_counter
     began_at = clock()
     load = Load(first_number, began_at)
-    answers, latencies = load.answers, load.latencies_seconds
+    latencies = load.latencies_seconds
+    take = take or (lambda number, answer: load.answers.append((number, answer)))
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     number = first_number
     past_number = first_number + limit.operations if limit.operations is not None else None
@@ -124,7 +133,7 @@ async def windowed(
             answer = await pending
             now = now or clock()
             latencies.append(now - sent_at)
-            answers.append((started, answer))
+            take(started, answer)
 
     while number != past_number:
         if len(under_way) == window:

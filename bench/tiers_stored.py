@@ -37,7 +37,7 @@ from holdfast.bench.prices import (
 from holdfast.bench.processes import Cluster, stopped_cluster
 from holdfast.bench.read_back import Checker
 from holdfast.bench.tiers_snapshots import noise
-from holdfast.client import Client, Stream, connect
+from holdfast.client import Ack, Client, Stream, connect
 
 TENANT: Final = "bench"
 _SERVER: Final = "s1"
@@ -175,11 +175,10 @@ async def _write(
         async def start(operation: int) -> Pending:
             return await stream.append_async(noise(operation), durability="stored")
 
-        done = await windowed(start, load.window, limit, first)
-        for operation, ack in done.answers:
-            noted[ack.seq] = operation
-        done.answers.clear()
-        return done
+        def note(operation: int, ack: Ack) -> None:
+            noted[ack.seq or 0] = operation
+
+        return await windowed(start, load.window, limit, first, note)
 
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(writer(number)) for number in range(load.writers)]

@@ -1,6 +1,6 @@
 """When a server puts the next object of its log into the bucket.
 
-Puts cost money each, however small, so they are spaced: one every LOG_OBJECT_SECONDS at the most,
+Puts cost money each, however small, so they are spaced: one every LOG_OBJECT_SECONDS in the mean,
 LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell, none while nothing changes.
 LOG_OBJECT_BYTES that wait go at once, since then it is the bytes that cost. One put is under way at a
 time, so slots are acknowledged in their order and a hole ends the log.
@@ -42,19 +42,27 @@ class LogPace:
         way."""
         if self._first_at is None or self._under_way:
             return None
-        if self._waiting_bytes >= LOG_OBJECT_BYTES:
-            return self._first_at
-        return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + LOG_OBJECT_SECONDS)
+        spaced_at = self._spaced_at()
+        return self._first_at if spaced_at is None else spaced_at
 
     def begun(self, now: float) -> None:
-        """A put begins, with everything that waited."""
+        """A put begins, with everything that waited. One that begins a little late, for a busy loop or
+        a slow put before it, does not push those behind it back: it is the mean pace that costs."""
         assert not self._under_way
+        spaced_at = self._spaced_at()
+        is_late = spaced_at is not None and now - LOG_OBJECT_SECONDS < spaced_at < now
         self._under_way = True
         self._waiting_bytes = 0
         self._first_at = None
-        self._begun_at = now
+        self._begun_at = spaced_at if is_late and spaced_at is not None else now
 
     def ended(self) -> None:
         """The put has succeeded."""
         assert self._under_way
         self._under_way = False
+
+    def _spaced_at(self) -> float | None:
+        """Return when what waits is due by the pace; None if so much waits that it goes at once."""
+        if self._first_at is None or self._waiting_bytes >= LOG_OBJECT_BYTES:
+            return None
+        return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + LOG_OBJECT_SECONDS)
