@@ -9,7 +9,7 @@ PYTHON ?= python3.13 python3.12 python3.11 python3
 # The longest first, so that all processes end at about the same time.
 TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/power tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
-JOBS ?= 4
+JOBS ?= 3
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
