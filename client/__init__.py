@@ -8,12 +8,19 @@
 
 The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
 the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame
-(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, fed by `follower.py` and ordered by
-`merge.py`.
+(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, fed by
+`follower.py` and ordered by `merge.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`, shells
+(`live_replica.py`) of `live_entries.py` and `live_messages.py`.
 """
 
+from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
 from holdfast.client.kv import KV
+from holdfast.client.live_kv import DELETE, LiveEntryChange, LiveKV
+from holdfast.client.live_messages import MessageChangeKind
+from holdfast.client.live_notices import Origin
+from holdfast.client.live_replica import Rejection
+from holdfast.client.live_stream import LiveMessage, LiveMessageChange, LiveStream
 from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
@@ -59,12 +66,14 @@ from holdfast.protocol.names import StoreKind, quote, unquote
 from holdfast.protocol.store_config import Discard, StoreConfig
 
 __all__ = [
+    "DELETE",
     "KV",
     "Ack",
     "BusyError",
     "Change",
     "ChangeKind",
     "Client",
+    "Codec",
     "ConnectionFailedError",
     "Deleted",
     "Discard",
@@ -77,16 +86,24 @@ __all__ = [
     "InvalidSeqError",
     "KVTransaction",
     "LimitExceededError",
+    "LiveEntryChange",
+    "LiveKV",
+    "LiveMessage",
+    "LiveMessageChange",
+    "LiveStream",
     "MalformedFrameError",
     "Message",
+    "MessageChangeKind",
     "NoCoordinatorError",
     "NoServerError",
     "NotFoundError",
     "NotOwnerError",
     "OperationTimeoutError",
+    "Origin",
     "PendingAck",
     "ProtocolError",
     "RateLimitedError",
+    "Rejection",
     "RequestError",
     "ServerInfo",
     "StorageError",

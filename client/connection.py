@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
+from holdfast.client.codec import Codec, codec_of
 from holdfast.client.follower import Follower
 from holdfast.client.kv import KV
 from holdfast.client.link import Link
+from holdfast.client.live_kv import LiveKV, MergeFunction
+from holdfast.client.live_replica import LiveReplica
+from holdfast.client.live_stream import LiveStream
 from holdfast.client.stream import Stream
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS, OUTCOME_RETENTION_SECONDS
+from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+
+V = TypeVar("V")
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 
@@ -36,6 +43,8 @@ class Client:
         self._link = link
         self._follower = follower
         self._owns_bus = owns_bus
+        #: Those that are open, by their id: they are compared by what they hold.
+        self._replicas: dict[int, LiveReplica[Any, Any]] = {}
 
     @property
     def tenant(self) -> str:
@@ -53,6 +62,105 @@ class Client:
     def kv(self, name: str) -> KV:
         """Return a handle on a kv; no round trip. Raises InvalidNameError."""
         return KV(self._link, self._follower, check_store(name))
+
+    @overload
+    def live_kv(
+        self,
+        name: str,
+        *,
+        merge: MergeFunction[bytes] | None = None,
+        codec: None = None,
+        durability: Durability | str | None = None,
+    ) -> LiveKV[bytes]: ...
+    @overload
+    def live_kv(
+        self,
+        name: str,
+        *,
+        merge: MergeFunction[Any] | None = None,
+        codec: str,
+        durability: Durability | str | None = None,
+    ) -> LiveKV[Any]: ...
+    @overload
+    def live_kv(
+        self,
+        name: str,
+        *,
+        merge: MergeFunction[V] | None = None,
+        codec: Codec[V],
+        durability: Durability | str | None = None,
+    ) -> LiveKV[V]: ...
+    def live_kv(
+        self,
+        name: str,
+        *,
+        merge: MergeFunction[Any] | None = None,
+        codec: Codec[Any] | str | None = None,
+        durability: Durability | str | None = None,
+    ) -> LiveKV[Any]:
+        """Return a local copy of a kv that follows it and is written at once: `async with` it.
+
+        `merge(base, local, remote)` settles conflicts; without it the last writer wins. `codec` is
+        "bytes" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
+        InvalidArgumentError.
+        """
+        return LiveKV(self._link, self.kv(name), codec_of(codec), merge, durability, self._replicas)
+
+    @overload
+    def live_stream(
+        self,
+        name: str,
+        *,
+        start_seq: int | None = None,
+        last: int | None = None,
+        codec: None = None,
+        durability: Durability | str | None = None,
+    ) -> LiveStream[bytes]: ...
+    @overload
+    def live_stream(
+        self,
+        name: str,
+        *,
+        start_seq: int | None = None,
+        last: int | None = None,
+        codec: str,
+        durability: Durability | str | None = None,
+    ) -> LiveStream[Any]: ...
+    @overload
+    def live_stream(
+        self,
+        name: str,
+        *,
+        start_seq: int | None = None,
+        last: int | None = None,
+        codec: Codec[V],
+        durability: Durability | str | None = None,
+    ) -> LiveStream[V]: ...
+    def live_stream(
+        self,
+        name: str,
+        *,
+        start_seq: int | None = None,
+        last: int | None = None,
+        codec: Codec[Any] | str | None = None,
+        durability: Durability | str | None = None,
+    ) -> LiveStream[Any]:
+        """Return a local copy of a stream that follows it and is appended to at once: `async with` it.
+
+        It holds the messages from `start_seq` on, or the `last` so many and what comes, or all;
+        `LiveStream.load` brings older ones. `codec` is as in `live_kv`. Raises InvalidNameError and
+        InvalidArgumentError.
+        """
+        return LiveStream(
+            self._link,
+            self._follower,
+            check_store(name),
+            codec_of(codec),
+            start_seq,
+            last,
+            durability,
+            self._replicas,
+        )
 
     async def servers(self) -> list[ServerInfo]:
         """Return every persist server that the coordinator knows.
@@ -73,10 +181,14 @@ class Client:
             yield store
 
     async def close(self) -> None:
-        """End subscriptions, fail waiting operations with ConnectionFailedError, disconnect.
+        """End replicas and subscriptions, fail waiting operations with ConnectionFailedError,
+        disconnect.
 
-        Idempotent. A write that waits may be stored or not.
+        Idempotent. A write that waits may be stored or not, what a live replica has unsaved too:
+        leave its `async with`, or `save`, first.
         """
+        for replica in list(self._replicas.values()):
+            await replica.aclose(save=False)
         await self._follower.close()
         await self._link.close()
         if self._owns_bus:

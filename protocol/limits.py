@@ -59,6 +59,9 @@ PING_SECONDS: Final = 0.2
 MAX_WAITING_OPERATIONS: Final = 65536
 #: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
 SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
+#: What a live replica holds that the owner has not confirmed; beyond it a write is refused as `busy`.
+MAX_UNSAVED_WRITES: Final = 8192
+MAX_UNSAVED_BYTES: Final = 64 * MIB
 #: How often a follower asks for the head of a store that said nothing, at first and at most: the
 #: lost *last* broadcast is noticed by this alone.
 FOLLOW_CHECK_SECONDS: Final = 2.0

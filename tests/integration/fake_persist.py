@@ -292,6 +292,11 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
         return [0, store.revision]
     if number in (frames.DELETE_MESSAGES, frames.DELETE_ENTRIES):
         rows: dict[Any, Any] = store.messages if store.kind == StoreKind.STREAM else store.entries
+        if rest[1] is not None:
+            for key in rest[0]:
+                actual = store.entries[key][0] if key in store.entries else 0
+                if rest[1] != actual:
+                    raise WrongRevisionError(key=key, expected=rest[1], actual=actual)
         gone = [each for each in rest[0] if rows.pop(each, None) is not None]
         return _deleted(store, changes, len(gone), [number, gone])
     if number == frames.TRIM:

@@ -1,0 +1,51 @@
+"""What a live replica has to tell its application: changes of what it sees, and rejected writes.
+
+Pure: gathered by the cores, taken by the shells, which call the application.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+from holdfast.protocol.errors import HoldfastError
+
+C = TypeVar("C")
+
+
+class Origin(StrEnum):
+    """Where a change of what a replica shows came from."""
+
+    #: A write of this replica, shown before it is confirmed.
+    LOCAL = "local"
+    #: Somebody else's write, what a merge made of it, or a removal by the store's limits.
+    REMOTE = "remote"
+    #: A write of this replica was rejected, and what was there before it shows again.
+    REJECTED = "rejected"
+
+
+class RejectedWrite(NamedTuple):
+    """A local write that the owner will not have. `key` is None in a stream; of a kv, `value` None
+    was a delete."""
+
+    key: str | None
+    value: bytes | None
+    error: HoldfastError
+
+
+class Notices(Generic[C]):
+    """What is to be told, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[C | RejectedWrite] = []
+
+    def change(self, change: C) -> None:
+        self._waiting.append(change)
+
+    def reject(self, rejected: RejectedWrite) -> None:
+        self._waiting.append(rejected)
+
+    def take(self) -> list[C | RejectedWrite]:
+        """Return what is to be told, and forget it."""
+        taken, self._waiting = self._waiting, []
+        return taken

@@ -1,0 +1,316 @@
+"""A live stream: a list of messages that is the same everywhere.
+
+    async with hf.live_stream("project.42.patches", last=1000) as patches:
+        patches.on_change(lambda change: print(change.kind, change.message.value))
+        patches.append(b"...")              # at the end at once, sent in the background
+        print(len(patches), patches[-1].value, patches.unsaved)
+        await patches.save()                # returns when all of it is stored
+        await patches.load(start_seq=1)     # the older ones too
+
+It is a Sequence in memory: reads never wait. What is appended shows at the end at once, with `seq` None,
+and gets its seq when it is confirmed; what others appended in between then comes before it, for the order
+of confirmed messages is the owner's. What was appended here is stored in the order of the calls, each
+once, whatever is lost, restarted or away meanwhile. A message that the owner will not have goes away again
+and `on_reject` hears of it.
+
+It follows everything that happens to the stream: messages replaced by `Stream.set`, deleted, trimmed,
+expired and evicted. `start_seq`, or the `last` so many, says from where on it is held in memory.
+
+So that it knows its messages again, it adds a header to each (`live`), which it hides from its own
+readers; others see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
+
+from holdfast.client.codec import Codec
+from holdfast.client.follower import Follower
+from holdfast.client.link import Link
+from holdfast.client.live_messages import (
+    LIVE_HEADER,
+    Draft,
+    LiveMessages,
+    MessageChange,
+    MessageChangeKind,
+)
+from holdfast.client.live_notices import Origin
+from holdfast.client.live_replica import (
+    FLIGHT_BYTES,
+    FLIGHT_SECONDS,
+    FLIGHT_WRITES,
+    OUTAGES,
+    LiveReplica,
+)
+from holdfast.client.operations import (
+    check_count,
+    check_seq,
+    checked_durability,
+    checked_headers,
+    checked_value,
+)
+from holdfast.client.stream import Stream
+from holdfast.protocol.errors import (
+    BusyError,
+    ConnectionFailedError,
+    HoldfastError,
+    InvalidArgumentError,
+    NoCoordinatorError,
+    NoServerError,
+    ProtocolError,
+    RateLimitedError,
+    StorageFailedError,
+    WrongLastSeqError,
+)
+from holdfast.protocol.messages import Change, ChangeKind, Durability, Headers, Message
+from holdfast.protocol.names import StoreKind, StoreName
+
+V = TypeVar("V")
+
+#: With these nothing was stored; after any other outage a flight has to be looked for.
+_NOT_STORED: Final = (
+    RateLimitedError,
+    NoCoordinatorError,
+    NoServerError,
+    ConnectionFailedError,
+    StorageFailedError,
+    BusyError,
+)
+
+
+class LiveMessage(NamedTuple, Generic[V]):
+    """One message. `seq`, `time` and `revision` are None until it is confirmed."""
+
+    seq: int | None
+    value: V
+    headers: Headers
+    time: int | None
+    revision: int | None
+
+
+class LiveMessageChange(NamedTuple, Generic[V]):
+    """What happened to `message`. `previous` is what was replaced, or the local message that is now
+    confirmed, else None."""
+
+    kind: MessageChangeKind
+    message: LiveMessage[V]
+    previous: LiveMessage[V] | None
+    origin: Origin
+
+
+class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
+    """A local copy of a stream. Made by `Client.live_stream`; for `async with`, or `open` and `aclose`.
+
+    Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
+    TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
+    MAX_UNSAVED_BYTES are unsaved (`await save()` makes room), and ConnectionFailedError when the
+    replica is not open. Reading raises MalformedFrameError for a value that its codec did not write.
+    """
+
+    _core: LiveMessages
+
+    def __init__(
+        self,
+        link: Link,
+        follower: Follower,
+        name: StoreName,
+        codec: Codec[V],
+        start_seq: int | None,
+        last: int | None,
+        durability: Durability | str | None,
+        registry: dict[int, LiveReplica[Any, Any]],
+    ) -> None:
+        if start_seq is not None and last is not None:
+            raise InvalidArgumentError(argument="last", reason="not together with start_seq")
+        checked_durability(durability)
+        first_seq = 1 if start_seq is None else check_seq("start_seq", start_seq)
+        super().__init__(link, str(name), LiveMessages(secrets.token_hex(8), first_seq), registry)
+        self._stream = Stream(link, follower, name)
+        self._follower = follower
+        self._codec = codec
+        self._last = None if last is None else check_count("last", last)
+        self._durability = durability
+        self._loading = asyncio.Lock()
+        #: Messages that are sent one by one, since together they were refused.
+        self._single_count = 0
+
+    @overload
+    def __getitem__(self, index: int) -> LiveMessage[V]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LiveMessage[V]]: ...
+    def __getitem__(self, index: int | slice) -> LiveMessage[V] | list[LiveMessage[V]]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        confirmed = self._core.messages
+        if index < len(confirmed):
+            return self._shown(confirmed[index])
+        return self._shown(self._core.drafts[index - len(confirmed)])
+
+    def __len__(self) -> int:
+        return len(self._core.messages) + len(self._core.drafts)
+
+    def __iter__(self) -> Iterator[LiveMessage[V]]:
+        """Iterate over the messages of now: the loop's body may await, and change anything."""
+        held: list[Message | Draft] = [*self._core.messages, *self._core.drafts]
+        return map(self._shown, held)
+
+    def append(self, value: V, *, headers: Headers | None = None) -> None:
+        """Append a message: it shows at once, and is stored in the background."""
+        self._check_open()
+        given = checked_headers(headers) or {}
+        if LIVE_HEADER in given:
+            raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is taken")
+        # With room for the header that is added.
+        checked_headers({**given, LIVE_HEADER: "." * 40})
+        self._core.append(checked_value(self._codec.encode(value)), given)
+        self._written()
+
+    def find(self, seq: int) -> LiveMessage[V] | None:
+        """Return message `seq`, or None if it is not held."""
+        messages = self._core.messages
+        at = bisect_left(messages, seq, key=lambda message: message.seq)
+        if at < len(messages) and messages[at].seq == seq:
+            return self._shown(messages[at])
+        return None
+
+    @property
+    def start_seq(self) -> int:
+        """From which seq on messages are held."""
+        return self._core.start_seq
+
+    @property
+    def unsaved(self) -> list[LiveMessage[V]]:
+        """The messages that are not confirmed, in order."""
+        return [self._shown(draft) for draft in self._core.drafts]
+
+    @property
+    def unsaved_count(self) -> int:
+        return len(self._core.drafts)
+
+    def on_change(self, callback: Callable[[LiveMessageChange[V]], object]) -> Callable[[], None]:
+        """Call `callback` with each LiveMessageChange, local ones too. Returns a function that ends
+        that. What was there at the opening, or is loaded, is no change."""
+        return self._register(self._change_callbacks, callback)
+
+    async def load(self, start_seq: int = 1, *, timeout_seconds: float | None = None) -> None:
+        """Read the older messages from `start_seq` on and hold them too: all of them, or none if it
+        raises what any read raises. `timeout_seconds` is for each page."""
+        check_seq("start_seq", start_seq)
+        core = self._core
+        async with self._loading:
+            while start_seq < core.start_seq:
+                self._check_open()
+                core.begin_load()
+                try:
+                    found = self._stream.get_all(
+                        start_seq=start_seq,
+                        end_seq=core.start_seq - 1,
+                        timeout_seconds=timeout_seconds,
+                    )
+                    core.end_load(start_seq, [message async for message in found])
+                finally:
+                    core.cancel_load()
+
+    async def _follow(self) -> None:
+        if self._last is not None:
+            self._core.start_seq = await self._start_of_last(self._last)
+        while True:
+            start_seq = self._core.start_seq
+            try:
+                async with self._follower.subscribe(
+                    StoreKind.STREAM, self._stream.name, start_seq=start_seq, marks_ready=True
+                ) as changes:
+                    async for change in changes:
+                        self._take(change)
+                        if change.kind is ChangeKind.RESET and self._core.start_seq < start_seq:
+                            break  # older ones were loaded: all of it is read again from there
+                    else:
+                        break
+            except OUTAGES:
+                if not self._opened.is_set() or self._link.closed:
+                    raise
+                await asyncio.sleep(1.0)
+                self._take(Change(ChangeKind.RESET, 0, 0))
+        raise ConnectionFailedError(url="NATS", reason="the subscription has ended")
+
+    async def _start_of_last(self, count: int) -> int:
+        async for message in self._stream.get_all(last=count, limit=1):
+            return message.seq
+        return (await self._stream.head()).last_seq + 1
+
+    async def _send_flight(self) -> HoldfastError | None:
+        while not self._core.drafts:
+            self._work.clear()
+            await self._work.wait()
+        limit = 1 if self._single_count else FLIGHT_WRITES
+        flight = self._core.take_flight(limit, FLIGHT_BYTES)
+        self._single_count = max(0, self._single_count - 1)
+        expected_last_seq: int | None = None
+        while True:
+            try:
+                acks = await self._stream.append_many(
+                    [(draft.value, self._core.headers_of(draft)) for draft in flight],
+                    expected_last_seq=expected_last_seq,
+                    durability=self._durability,
+                    timeout_seconds=FLIGHT_SECONDS,
+                )
+            except _NOT_STORED as error:
+                self._core.unsent()
+                return error
+            except (WrongLastSeqError, *OUTAGES, ProtocolError):
+                # Perhaps stored. If it is not, it is sent again on the condition that nothing was
+                # stored since that was seen, itself included.
+                expected_last_seq = await self._look_for(flight)
+                if expected_last_seq is None:
+                    return None
+            except HoldfastError as error:
+                if len(flight) > 1:
+                    self._single_count = len(flight)
+                    self._core.unsent()
+                else:
+                    self._core.rejected(error)
+                return None
+            else:
+                self._core.stored(acks)
+                return None
+
+    async def _look_for(self, flight: list[Draft]) -> int | None:
+        """Look at the stream for a flight whose answer was lost: None if it is there, else the last
+        seq of the stream as it was seen."""
+        while True:
+            try:
+                last_seq = (await self._stream.head()).last_seq
+                found = []
+                if last_seq > flight[0].last_seq:
+                    rows = self._stream.get_all(start_seq=flight[0].last_seq + 1, end_seq=last_seq)
+                    found = [row async for row in rows if LIVE_HEADER in row.headers]
+            except OUTAGES:
+                if self._link.closed:
+                    raise
+                await asyncio.sleep(1.0)
+                continue
+            return None if self._core.was_stored(found) else last_seq
+
+    def _shown(self, message: Message | Draft) -> LiveMessage[V]:
+        value = self._codec.decode(message.value)
+        if isinstance(message, Draft):
+            return LiveMessage(None, value, message.headers, None, None)
+        headers = message.headers
+        if LIVE_HEADER in headers:
+            headers = {name: text for name, text in headers.items() if name != LIVE_HEADER}
+        return LiveMessage(message.seq, value, headers, message.time, message.revision)
+
+    def _told(self, change: MessageChange) -> LiveMessageChange[V]:
+        kind, message, previous, origin = change
+        shown = None if previous is None else self._shown(previous)
+        return LiveMessageChange(kind, self._shown(message), shown, origin)
+
+    def _decoded(self, value: bytes) -> V:
+        return self._codec.decode(value)
