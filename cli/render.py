@@ -10,6 +10,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.control import StoreInfo, StoreState
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
@@ -213,6 +215,10 @@ def head_json(head: Head) -> JsonObject:
         "server": head.server,
         "epoch": head.epoch,
     }
+
+
+def consumer_json(info: ConsumerInfo) -> JsonObject:
+    return {**asdict(info), "config": info.config.to_wire()}
 
 
 def store_row(info: StoreInfo) -> JsonObject:

@@ -13,6 +13,7 @@ from holdfast.cli.render import (
     ack_json,
     change_json,
     change_line,
+    consumer_json,
     deleted_json,
     head_json,
     message_json,
@@ -27,6 +28,7 @@ from holdfast.cli.render import (
 from holdfast.cli.servers import list_stores
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.values import line_batches, parse_headers, read_value
+from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Message
 from holdfast.protocol.names import StoreKind
 
@@ -93,6 +95,39 @@ def info(settings: Settings, name: str) -> None:
             "server": head.server or "-",
             "epoch": head.epoch,
         }
+    )
+
+
+@stream.command("consumers")
+@click.argument("name")
+@client_command
+def consumers(settings: Settings, name: str) -> None:
+    """List the consumers of a stream, and how far their workers are."""
+
+    async def ask() -> list[ConsumerInfo]:
+        async with settings.connect() as client:
+            return await client.stream(name).consumers()
+
+    found = asyncio.run(ask())
+    if settings.json:
+        print_json({"consumers": [consumer_json(one) for one in found]})
+        return
+    columns = ("ack_floor", "ack_pending", "lag", "acked", "redelivered", "given_up")
+    print_table(
+        ("name", *columns),
+        [
+            (
+                one.name,
+                one.ack_floor,
+                one.ack_pending_count,
+                one.lag,
+                one.acked_count,
+                one.redelivered_count,
+                one.given_up_count,
+            )
+            for one in found
+        ],
+        right=columns,
     )
 
 

@@ -15,6 +15,7 @@ the `coalescer.py`, which gathers it with others of its store (`store_queue.py`)
 
 from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
+from holdfast.client.consumer import Consumer, Delivery
 from holdfast.client.kv import KV
 from holdfast.client.live_kv import DELETE, LiveEntryChange, LiveKV
 from holdfast.client.live_messages import MessageChangeKind
@@ -25,6 +26,7 @@ from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
 from holdfast.client.transaction import KVTransaction, StreamTransaction
+from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import (
     BusyError,
@@ -75,7 +77,11 @@ __all__ = [
     "Client",
     "Codec",
     "ConnectionFailedError",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerInfo",
     "Deleted",
+    "Delivery",
     "Discard",
     "Durability",
     "Entry",

@@ -41,9 +41,9 @@ _LOOK_SECONDS: Final = FOLLOW_CHECK_SECONDS / 4
 class Feed:
     """One followed store: what arrives, and when it was last heard of."""
 
-    def __init__(self, link: Link, key: StoreKey) -> None:
+    def __init__(self, link: Link, key: StoreKey, merge: Merge | None = None) -> None:
         self.key = key
-        self.merge = Merge()
+        self.merge = Merge() if merge is None else merge
         self.closed = False
         #: What the stream of broadcasts could not be read for; the consumer raises it.
         self.error: HoldfastError | None = None
@@ -130,7 +130,7 @@ class Follower:
             marks_ready=marks_ready,
         )
         # A consumer that is dropped without `aclose`, by a `break`, must not listen for ever.
-        finalizer = weakref.finalize(subscription, self._dropped, feed)
+        finalizer = weakref.finalize(subscription, self.dropped, feed)
         finalizer.atexit = False
         return subscription
 
@@ -167,6 +167,11 @@ class Follower:
                 feed.merge.lost()
                 feed.wake()
 
+    def dropped(self, feed: Feed) -> None:
+        """The consumer was collected, in whatever thread and moment."""
+        if not feed.closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_later, feed)
+
     def _forget(self, feed: Feed) -> None:
         feeds = self._feeds.get(feed.key)
         if feeds is not None:
@@ -176,11 +181,6 @@ class Follower:
         if not self._feeds and self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _dropped(self, feed: Feed) -> None:
-        """The consumer was collected, in whatever thread and moment."""
-        if not feed.closed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_later, feed)
 
     def _end_later(self, feed: Feed) -> None:
         ending: Coroutine[Any, Any, None] = self.ended(feed)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
+from holdfast.client.consumer import Consumer, consumer_infos
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
@@ -28,6 +29,7 @@ from holdfast.client.operations import (
 )
 from holdfast.client.pending import PendingAck
 from holdfast.client.transaction import StreamTransaction
+from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
@@ -282,6 +284,24 @@ class Stream:
         if start_seq is not None:
             check_seq("start_seq", start_seq)
         return self._follower.subscribe(StoreKind.STREAM, self.name, start_seq=start_seq)
+
+    def consumer(
+        self, name: str, *, start_seq: int = 1, **settings: Unpack[ConsumerSettings]
+    ) -> Consumer:
+        """Return a handle on a consumer of this stream: a durable cursor that workers share, a work
+        queue. No round trip.
+
+        `name` is 1 to 63 of A-Z a-z 0-9 _ -. It is made when it is first used, and begins at
+        `start_seq`; one that is there goes on where it is. Settings that are named change it too:
+        `ack_wait_seconds` (30) until a message that is not acknowledged is delivered again,
+        `max_deliveries` (None: no limit) after which it is given up, and `max_ack_pending` (1000)
+        messages that may be with workers at a time. Raises InvalidNameError, InvalidArgumentError.
+        """
+        return Consumer(self._link, self._follower, self._key, name, start_seq, settings)
+
+    async def consumers(self, *, timeout_seconds: float | None = None) -> list[ConsumerInfo]:
+        """Return where each consumer of this stream stands, in order of their names."""
+        return await consumer_infos(self._link, self._key, None, timeout_seconds)
 
     async def _batch(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.persist import consuming
 from holdfast.persist.retention import Retention
 from holdfast.persist.store import Mark, Store, entry_bytes_of, message_bytes_of
 from holdfast.protocol import frames
@@ -419,6 +420,10 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.TRIM: _trim,
         frames.CONFIGURE: _configure,
         frames.EXPECT: _expect_message,
+        frames.CONSUMER_CONFIGURE: consuming.configure,
+        frames.CONSUMER_FETCH: consuming.fetch,
+        frames.CONSUMER_ACK: consuming.ack,
+        frames.CONSUMER_DELETE: consuming.delete,
     },
     StoreKind.KV: {
         frames.SET_ENTRY: _set_entry,

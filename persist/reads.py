@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from holdfast.persist.consumers import consumer_of_row
 from holdfast.persist.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
@@ -59,6 +60,10 @@ def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, 
             return _row(file.message(seq) if file is not None and seq > 0 else None)
         if number == frames.GET_MESSAGES:
             return _messages(file, operation)
+        if number == frames.GET_SEQS:
+            return _messages_of(file, operation)
+        if number == frames.CONSUMERS:
+            return _consumers(file, operation)
     elif number == frames.GET_ENTRY:
         key = check_key(operation[1])
         return _row(file.entry(key) if file is not None else None)
@@ -111,6 +116,36 @@ def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
         start_seq, end_seq, max_rows=row_limit, max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
     )
     return [page.rows, page.rows[-1][0] + 1 if page.more else None], page.size_bytes
+
+
+def _messages_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    seqs = operation[1]
+    if type(seqs) is not list or len(seqs) > PAGE_ROWS:
+        raise InvalidArgumentError(argument="seqs", reason=f"not a list of at most {PAGE_ROWS}")
+    rows: list[Any] = []
+    size_bytes = 0
+    for index, seq in enumerate(seqs):
+        row = None if file is None else file.message(_integer("seq", seq))
+        if row is None:
+            continue
+        wire, row_bytes = _row(row)
+        if rows and size_bytes + row_bytes > PAGE_BYTES:
+            return [rows, index], size_bytes
+        rows.append(wire)
+        size_bytes += row_bytes
+    return [rows, None], size_bytes
+
+
+def _consumers(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    name = operation[1] if len(operation) > 1 else None
+    if file is None:
+        return [], _ROW_BYTES
+    found = [
+        consumer_of_row(row).info(file.meta.last_seq).to_wire()
+        for row in file.consumers()
+        if name is None or row.name == name
+    ]
+    return found, len(frames.pack(found))
 
 
 def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from holdfast.persist.consumers import Consumers
 from holdfast.persist.retention import Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
@@ -119,6 +120,7 @@ class Store:
         self._trimmed_to = 0
         self._cleared = False
         self._overlay_limit = _MIN_OVERLAY
+        self._consumers: Consumers | None = None
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
         #: The segment of the oldest change that is not durable in the file; None when clean.
         self.oldest_segment: int | None = None
@@ -162,6 +164,31 @@ class Store:
         row = self.file.message(seq)
         assert row is not None
         return int(row[1])
+
+    def seqs_from(self, start_seq: int, limit: int) -> list[int]:
+        """Return the seqs of the first `limit` messages from `start_seq` on, as of the last accepted
+        change."""
+        overlay, file_last_seq = self._messages, 0
+        found: list[int] = []
+        if self.file is not None and start_seq <= self.file.meta.last_seq:
+            file_last_seq = self.file.meta.last_seq
+            at = max(start_seq, self._trimmed_to + 1)
+            while at <= file_last_seq and len(found) < limit:
+                page = self.file.seqs_from(at, limit)
+                found += [seq for seq in page if overlay.get(seq, 0) is not None]
+                at = page[-1] + 1 if len(page) == limit else file_last_seq + 1
+            set_again = {
+                seq
+                for seq, size_bytes in overlay.items()
+                if size_bytes is not None and start_seq <= seq <= file_last_seq
+            }
+            found = sorted(set_again.union(found))
+        for seq in range(max(start_seq, file_last_seq + 1), self.last_seq + 1):
+            if len(found) >= limit:
+                break
+            if overlay.get(seq) is not None:
+                found.append(seq)
+        return found[:limit]
 
     def entry_state(self, key: str) -> tuple[int, int] | None:
         """Return `(revision, bytes)` of `key` as of the last accepted change, or None."""
@@ -378,6 +405,22 @@ class Store:
             self.retention.wrote(self.time)
 
     @property
+    def consumers(self) -> Consumers:
+        """The stream's consumers as of the last accepted change, loaded the first time."""
+        if self._consumers is None:
+            loaded = Consumers(self.file.consumers() if self.file is not None else ())
+            for batch in self.unwritten():
+                for change in batch.changes:
+                    loaded.apply(change)
+            self._consumers = loaded
+        return self._consumers
+
+    def change_consumer(self, change: frames.WireChange) -> None:
+        """Accept a change of a consumer."""
+        self.consumers.apply(change)
+        self._accept(change, _variable_bytes(change))
+
+    @property
     def in_batch(self) -> bool:
         return self._undo is not None
 
@@ -434,6 +477,7 @@ class Store:
         self._restore(self.mark)
         self._end_tick()
         self._rebuild_overlay()
+        self._consumers = None
 
     def materialise(self, synced_tick: int) -> None:
         """Apply every pending change of a synced tick to the file. Raises StorageFailedError, and
@@ -612,10 +656,10 @@ def _variable_bytes(change: frames.WireChange) -> int:
         return 9 * len(change[1])
     if number == frames.CHANGE_DELETE_ENTRIES:
         return sum(len(key.encode()) + 5 for key in change[1])
-    if number == frames.CHANGE_CONFIGURE:
-        return len(frames.pack(change[1]))
     if number == frames.CHANGE_ARCHIVE:
         return len(change[2])
+    if number in frames.STATELESS_CHANGES:
+        return len(frames.pack(change[1:]))
     return 0
 
 

@@ -64,6 +64,16 @@ CONFIGURE: Final = 9
 #: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: there is none), or
 #: [EXPECT, nil, last_seq] of a stream -> [revision]; refused unless it is so
 EXPECT: Final = 15
+#: [CONSUMER_CONFIGURE, name, {setting: value | nil, ...}, start_seq] -> [id, config]; start_seq: of a
+#: new one
+CONSUMER_CONFIGURE: Final = 16
+#: [CONSUMER_FETCH, id, limit] -> [[[seq, delivery_count], ...], revision, retry_after_ms | nil, blocked];
+#: blocked: max_ack_pending has kept some back
+CONSUMER_FETCH: Final = 17
+#: [CONSUMER_ACK, id, [[verb, seq, delivery_count, delay_ms], ...]] -> [[counted, ...], revision]
+CONSUMER_ACK: Final = 18
+#: [CONSUMER_DELETE, name] -> [count, revision]
+CONSUMER_DELETE: Final = 19
 
 FIRST_READ: Final = 32
 #: [GET_MESSAGE, seq] -> message | nil
@@ -83,6 +93,10 @@ HEAD: Final = 36
 CHANGES: Final = 37
 #: [CONFIG] -> config, a map of what is not the default
 CONFIG: Final = 38
+#: [CONSUMERS, name | nil] -> [info, ...], in order of their names
+CONSUMERS: Final = 42
+#: [GET_SEQS, [seq, ...]] -> [[message, ...], next_index | nil]; of those that are there
+GET_SEQS: Final = 43
 
 OPERATION_NAMES: Final[dict[int, str]] = {
     APPEND: "append",
@@ -95,6 +109,10 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     BATCH: "batch",
     CONFIGURE: "configure",
     EXPECT: "expect",
+    CONSUMER_CONFIGURE: "consumer",
+    CONSUMER_FETCH: "fetch",
+    CONSUMER_ACK: "ack",
+    CONSUMER_DELETE: "delete_consumer",
     GET_MESSAGE: "get",
     GET_MESSAGES: "get_all",
     GET_ENTRY: "get",
@@ -102,7 +120,15 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     HEAD: "head",
     CHANGES: "changes",
     CONFIG: "config",
+    CONSUMERS: "consumers",
+    GET_SEQS: "get_all",
 }
+
+#: What a worker says of a delivery.
+VERB_ACK: Final = 0
+VERB_NAK: Final = 1
+VERB_TERM: Final = 2
+VERB_IN_PROGRESS: Final = 3
 
 # --- changes carry the number of the operation that made them ----------------------------------
 #: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
@@ -119,12 +145,33 @@ CHANGE_DELETE_ENTRIES: Final = 6
 CHANGE_CLEAR: Final = 7
 #: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
 CHANGE_CONFIGURE: Final = 9
+# Of consumers. They change no message; a consumer's id is the revision that made it.
+#: [CHANGE_CONSUMER_CONFIGURE, id, name, config, next_seq]
+CHANGE_CONSUMER_CONFIGURE: Final = 16
+#: [CHANGE_CONSUMER_FETCH, id, next_seq, deadline, [seq, ...], [[seq, delivery_count], ...],
+#: [seq, ...], [seq, ...]]: delivered first and again, found removed, given up
+CHANGE_CONSUMER_FETCH: Final = 17
+#: [CHANGE_CONSUMER_ACK, id, [seq, ...], [seq, ...], [[seq, deadline, delivery_count], ...]]: acked,
+#: given up, to be delivered again at another time
+CHANGE_CONSUMER_ACK: Final = 18
+#: [CHANGE_CONSUMER_DELETE, id]
+CHANGE_CONSUMER_DELETE: Final = 19
+
 #: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now on, and
 #: no longer in the owner's file. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
 #: What followers leave out: it changes no message and no entry.
-STATELESS_CHANGES: Final = frozenset((CHANGE_CONFIGURE, CHANGE_ARCHIVE))
+STATELESS_CHANGES: Final = frozenset(
+    {
+        CHANGE_CONFIGURE,
+        CHANGE_CONSUMER_CONFIGURE,
+        CHANGE_CONSUMER_FETCH,
+        CHANGE_CONSUMER_ACK,
+        CHANGE_CONSUMER_DELETE,
+        CHANGE_ARCHIVE,
+    }
+)
 
 WireChange = Sequence[Any]
 

@@ -34,6 +34,16 @@ MAX_MSG_ID_BYTES: Final = 256
 #: Seqs or keys that one delete operation may name.
 MAX_DELETE_COUNT: Final = 4096
 
+# --- consumers ----------------------------------------------------------------------------------
+#: Consumers of one stream: each is a cursor in the owner's memory while the stream is in use.
+MAX_CONSUMERS: Final = 64
+#: The most that `max_ack_pending` of a consumer may be: each is a row, and an element in memory.
+MAX_ACK_PENDING: Final = 10_000
+#: Messages of one fetch, and acks in one operation: what a page has.
+MAX_FETCH: Final = 4096
+#: The longest `ack_wait_seconds`, and delay of a message that is handed back.
+MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
+
 # --- reading -----------------------------------------------------------------------------------
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB

@@ -88,6 +88,11 @@ def check_store(name: str) -> StoreName:
     return StoreName(name)
 
 
+def check_consumer(name: str) -> str:
+    """Return `name` as the name of a consumer. Raises InvalidNameError."""
+    return _check_plain("consumer", name)
+
+
 def check_key(key: str) -> str:
     """Return `key`: any text, also empty, of at most MAX_KEY_BYTES in UTF-8. Raises InvalidNameError."""
     if not isinstance(key, str):

@@ -18,6 +18,7 @@ import msgpack
 from holdfast.protocol import frames
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.archived_blocks import ArchivedBlocks
+from holdfast.shared_fs.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 
 #: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
 _ARRAY_ROWS: Final = 4
@@ -197,6 +198,7 @@ class _Stream:
         self._rows: list[tuple[Any, ...]] = []
         self._expiring_rows: list[tuple[Any, ...]] = []
         self._msg_ids: list[tuple[Any, ...]] = []
+        self._consumers = ConsumerRows(cursor)
 
     def apply(self, batch: AppliedBatch) -> None:
         self._time = batch.time
@@ -213,6 +215,9 @@ class _Stream:
             self.revision += 1
             if change[0] == frames.CHANGE_SET_MESSAGE:
                 self._set(change)
+            elif change[0] in CONSUMER_CHANGES:
+                # No news to a follower, so the change log, which is bounded, does not keep it.
+                self._consumers.apply(change)
             else:
                 self._insert_waiting()
                 self._remove(change)
@@ -225,6 +230,7 @@ class _Stream:
         self._insert_waiting()
         if self._msg_ids:
             self._cursor.executemany(schema.UPSERT_MSG_ID, self._msg_ids)
+        self._consumers.flush()
         return meta.after(
             revision=self.revision,
             time=self._time,

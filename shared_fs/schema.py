@@ -6,7 +6,8 @@ one transaction, when it is opened to be written.
 
 `expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
 has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table `archived`
-is likewise made with its first row; `archived_blocks.py` says what is in it.
+and those of consumers are likewise made with their first row; `archived_blocks.py` and `consumer_rows.py`
+say what is in them.
 
 Pages are 1 KiB: most stores are tiny, a commit writes whole pages to the WAL, and round-robin over
 many open files, the common load, was 40 % faster than with 4 KiB pages while scans were equal.
@@ -155,6 +156,7 @@ SELECT_MESSAGES: Final = (
     "SELECT seq, revision, time, value, headers FROM messages WHERE seq BETWEEN ? AND ?"
     " ORDER BY seq LIMIT ?"
 )
+SELECT_SEQS: Final = "SELECT seq FROM messages WHERE seq >= ? ORDER BY seq LIMIT ?"
 DELETE_MESSAGE: Final = "DELETE FROM messages WHERE seq = ?"
 SUM_MESSAGES: Final = (
     f"SELECT count(*), coalesce(sum({_MESSAGE_BYTES}), 0) FROM messages WHERE seq BETWEEN ? AND ?"
@@ -239,6 +241,53 @@ SELECT_ARCHIVABLE: Final = (
 )
 DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {_ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
+
+# --- consumers of a stream: by their primary keys ----------------------------------------------
+#: `id` is the revision that made it, so that another one of the same name is another.
+CREATE_CONSUMERS: Final = (
+    """
+CREATE TABLE IF NOT EXISTS consumers(
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    config TEXT NOT NULL,
+    next_seq INTEGER NOT NULL,
+    delivered INTEGER NOT NULL,
+    redelivered INTEGER NOT NULL,
+    acked INTEGER NOT NULL,
+    given_up INTEGER NOT NULL
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS deliveries(
+    consumer INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    deadline INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (consumer, seq)
+) STRICT, WITHOUT ROWID
+""",
+)
+#: By a scan of the dozen rows that the schema has.
+HAS_CONSUMERS: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'consumers')"
+UPSERT_CONSUMER: Final = (
+    "INSERT INTO consumers VALUES (?, ?, ?, ?, 0, 0, 0, 0)"
+    " ON CONFLICT (id) DO UPDATE SET config = excluded.config"
+)
+ADD_TO_CONSUMER: Final = (
+    "UPDATE consumers SET next_seq = coalesce(?, next_seq), delivered = delivered + ?,"
+    " redelivered = redelivered + ?, acked = acked + ?, given_up = given_up + ? WHERE id = ?"
+)
+DELETE_CONSUMER: Final = "DELETE FROM consumers WHERE id = ?"
+#: All of them: MAX_CONSUMERS at the most.
+SELECT_CONSUMERS: Final = (
+    "SELECT id, name, config, next_seq, delivered, redelivered, acked, given_up FROM consumers"
+    " ORDER BY name"
+)
+UPSERT_DELIVERY: Final = "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?, ?)"
+DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE consumer = ? AND seq = ?"
+DELETE_DELIVERIES: Final = "DELETE FROM deliveries WHERE consumer = ?"
+#: All of them: MAX_ACK_PENDING of each consumer at the most.
+SELECT_DELIVERIES: Final = "SELECT consumer, seq, deadline, count FROM deliveries"
 
 # --- kv: by revision, the primary key, or by key, the unique index ------------------------------
 _ENTRY_BYTES: Final = "octet_length(key) + length(value) + coalesce(length(headers), 0)"

@@ -63,6 +63,7 @@ from holdfast.shared_fs.archived_blocks import (
     ArchiveDraft,
     ArchivePlace,
 )
+from holdfast.shared_fs.consumer_rows import ConsumerRow, read_consumers
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.sqlite_connection import (
     checksum_vfs,
@@ -76,6 +77,7 @@ from holdfast.shared_fs.store_image import NewStore, empty_store_image
 
 __all__ = [
     "AppliedBatch",
+    "ConsumerRow",
     "GoingOrder",
     "GoingRow",
     "RowPage",
@@ -628,6 +630,21 @@ class StoreFile:
         if self._archived.exists and (archived := self._archived.first()) is not None:
             return archived.seq if found is None else min(found, archived.seq)
         return self.meta.last_seq + 1 if found is None else found
+
+    @raises_ours
+    def seqs_from(self, start_seq: int, limit: int) -> list[int]:
+        """Return the seqs of the first `limit` messages from `start_seq` on."""
+        found: list[Any] = self._execute(schema.SELECT_SEQS, (start_seq, limit)).fetchall()
+        seqs = [row[0] for row in found]
+        if self._archived_from(start_seq):
+            archived = islice(self._archived.messages(start_seq), limit)
+            seqs = sorted([*seqs, *(each.seq for each in archived)])[:limit]
+        return seqs
+
+    @raises_ours
+    def consumers(self) -> list[ConsumerRow]:
+        """Return the consumers of the stream, in order of their names."""
+        return read_consumers(self._execute)
 
     @raises_ours
     def seq_from_end(self, count: int) -> int:

@@ -23,6 +23,7 @@ from holdfast.cli.rebuild import rebuild_report
 from holdfast.cli.render import (
     ack_json,
     change_json,
+    consumer_json,
     deleted_json,
     entry_json,
     head_json,
@@ -31,6 +32,7 @@ from holdfast.cli.render import (
 )
 from holdfast.cli.settings import CLIENT_OPTIONS
 from holdfast.cli.verify import verdict_row
+from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.messages import (
     Ack,
@@ -53,6 +55,9 @@ from holdfast.spark.replay import ImportReport
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(DOCUMENT))
+CONSUMER = ConsumerInfo(
+    "workers", 3, ConsumerConfig(ack_wait_seconds=60), 8, 6, 1, 0, 7, 0, 6, 0
+)
 MESSAGE = Message(7, b"hello", {"user": "ada"}, 1795230214000, 7)
 STORE = StoreId("default", StoreKind.STREAM, "notes")
 VERSION = dict.fromkeys(
@@ -142,6 +147,7 @@ def documented(path: str) -> Any:
     ("path", "printed"),
     [
         ("stream append NAME [VALUE]", ack_json(Ack(7, 7, 1, Durability.SYNCED))),
+        ("stream consumers NAME", {"consumers": [consumer_json(CONSUMER)]}),
         ("stream info NAME", {"name": "n", **head_json(Head(7, 1, 7, 7, 812, 1, "s1"))}),
         ("stream get NAME SEQ", message_json(MESSAGE)),
         ("stream tail NAME", change_json(Change(ChangeKind.SET, 7, 1, message=MESSAGE))),

@@ -33,6 +33,7 @@ from holdfast.persist.store import Store
 from holdfast.persist.tick import Tick
 from holdfast.protocol import frames, limits
 from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import (
     Heartbeat,
     Owner,
@@ -153,7 +154,7 @@ def numbered_constants(numbers: Callable[[str], bool]) -> dict[int, str]:
 def test_every_operation_is_listed_with_its_number_and_its_word() -> None:
     listed = {int(row[0]): (bare(row[1]), row[2]) for row in table(PROTOCOL, "number", "operation")}
     constants = numbered_constants(
-        lambda name: not name.startswith(("CHANGE_", "FIRST_", "MAX_", "PROTOCOL_"))
+        lambda name: not name.startswith(("CHANGE_", "FIRST_", "MAX_", "PROTOCOL_", "VERB_"))
     )
     assert set(constants) == set(frames.OPERATION_NAMES)
     assert listed == {
@@ -195,9 +196,14 @@ def test_the_states_of_a_server_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "fields"), [("server_info", ServerInfo._fields), ("store_info", StoreInfo._fields)]
+    ("title", "fields"),
+    [
+        ("server_info", ServerInfo._fields),
+        ("store_info", StoreInfo._fields),
+        ("consumer_info", [each.name for each in dataclasses.fields(ConsumerInfo)]),
+    ],
 )
-def test_the_arrays_of_control_messages_are_listed_in_order(
+def test_the_arrays_of_infos_are_listed_in_order(
     title: str, fields: Sequence[str]
 ) -> None:
     rows = table(PROTOCOL, "position", title)
@@ -380,6 +386,16 @@ def test_every_setting_of_a_store_is_listed_with_its_default() -> None:
     body = section(PROTOCOL, "Limits of a store")
     assert f"at most {limits.MAX_DESCRIPTION_BYTES} bytes" in body
     assert f"a turn removes {limits.MAX_EVICTED_ROWS}" in body
+
+
+def test_every_setting_of_a_consumer_is_listed_with_its_default_and_every_verb() -> None:
+    words = {"None": "nil", "30.0": "30"}
+    defaults = {each.name: str(each.default) for each in dataclasses.fields(ConsumerConfig)}
+    assert {row[0]: row[1] for row in table(PROTOCOL, "setting", "default")} == {
+        name: words.get(default, default) for name, default in defaults.items()
+    }
+    verbs = {int(row[0]): f"VERB_{bare(row[1]).upper()}" for row in table(PROTOCOL, "number", "verb")}
+    assert verbs == numbered_constants(lambda name: name.startswith("VERB_"))
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_each_change_becomes_what_applications_see() -> None:
 def test_operation_numbers_say_if_they_read_or_write() -> None:
     reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
-        "get", "get_all", "head", "changes", "config",
+        "get", "get_all", "head", "changes", "config", "consumers",
     }  # fmt: skip
 
 

@@ -1,0 +1,148 @@
+"""Consumers: what is configured of one, and what its state tells.
+
+A consumer is a named cursor on a stream that several workers share. It lives in the store, as the
+messages do, and each of its steps is a change with a revision. On the wire and in the file its
+configuration is a map that names only what differs from the default; durations are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self, TypedDict
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import MAX_ACK_PENDING, MAX_ACK_WAIT_SECONDS
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """What configuring takes: what is left out stays as it is, None is the default again."""
+
+    ack_wait_seconds: float | None
+    max_deliveries: int | None
+    max_ack_pending: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """The configuration of one consumer."""
+
+    #: A message that is not acknowledged so long after it was delivered is delivered again.
+    ack_wait_seconds: float = 30.0
+    #: A message that was delivered so often is given up. None: never.
+    max_deliveries: int | None = None
+    #: Messages that are delivered and not acknowledged; with so many, no further one is delivered.
+    max_ack_pending: int = 1000
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        """Return the configuration that `wire` names. Raises InvalidArgumentError."""
+        return cls().changed({name: wire[name] for name in wire if name in _CHECKS})
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what differs from the default."""
+        values = ((name, getattr(self, name)) for name in _DEFAULTS)
+        return {name: value for name, value in values if value != _DEFAULTS[name]}
+
+    def changed(self, settings: Mapping[str, Any]) -> Self:
+        """Return it with `settings`, each checked. Raises InvalidArgumentError."""
+        checked: dict[str, Any] = {}
+        for name, value in settings.items():
+            check = _CHECKS.get(name)
+            if check is None:
+                known = ", ".join(_CHECKS)
+                raise InvalidArgumentError(argument=repr(name)[:80], reason=f"not one of {known}")
+            checked[name] = _DEFAULTS[name] if value is None else check(name, value)
+        return replace(self, **checked)
+
+    @property
+    def ack_wait_ms(self) -> int:
+        return max(1, round(self.ack_wait_seconds * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """Where a consumer stands."""
+
+    name: str
+    #: The revision at which it was made: another one of the same name has another.
+    id: int
+    config: ConsumerConfig
+    #: The first seq that was never delivered.
+    next_seq: int
+    #: Every message up to here is acknowledged, given up, or was removed from the stream.
+    ack_floor: int
+    #: Messages that are delivered and neither acknowledged nor given up.
+    ack_pending_count: int
+    #: Seqs that were never delivered, those of removed messages included.
+    lag: int
+    #: First deliveries, later ones, acknowledged messages, and those given up: by a worker, or after
+    #: `max_deliveries`.
+    delivered_count: int
+    redelivered_count: int
+    acked_count: int
+    given_up_count: int
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> Self:
+        """Return what `to_wire` gave."""
+        name, id_, config, *rest = wire
+        return cls(name, id_, ConsumerConfig.from_wire(config), *rest[:8])
+
+    def to_wire(self) -> list[Any]:
+        """Return its fields in order."""
+        return [
+            self.name,
+            self.id,
+            self.config.to_wire(),
+            self.next_seq,
+            self.ack_floor,
+            self.ack_pending_count,
+            self.lag,
+            self.delivered_count,
+            self.redelivered_count,
+            self.acked_count,
+            self.given_up_count,
+        ]
+
+
+def delay_ms(delay_seconds: float) -> int:
+    """Return a delay in whole milliseconds. Raises InvalidArgumentError."""
+    if delay_seconds == 0:
+        return 0
+    return max(1, round(_wait("delay_seconds", delay_seconds) * 1000))
+
+
+def _wait(name: str, value: Any) -> float:
+    if (
+        type(value) not in (int, float)
+        or not math.isfinite(value)
+        or not 0 < value <= MAX_ACK_WAIT_SECONDS
+    ):
+        reason = f"a number above 0, at most {MAX_ACK_WAIT_SECONDS:.0f}, not {value!r:.80}"
+        raise InvalidArgumentError(argument=name, reason=reason)
+    return float(value)
+
+
+def _deliveries(name: str, value: Any) -> int:
+    return _count(name, value, (1 << 31) - 1)
+
+
+def _pending(name: str, value: Any) -> int:
+    return _count(name, value, MAX_ACK_PENDING)
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise InvalidArgumentError(argument=name, reason=f"1 to {most}, not {value!r:.80}")
+    return value
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "ack_wait_seconds": _wait,
+    "max_deliveries": _deliveries,
+    "max_ack_pending": _pending,
+}
+_DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(ConsumerConfig)}
+assert list(_CHECKS) == list(_DEFAULTS) == list(ConsumerSettings.__annotations__)
