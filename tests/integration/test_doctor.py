@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -19,6 +20,8 @@ from holdfast_up import (
     running_up,
     wait_until,
 )
+
+from holdfast.client import Client, connect
 
 #: What the checks of the machine say depends on where the tests run.
 OF_THE_MACHINE = {"HF-002", "HF-003"}
@@ -48,11 +51,35 @@ def notes_of(report: dict[str, Any], code: str) -> int:
     return int(count)
 
 
-def fill(cluster: RunningUp) -> None:
+async def write(hf: Client) -> None:
     for number in range(4):
-        cluster.output("stream", "append", f"notes.{number}", "hello")
+        notes = hf.stream(f"notes.{number}")
+        await notes.append(b"hello")
         # A read of a store brings its file up to date.
-        cluster.output("stream", "read", f"notes.{number}")
+        assert [one async for one in notes.get_all()]
+
+
+def fill(cluster: RunningUp) -> None:
+    async def go() -> None:
+        async with connect(cluster.nats) as hf:
+            await write(hf)
+
+    asyncio.run(go())
+
+
+def examine_beside_a_writer(cluster: RunningUp, *options: str) -> dict[str, Any]:
+    """Examine while all stores are in use, however long that takes: an idle one is closed."""
+
+    async def go() -> dict[str, Any]:
+        async with connect(cluster.nats) as hf:
+            await write(hf)
+            report = asyncio.create_task(asyncio.to_thread(examine, cluster.data, *options))
+            while not report.done():
+                await write(hf)
+                await asyncio.wait([report], timeout=1)
+            return await report
+
+    return asyncio.run(go())
 
 
 def kill_everything(cluster: RunningUp) -> None:
@@ -69,9 +96,8 @@ def kill_everything(cluster: RunningUp) -> None:
 def test_beside_a_running_cluster_what_is_in_use_is_left_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running_up(data) as cluster:
-        fill(cluster)
         incarnations = {row["incarnation"] for row in cluster.json("servers")["servers"]}
-        report = examine(data, "--deep")
+        report = examine_beside_a_writer(cluster, "--deep")
         assert outcomes(report) == {}
         assert report["found"]["running_servers"] == 2
         assert report["found"]["in_use"] == notes_of(report, "HF-018") > 0
