@@ -46,6 +46,7 @@ _ADVICE: Final = {
     "table_damaged": "another --table: the bucket has what is needed to make one anew",
     "target_differs": "--store-prefix TEXT, or --into-tenant of a tenant without such stores",
     "missing_spark_packages": "pip install 'holdfast[cli,spark]'",
+    "demo_export": "--no-export leaves it out",
     "demo_used": "another --data, or none for a temporary folder",
 }
 

@@ -2,8 +2,10 @@
 
 Takes the history of a git repository, starts an embedded cluster, and has several writer processes
 store it at once while a follower process follows everything live. In the middle one persist server is
-killed. In the end a fresh client reads all of it back. The plan (`demo_plan.py`) is made before; the
-workers (`demo_worker.py`) carry it out; `demo_verify.py` judges; `demo_report.py` tells.
+killed. In the end a fresh client reads all of it back, and where there is a Java, Spark exports it to
+a table, rebuilds every file from that and asks it something. The plan (`demo_plan.py`) is made before;
+the workers (`demo_worker.py`) carry it out; `demo_verify.py` and `demo_export.py` judge;
+`demo_report.py` tells.
 
 Leaves nothing behind: no process, and no file unless --data was given.
 """
@@ -26,8 +28,9 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli.advice import EXIT_FAILED
+from holdfast.cli.advice import EXIT_FAILED, first_error
 from holdfast.cli.cluster import MAX_SERVERS, Cluster, ClusterOptions, running_cluster
+from holdfast.cli.demo_export import TableVerdict, export_demo, missing_for_export
 from holdfast.cli.demo_plan import Plan, plan_repository
 from holdfast.cli.demo_progress import DemoProgress
 from holdfast.cli.demo_report import AckTimes, DemoReport, Kill
@@ -70,6 +73,10 @@ class DemoOptions:
     limit: int | None
     kill: bool
     prefix: str
+    #: Of the cluster, and what is exported; None: nothing is.
+    bucket: str | None = None
+    #: Why nothing is exported.
+    not_exported: str | None = None
 
 
 @click.command()
@@ -102,6 +109,11 @@ class DemoOptions:
     "--kill/--no-kill", default=True, help="Kill a persist server in the middle.  [default: kill]"
 )
 @click.option(
+    "--export/--no-export",
+    default=True,
+    help="Export all to a table and query it with Spark.  [default: export, where there is Java]",
+)
+@click.option(
     "--progress/--no-progress", default=True, help="Show how far it is.  [default: progress]"
 )
 @shared_options("prefix", "json")
@@ -114,6 +126,7 @@ def demo(
     writers: int,
     limit: int | None,
     kill: bool,
+    export: bool,
     progress: bool,
 ) -> None:
     """Store a git repository's history, kill a server meanwhile, and check every byte.
@@ -126,6 +139,7 @@ def demo(
             folder = Path(stack.enter_context(temporary))
         else:
             folder = data.resolve()
+        not_exported = missing_for_export() if export else "not wanted"
         options = DemoOptions(
             repository=_choose_repository(repo),
             data=folder,
@@ -134,12 +148,17 @@ def demo(
             limit=limit,
             kill=kill,
             prefix=settings.prefix,
+            bucket=None if not_exported else (folder / "bucket").as_uri(),
+            not_exported=not_exported,
         )
         shown = stack.enter_context(DemoProgress(enabled=progress))
         report = asyncio.run(_run_until_interrupted(options, shown))
     report.print(as_json=settings.json)
     if data is not None:
-        click.echo(f"kept; to look at it: holdfast up --data {shlex.quote(str(data))}", err=True)
+        up = ["holdfast", "up", "--data", str(data)]
+        if options.bucket is not None:
+            up += ["--bucket", options.bucket]
+        click.echo(f"kept; to look at it: {shlex.join(up)}", err=True)
     if report.problems:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -166,7 +185,11 @@ async def run_demo(options: DemoOptions, progress: DemoProgress) -> DemoReport:
         raise GitError(repository=str(options.repository), reason="no file version to store")
     progress.stage(f"starting nats-server, a coordinator and {options.server_count} servers")
     cluster_options = ClusterOptions(
-        data=options.data, server_count=options.server_count, port=0, prefix=options.prefix
+        data=options.data,
+        server_count=options.server_count,
+        port=0,
+        prefix=options.prefix,
+        bucket=options.bucket,
     )
     async with running_cluster(cluster_options, progress.say) as cluster:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-work-") as work:
@@ -174,6 +197,7 @@ async def run_demo(options: DemoOptions, progress: DemoProgress) -> DemoReport:
             await run.refuse_earlier_demo()
             verdict = await run.carry_out()
             changes_followed, follower_problems = run.follower_result()
+            table = await run.export()
             return DemoReport(
                 plan=plan,
                 server_count=options.server_count,
@@ -183,6 +207,8 @@ async def run_demo(options: DemoOptions, progress: DemoProgress) -> DemoReport:
                 verdict=verdict,
                 changes_followed=changes_followed,
                 follower_problems=follower_problems,
+                table=table,
+                not_exported=options.not_exported,
                 total_seconds=time.monotonic() - started_at,
             )
 
@@ -285,6 +311,22 @@ class _Run:
             self._follower.tell("finish")
             await follower
         return verdict
+
+    async def export(self) -> TableVerdict | None:
+        """Export what was written, if it can be. Raises HoldfastError."""
+        bucket = self._options.bucket
+        if bucket is None:
+            return None
+        self._progress.stage("exporting all of it to a table, with Spark")
+        try:
+            return await export_demo(
+                self._cluster.nats_url, self._options.prefix, bucket, self._plan, self._work
+            )
+        except ExceptionGroup as group:
+            error = first_error(group)
+            if isinstance(error, HoldfastError):
+                raise error from group
+            raise
 
     def acks(self) -> list[AckTimes]:
         """Return every append of every writer."""

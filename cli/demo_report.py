@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from holdfast.cli.demo_export import TableVerdict
 from holdfast.cli.demo_plan import Plan, Skipped
 from holdfast.cli.demo_verify import Verdict
 from holdfast.cli.render import print_json, size, stdout_console
@@ -46,6 +47,9 @@ class DemoReport:
     changes_followed: int
     follower_problems: Sequence[str]
     total_seconds: float
+    #: None: nothing was exported, because of `not_exported`.
+    table: TableVerdict | None = None
+    not_exported: str | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -54,6 +58,8 @@ class DemoReport:
         found += [f"follower: {problem}" for problem in self.follower_problems]
         if self.verdict.files_identical != len(self.plan.files) and not found:
             found.append("not all files are identical")
+        if self.table is not None:
+            found += self.table.problems
         return found
 
     def print(self, *, as_json: bool) -> None:
@@ -95,6 +101,8 @@ class DemoReport:
             "kv_identical": self.verdict.kv_identical,
             "changes_followed": self.changes_followed,
             "followed_exactly_once": not self.follower_problems,
+            "exported": None if self.table is None else asdict(self.table),
+            "not_exported": self.not_exported,
             "problems": self.problems,
             "total_seconds": round(self.total_seconds, 3),
         }
@@ -152,7 +160,35 @@ class DemoReport:
                 "followed",
                 f"{self.changes_followed:,} of {plan.message_count:,} changes, {followed}",
             ),
+            *self._table_rows(),
             ("total", f"{self.total_seconds:.1f} s"),
+        ]
+
+    def _table_rows(self) -> list[tuple[str, str]]:
+        table = self.table
+        if table is None:
+            return [("table", f"none: {self.not_exported}")]
+        files = len(self.plan.files)
+        busiest = ", ".join(
+            f"{path} {versions:,} times ({size(size_bytes)})"
+            for path, versions, size_bytes in table.busiest
+        )
+        return [
+            (
+                "table",
+                (
+                    f"{table.rows:,} changes exported in {table.seconds:.1f} s: "
+                    f"{table.files:,} files, {size(table.bytes)}"
+                ),
+            ),
+            (
+                "rebuilt",
+                (
+                    f"by Spark, from the table: {table.documents_identical:,} of {files:,} files "
+                    f"identical, kv {'identical' if table.kv_identical else 'DIFFERENT'}"
+                ),
+            ),
+            ("queried", f"most often changed: {busiest}"),
         ]
 
     def _kill_row(self) -> str:

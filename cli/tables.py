@@ -190,17 +190,22 @@ def _parse_time(text: str | None) -> datetime | None:
 
 @contextmanager
 def _spark(master: str | None) -> Iterator[SparkSession]:
+    """Yield a session, which ends with the block unless it was there before."""
     try:
+        from pyspark.sql import SparkSession
+
         from holdfast.spark.session import session
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("holdfast"):
             raise
         raise MissingSparkPackagesError(package=error.name) from error
+    running = SparkSession.getActiveSession()
     spark = session("holdfast", master=master, register=False)
     try:
         yield spark
     finally:
-        spark.stop()
+        if running is None:
+            spark.stop()
 
 
 @contextmanager

@@ -212,11 +212,13 @@ class Collector:
         if not due:
             return
         shards = self._closed_shards(due, dry_run=dry_run)
-        keys = {key for pin in live_pins(self._bucket, now) for key in pin.keys}
+        pins = live_pins(self._bucket, now)
+        everything = any(pin.everything for pin in pins)
+        keys = {key for pin in pins for key in pin.keys}
         for each in due:
             if any(_names(shards[shard_of(store)], store, each.key) for store in each.stores):
                 continue
-            if each.key in keys:
+            if everything or each.key in keys:
                 done.pinned += 1
                 continue
             if self._give_up():
@@ -301,7 +303,7 @@ class Collector:
         if not due:
             return
         # A restore reads logs as a whole.
-        if any(pin.logs for pin in live_pins(self._bucket, now)):
+        if any(pin.logs or pin.everything for pin in live_pins(self._bucket, now)):
             done.pinned += len(due)
             return
         for (server, incarnation), below in due.items():

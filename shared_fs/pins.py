@@ -6,7 +6,11 @@ A restore or an export pins what it reads, and renews the pin as long as it read
 leaves a pin that expires. A pin keeps objects from being removed, never from being dropped out of a
 manifest. Invariant: who pins first and looks into the manifest then (`pinned`) reads nothing that is
 removed before the pin expires, since the collector asks for the pins after it has seen that an object
-is not named any more. Beyond that the reader gets ObjectMissingError, and never other bytes.
+is not named any more. Beyond that the reader gets ObjectMissingError, and never other bytes. Who does not
+know yet what it will read pins everything, looks, and then pins only that.
+
+A pin is renewed by putting the next one before the last one is deleted, so whoever lists pins and finds
+that one of them is gone lists them again.
 
 Blocking. All raise BucketError.
 """
@@ -38,13 +42,14 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pin as it is in the bucket. `logs`: no slot of any log may go."""
+    """One pin as it is in the bucket. `logs`: no slot of any log may go; `everything`: no object."""
 
     key: str
     expires: int
     keys: frozenset[str] = field(default_factory=frozenset)
     logs: bool = False
     reason: str = ""
+    everything: bool = False
 
 
 class Pinning:
@@ -57,13 +62,18 @@ class Pinning:
         self._key: str | None = None
 
     def hold(
-        self, keys: Iterable[str], *, logs: bool = False, seconds: float = PIN_SECONDS
+        self,
+        keys: Iterable[str],
+        *,
+        logs: bool = False,
+        everything: bool = False,
+        seconds: float = PIN_SECONDS,
     ) -> None:
         """Pin these objects, in the place of what was pinned so far."""
         before = self._key
         expires = self._clock_ms() + int(seconds * 1000)
         key = f"{PIN_PREFIX}{expires:013d}-{secrets.token_hex(8)}"
-        body = msgpack.packb([_FORMAT, sorted(keys), logs, self._reason])
+        body = msgpack.packb([_FORMAT, sorted(keys), logs, self._reason, everything])
         self._bucket.put_new(key, body)
         self._key = key
         if before is not None:
@@ -104,17 +114,13 @@ def pinned(
 
 def live_pins(bucket: Bucket, now_ms: int) -> list[Pin]:
     """Return the pins that have not expired. Raises ObjectDamagedError: then nothing may go."""
-    found = []
-    for listed in bucket.list(PIN_PREFIX):
-        expires = expiry_of(listed.key)
-        if expires is None or expires < now_ms:
-            continue
-        try:
-            body = bucket.get(listed.key).body
-        except ObjectMissingError:
-            continue
-        found.append(_decode(listed.key, expires, body))
-    return found
+    while True:
+        with suppress(ObjectMissingError):
+            return [
+                _decode(listed.key, expires, bucket.get(listed.key).body)
+                for listed in bucket.list(PIN_PREFIX)
+                if (expires := expiry_of(listed.key)) is not None and expires >= now_ms
+            ]
 
 
 def expiry_of(key: str) -> int | None:
@@ -126,7 +132,9 @@ def expiry_of(key: str) -> int | None:
 def _decode(key: str, expires: int, body: bytes) -> Pin:
     try:
         content: Any = msgpack.unpackb(body)
-        _, keys, logs, reason = content[:4]
-        return Pin(key, expires, frozenset(keys), bool(logs), str(reason))
-    except (ValueError, TypeError, IndexError) as error:
+        _, keys, logs, reason, *later = content
+        # Earlier versions do not say it.
+        everything = bool(later and later[0])
+        return Pin(key, expires, frozenset(keys), bool(logs), str(reason), everything)
+    except (ValueError, TypeError) as error:
         raise ObjectDamagedError(key=key, reason=f"not a pin: {error}") from error

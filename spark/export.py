@@ -6,8 +6,9 @@
 
 Each run adds what came after the watermarks of the last one, deletes and overwrites included, and
 commits rows and watermarks together: a run that is killed leaves nothing visible, and of two at once one
-is refused. What a task finds removed since the plan was made (a snapshot, a retired log object) is left
-for another round, of which there are a few.
+is refused. What is to be read is pinned meanwhile (`pinning.py`). What a task finds removed all the same
+(a deleted store's snapshot, a log object that its server retired) is left for another round, of which
+there are a few.
 
 After the commit the manifests learn up to which seq each stream is archived.
 """
@@ -31,6 +32,7 @@ from holdfast.shared_fs.manifest import Manifests, Shard, StoreEntry, open_manif
 from holdfast.spark import watermarks
 from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.log_rows import read_coverage
+from holdfast.spark.pinning import ExportPin
 from holdfast.spark.planning import Plan, Task, plan
 from holdfast.spark.table import KEEP_HOURS, AddedFile, ChangesTable
 from holdfast.spark.tasks import Job, TaskOutcome, run_task
@@ -67,6 +69,8 @@ class ExportReport:
     damaged: list[str] = field(default_factory=list)
     #: What was removed while it was to be read, for the last round too: the next export has it.
     stale: bool = False
+    #: False: the bucket took no pin, so the collector may have been in the way.
+    pinned: bool = True
     archived: int = 0
     collected: int = 0
 
@@ -109,15 +113,16 @@ def export(
         usage = Usage()
         moves_watermark = watermark if watermark is not None else url == default_table(bucket)
         skipped: set[StoreId | str] = set()
-        for _ in range(_MAX_ROUNDS):
-            one_round = _Round(spark, bucket, manifests, target, task, file_bytes, skipped)
-            entries, marks = one_round.do(report, progress)
-            usage = _sum(usage, one_round.usage)
-            if moves_watermark:
-                report.archived += _archive(manifests, entries, marks)
-            if not report.stale:
-                break
-            target.refresh()
+        with ExportPin(opened, f"export to {url}") as pin:
+            for _ in range(_MAX_ROUNDS):
+                one_round = _Round(spark, bucket, manifests, target, task, file_bytes, skipped, pin)
+                entries, marks = one_round.do(report, progress)
+                usage = _sum(usage, one_round.usage)
+                if moves_watermark:
+                    report.archived += _archive(manifests, entries, marks)
+                if not report.stale:
+                    break
+                target.refresh()
         if collect:
             report.collected = target.collect(keep_hours)
         report.version = target.version
@@ -149,9 +154,11 @@ class _Round:
         task: RunTask,
         file_bytes: int,
         skipped: set[StoreId | str],
+        pin: ExportPin,
     ) -> None:
         """`skipped` are stores and log objects that cannot be read; it grows."""
         self._skipped = skipped
+        self._pin = pin
         self._spark = spark
         self._bucket = bucket
         self._manifests = manifests
@@ -165,6 +172,7 @@ class _Round:
     ) -> tuple[dict[StoreId, StoreEntry], Watermarks]:
         report.stale = False
         before = self._table.watermarks()
+        self._pin.hold_everything()
         coverage, damaged = read_coverage(self._manifests.bucket)
         # After the logs: a slot that is gone by then is covered by what a manifest names now.
         entries = {
@@ -180,8 +188,10 @@ class _Round:
         cores = self._spark.sparkContext.defaultParallelism
         planned = plan(entries.items(), coverage, before, cores)
         report.damaged += [text for text in damaged if text not in report.damaged]
+        report.pinned = self._pin.is_held is True
         if not planned.tasks:
             return entries, before
+        self._pin.hold_only(planned)
         version = watermarks.next_version(self._table.export_version)
         job = Job(
             self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
@@ -141,24 +141,9 @@ class TableLocation:
         else:
             (self.folder / path).unlink(missing_ok=True)
 
-    @cached_property
+    @property
     def _client(self) -> Any:
-        # Here, because boto3 takes 0.2 s to import and a folder needs none of it.
-        import boto3
-        from botocore.config import Config
-
-        endpoint = self._option("endpoint")
-        config = Config(
-            connect_timeout=5.0,
-            read_timeout=60.0,
-            retries={"mode": "standard", "total_max_attempts": 5},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path" if endpoint else "auto"},
-        )
-        return boto3.session.Session().client(
-            "s3", endpoint_url=endpoint, region_name=self._option("region"), config=config
-        )
+        return _s3_client(self._option("endpoint"), self._option("region"))
 
     @property
     def _bucket(self) -> str:
@@ -181,3 +166,23 @@ def default_table(bucket_url: str) -> str:
     path = f"{parts.path.rstrip('/')}/{quote(DEFAULT_TABLE)}"
     query = urlencode(parse_qs(parts.query), doseq=True)
     return parts._replace(path=path, query=query).geturl()
+
+
+@lru_cache(maxsize=8)
+def _s3_client(endpoint: str | None, region: str | None) -> Any:
+    """Return the client of this process, which serves all tasks: making one takes a quarter of a second."""
+    # Here, because boto3 takes 0.2 s to import and a folder needs none of it.
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=5.0,
+        read_timeout=60.0,
+        retries={"mode": "standard", "total_max_attempts": 5},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    return boto3.session.Session().client(
+        "s3", endpoint_url=endpoint, region_name=region, config=config
+    )

@@ -48,6 +48,11 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("source", pa.string(), nullable=False),
     ]
 )
+#: The columns of which the table knows the least and the greatest value in each file: all that have any.
+STATISTICS: Final = (
+    *("store", "kind", "operation", "epoch", "revision"),
+    *("seq", "key", "time", "run", "source"),
+)
 PARTITION_COLUMNS: Final = ("tenant", "date")
 TABLE_SCHEMA: Final = pa.schema(
     [
@@ -65,8 +70,12 @@ _COMPACTION: Final = "holdfast.compaction"
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
-    """A Parquet file that was written and is not visible yet. `lowest` and `highest` are the least and
-    the greatest values of some columns."""
+    """A Parquet file that was written and is not visible yet.
+
+    `lowest` and `highest` are the least and the greatest values of each of STATISTICS that has any, and
+    `null_counts` has them all: where some columns are told of and others are not, deltalake's datasets take
+    the others for null and leave their files out.
+    """
 
     path: str
     size_bytes: int
@@ -75,12 +84,14 @@ class AddedFile:
     date: str
     lowest: Mapping[str, Any] = field(default_factory=dict)
     highest: Mapping[str, Any] = field(default_factory=dict)
+    null_counts: Mapping[str, int] = field(default_factory=dict)
 
     def action(self, *, data_change: bool) -> AddAction:
         stats = {
             "numRecords": self.row_count,
             "minValues": self.lowest,
             "maxValues": self.highest,
+            "nullCount": self.null_counts,
         }
         partition = {"tenant": self.tenant, "date": self.date}
         now_ms = int(time.time() * 1000)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from holdfast.protocol.limits import MIB
 from holdfast.spark.location import TableLocation
-from holdfast.spark.table import FILE_SCHEMA, AddedFile
+from holdfast.spark.table import FILE_SCHEMA, STATISTICS, AddedFile
 
 #: A file that has reached this is finished.
 FILE_BYTES: Final = 256 * MIB
@@ -32,7 +32,6 @@ FILE_BYTES: Final = 256 * MIB
 BUFFER_BYTES: Final = 96 * MIB
 _ROW_GROUP_BYTES: Final = 64 * MIB
 _DAY_US: Final = 86_400_000_000
-_STATISTICS: Final = ("store", "revision", "time")
 _PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     # Higher ones take half as long again and gain nothing on edits, JSON and random text.
@@ -63,6 +62,7 @@ class _Part:
     row_count: int = 0
     lowest: dict[str, Any] = field(default_factory=dict)
     highest: dict[str, Any] = field(default_factory=dict)
+    null_counts: dict[str, int] = field(default_factory=dict)
 
 
 class TableWriter:
@@ -153,6 +153,7 @@ class TableWriter:
                 part.date,
                 part.lowest,
                 part.highest,
+                part.null_counts,
             )
         )
 
@@ -173,9 +174,13 @@ def _date(day: int) -> str:
 
 
 def _note_statistics(part: _Part, table: pa.Table) -> None:
-    for name in _STATISTICS:
-        found = pc.min_max(table.column(name)).as_py()
+    for name in STATISTICS:
+        column = table.column(name)
+        part.null_counts[name] = part.null_counts.get(name, 0) + column.null_count
+        found = pc.min_max(column).as_py()
         low, high = found["min"], found["max"]
+        if low is None:
+            continue
         if name == "time":
             low, high = _moment(low), _moment(high, 1)
         part.lowest[name] = min(part.lowest.get(name, low), low)

@@ -12,58 +12,23 @@ from pathlib import Path
 
 import pytest
 from holdfast_up import COMMAND, DEADLINE_SECONDS, running_up, started_holdfast, wait_until
+from small_repository import FILE_COUNT, make_repository
 
 from holdfast.cli.demo_plan import Plan, plan_repository
 from holdfast.cli.demo_verify import Verdict, verify
 from holdfast.cli.git_history import BlobReader
 from holdfast.client import Client, connect
 
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_SYSTEM": os.devnull,
-}
-FILE_COUNT = 30
-COMMIT_COUNT = 20
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with some hundred versions: odd names, binary files, deletions, a merge's worth."""
-    folder = tmp_path_factory.mktemp("git") / "small project"
-    folder.mkdir()
-    stream = bytearray()
-    for number in range(COMMIT_COUNT):
-        stream += b"commit refs/heads/main\nmark :%d\n" % (number + 1)
-        stream += b"committer Ada <ada@example.org> %d +0000\n" % (1_700_000_000 + number)
-        stream += b"data 6\nchange\n"
-        for file in range(FILE_COUNT):
-            name = f'"dir/fi le \\303\\274 {file}.bin"'
-            if (file + number) % 7 == 3 and number:
-                stream += f"D {name}\n".encode()
-            else:
-                content = bytes([number, file, 0, 10, 255]) * (1 + file * number)
-                stream += f"M 100644 inline {name}\ndata {len(content)}\n".encode() + content
-                stream += b"\n"
-    stream += b"commit refs/heads/main\ncommitter Ada <ada@example.org> 1700001000 +0000\n"
-    stream += b"data 5\nlarge\n"
-    stream += b"M 100644 inline too-large\ndata 1000001\n" + b"x" * 1_000_001 + b"\n"
-    for arguments in (["init", "--quiet", "--initial-branch=main"], ["fast-import", "--quiet"]):
-        subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            input=bytes(stream) if "fast-import" in arguments else b"",
-            env=ENVIRONMENT,
-            check=True,
-            capture_output=True,
-            timeout=DEADLINE_SECONDS,
-        )
-    return folder
+    return make_repository(tmp_path_factory.mktemp("git") / "small project")
 
 
 def run_demo(repository: Path, temporary: Path, *options: str) -> subprocess.CompletedProcess[str]:
     temporary.mkdir(exist_ok=True)
     return subprocess.run(
-        [*COMMAND, "demo", "--repo", str(repository), "--json", "--no-progress", *options],
+        [*COMMAND, "demo", "--repo", str(repository), "--json", "--no-progress", "--no-export", *options],
         env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -86,6 +51,7 @@ def test_everything_survives_the_kill_and_nothing_is_left_behind(
     assert report["files_identical"] == report["files"] == FILE_COUNT + 1
     assert (report["lost"], report["duplicated"], report["kv_identical"]) == (0, 0, True)
     assert report["skipped"]["too_large"] == 1
+    assert (report["exported"], report["not_exported"]) == (None, "not wanted")
     assert report["killed_server"] in ("s1", "s2")
     assert 0 < report["killed_after_messages"] < report["messages"]
     assert list(temporary.iterdir()) == []

@@ -90,7 +90,9 @@ class BucketWorld:
         payload = frames.encode_changes(held.epoch, before, self.time, list(changes))
         return LogRecord(store, held.epoch, before, held.revision, [payload], [])
 
-    def publish(self, *stores: StoreId, packed: bool = False) -> list[SnapshotVersion]:
+    def publish(
+        self, *stores: StoreId, packed: bool = False, keep: KeepPolicy | None = None
+    ) -> list[SnapshotVersion]:
         """Snapshot stores, all if none is named."""
         self.time += 1
         self._count += 1
@@ -104,7 +106,7 @@ class BucketWorld:
             versions = put_pack(self.bucket, made, self.time, nonce)
         else:
             versions = [(one.store, put(self.bucket, one, nonce)) for one in made]
-        self.manifests.publish(versions, KeepPolicy(), self.time)
+        self.manifests.publish(versions, keep or KeepPolicy(), self.time)
         return [version for _, version in versions]
 
     def log(self, server: str, incarnation: str, *ticks: Sequence[LogRecord]) -> BucketLog:

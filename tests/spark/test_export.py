@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, stream
 from deltalake import DeltaTable
@@ -17,12 +22,16 @@ from moto_server import running_moto
 from pyspark.sql import SparkSession
 
 from holdfast.protocol import frames
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_errors import BucketRefusedError
+from holdfast.shared_fs.collecting import Collected, Collector
+from holdfast.shared_fs.manifest import KeepPolicy
 from holdfast.spark import planning
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export import ExportReport, export
 from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.planning import SnapshotWork, Task
-from holdfast.spark.state import latest, read_table
+from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.table import ChangesTable
 from holdfast.spark.tasks import Job, TaskOutcome, run_task
 
@@ -242,21 +251,21 @@ def test_a_large_store_is_read_in_parts_by_several_tasks(
     shows(spark, world)
 
 
-def test_a_task_that_fails_once_is_done_again_and_what_it_left_is_collected(
+def test_a_task_whose_process_is_killed_is_done_again_and_what_it_left_is_collected(
     spark: SparkSession, world: BucketWorld, tmp_path: Path
 ) -> None:
     fill(world)
     world.publish()
     mark = tmp_path / "failed"
 
-    def failing(job: Job, task: Task) -> TaskOutcome:
+    def killed_once(job: Job, task: Task) -> TaskOutcome:
         outcome = run_task(job, task)
         if not mark.exists():
             mark.touch()
-            raise OSError("the executor's disk is gone")
+            os.kill(os.getpid(), signal.SIGKILL)
         return outcome
 
-    report = export(spark, world.url, task=failing)
+    report = export(spark, world.url, task=killed_once)
     shows(spark, world)
     assert mark.exists()
     folder = TableLocation(report.table).folder
@@ -267,60 +276,52 @@ def test_a_task_that_fails_once_is_done_again_and_what_it_left_is_collected(
     shows(spark, world)
 
 
-KILLED = """
+ON_CLUSTER = """
 import os, signal, sys
 from holdfast.spark.export import export
 from holdfast.spark.session import session
 from holdfast.spark.table import ChangesTable
 
-def killed(self, *args):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-ChangesTable._commit = killed
-export(session("killed", master="local[1]", register=False), sys.argv[1])
+light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+settings = {f"spark.{who}.extraJavaOptions": light for who in ("driver", "executor")}
+settings["spark.executor.memory"] = "512m"
+spark = session("cluster", master="local-cluster[1,2,512]", settings=settings)
+whole, killed = sys.argv[1:]
+read = spark.read.format("holdfast").options(bucket=whole, tenant="acme", stream=">").load()
+print("read", read.count())
+print("exported", export(spark, whole).rows, flush=True)
+ChangesTable._commit = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+export(spark, killed)
 """
 
 
-def test_a_driver_that_is_killed_before_its_commit_leaves_nothing_visible(
-    spark: SparkSession, world: BucketWorld
+@pytest.mark.timeout(200)
+def test_executors_of_their_own_work_and_a_driver_killed_before_its_commit_leaves_nothing_visible(
+    spark: SparkSession, world: BucketWorld, tmp_path: Path
 ) -> None:
     fill(world)
     world.publish()
-    command = [sys.executable, "-c", KILLED, world.url]
-    ended = subprocess.run(command, capture_output=True, timeout=100, check=False)
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "bucket", other)
+    ended = subprocess.run(
+        [sys.executable, "-c", ON_CLUSTER, world.url, other.as_uri()],
+        env=os.environ | {"SPARK_WORKER_DIR": str(tmp_path / "workers")},
+        capture_output=True,
+        timeout=180,
+        check=False,
+    )
     assert ended.returncode == -9, ended.stderr.decode()
-    table = ChangesTable(TableLocation(table_of(world)))
+    streams = [held for store, held in world.held.items() if store == PATCHES]
+    assert ended.stdout.decode().split() == ["read", str(len(streams[0].rows)), "exported", "54"]
+    shows(spark, world)
+
+    table = ChangesTable(TableLocation(default_table(other.as_uri())))
     assert table.files() == []
     assert len(list(table.location.folder.rglob("*.parquet"))) > 0
-
-    report = export(spark, world.url, keep_hours=0)
-    shows(spark, world)
+    report = export(spark, other.as_uri(), keep_hours=0)
+    assert rows_of(latest(spark, report.table)) == world.state()
     # Its files, and its watermarks.
     assert report.collected == report.files + 1
-
-
-ON_CLUSTER = """
-import sys
-from holdfast.spark.export import export
-from holdfast.spark.session import session
-
-settings = {"spark.executor.memory": "512m"}
-spark = session("c", master="local-cluster[2,1,512]", settings=settings, register=False)
-print("rows", export(spark, sys.argv[1]).rows)
-spark.stop()
-"""
-
-
-def test_executors_in_processes_of_their_own_export_too(
-    spark: SparkSession, world: BucketWorld
-) -> None:
-    fill(world)
-    world.publish()
-    command = [sys.executable, "-c", ON_CLUSTER, world.url]
-    ended = subprocess.run(command, capture_output=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr.decode()
-    assert b"rows 54" in ended.stdout
-    shows(spark, world)
 
 
 def test_of_two_exports_at_once_one_is_refused(spark: SparkSession, world: BucketWorld) -> None:
@@ -361,6 +362,59 @@ def test_a_snapshot_that_is_removed_while_it_is_to_be_read_is_left_for_the_next_
     removed: list[str] = []
     report = export(spark, world.url, progress=remove)
     assert removed and report.runs == 2 and not report.stale
+    shows(spark, world)
+
+
+def test_what_an_export_reads_is_not_collected_and_a_store_that_is_deleted_meanwhile_is_left_out(
+    spark: SparkSession, world: BucketWorld
+) -> None:
+    fill(world)
+    published = dict(zip(world.held, world.publish(), strict=True))
+    passes: list[Collected] = []
+
+    def collect() -> Collected:
+        collector = Collector(world.bucket, clock_ms=lambda: world.time, min_age_seconds=0)
+        collector.run_pass()
+        return collector.run_pass()
+
+    def meanwhile(done: int, total: int) -> None:
+        if done or passes:
+            return
+        world.change(PATCHES, [TRIM, 40], message(52, b"later"))
+        world.publish(PATCHES, keep=KeepPolicy(count=1))
+        world.delete(CHAT)
+        world.bucket.delete(published[CHAT].key)
+        passes.append(collect())
+
+    # Pins expire by the clock of this machine.
+    world.time = int(time.time() * 1000)
+    report = export(spark, world.url, progress=meanwhile)
+    assert [(one.removed, one.pinned) for one in passes] == [(0, 1)]
+    assert (report.pinned, report.runs, report.stale, report.damaged) == (True, 2, False, [])
+    rows = read_table(spark, table_of(world)).where("store = 'project.42.patches'")
+    sources = {(row["run"], row["source"]) for row in rows.select("run", "source").collect()}
+    assert (1, published[PATCHES].key) in sources
+    shows(spark, world)
+    collect()
+    remaining = {listed.key for listed in world.bucket.list()}
+    assert published[PATCHES].key not in remaining
+    assert not [key for key in remaining if key.startswith("pins/")]
+
+
+def test_a_bucket_that_takes_no_pin_is_exported_without(
+    spark: SparkSession, world: BucketWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world)
+    world.publish()
+    put_new = Bucket.put_new
+
+    def read_only(self: Bucket, key: str, *arguments: Any, **options: Any) -> Any:
+        if key.startswith("pins/"):
+            raise BucketRefusedError(bucket=self.name, reason="you may only read")
+        return put_new(self, key, *arguments, **options)
+
+    monkeypatch.setattr(Bucket, "put_new", read_only)
+    assert export(spark, world.url).pinned is False
     shows(spark, world)
 
 
@@ -417,21 +471,38 @@ def test_manifests_learn_how_far_their_streams_are_archived(
     assert archived == {PATCHES: 51, SETTINGS: 0, CHAT: 1}
 
 
-def test_another_engine_reads_the_table(spark: SparkSession, world: BucketWorld) -> None:
-    import duckdb
-
-    from holdfast.spark.state import state_sql
-
+def test_another_engine_reads_the_table_whatever_it_filters_by(
+    spark: SparkSession, world: BucketWorld
+) -> None:
     fill(world)
     world.publish()
     export(spark, world.url)
-    folder = str(TableLocation(table_of(world)).folder)
-    changes = DeltaTable(folder).to_pyarrow_dataset()
+    # A file of one kind only, with a drop that it has to see.
+    world.delete(CHAT)
+    world.change(SETTINGS, entry("font", b"serif"))
+    world.publish(SETTINGS)
+    export(spark, world.url)
+    expected = {row[:7] for row in world.state()}
+    changes = DeltaTable(str(TableLocation(table_of(world)).folder)).to_pyarrow_dataset()
     with duckdb.connect() as database:
         database.register("changes", changes)
-        found = database.execute(state_sql("changes")).fetchall()
-    expected = {row[:7] for row in world.state()}
-    assert {(*row[:1], row[2], row[1], *row[3:6], bytes(row[8])) for row in found} == expected
+        for condition, wanted in (
+            ("true", expected),
+            ("kind = 'stream'", {row for row in expected if row[1] == "stream"}),
+            ("kind = 'kv'", {row for row in expected if row[1] == "kv"}),
+            ("seq = 51", {row for row in expected if row[3] == 51}),
+            ("seq IS NULL", {row for row in expected if row[3] is None}),
+            ("key = 'font'", {row for row in expected if row[4] == "font"}),
+            ("key IS NULL OR key < 'a'", {row for row in expected if row[4] is None}),
+        ):
+            sql = f"SELECT * FROM ({state_sql('changes')}) WHERE {condition}"
+            found = database.execute(sql).fetchall()
+            rows = {(row[0], row[2], row[1], *row[3:6], bytes(row[8])) for row in found}
+            assert rows == wanted, condition
+        counted = database.execute("SELECT run, count(*) FROM changes GROUP BY run").fetchall()
+        for run, count in counted:
+            found = database.execute("SELECT count(*) FROM changes WHERE run = ?", [run]).fetchall()
+            assert found == [(count,)]
 
 
 def test_the_state_of_an_earlier_version_and_time_can_be_asked_for(

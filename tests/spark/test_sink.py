@@ -42,7 +42,7 @@ def failing_once() -> Any:
     def step(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for number, batch in enumerate(batches):
             context = TaskContext.get()
-            if number == 5 and context is not None and context.attemptNumber() == 0:
+            if number == 2 and context is not None and context.attemptNumber() == 0:
                 raise RuntimeError("this try shall fail")
             yield batch
 
@@ -68,15 +68,15 @@ def test_rows_go_to_the_streams_that_they_name_with_their_headers_and_in_order(
 def test_a_task_that_fails_and_is_tried_again_stores_its_rows_once(
     spark: SparkSession, cluster: RunningUp
 ) -> None:
-    numbers = spark.range(0, 2 * 40_000, numPartitions=2)
+    numbers = spark.range(0, 2 * 12_000, numPartitions=2)
     frame = numbers.selectExpr("cast(id as string) as value").mapInPandas(
         failing_once(), "value string"
     )
     write(frame, cluster, "sink-2", stream="out")
     found = [int(message.value) for message in messages(cluster, "sink-2", "out")]
-    assert Counter(found) == Counter(range(2 * 40_000))
+    assert Counter(found) == Counter(range(2 * 12_000))
     # In order within each partition.
-    assert [n for n in found if n < 40_000] == list(range(40_000))
+    assert [n for n in found if n < 12_000] == list(range(12_000))
 
 
 def test_a_write_with_a_name_is_done_once_and_others_each_time(

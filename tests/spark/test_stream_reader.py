@@ -114,8 +114,6 @@ def test_messages_that_were_removed_unread_stop_a_query_unless_it_may_go_on(
     with pytest.raises(StreamingQueryException, match="MessagesLostError"):
         reading.read()
     assert seqs(reading.read(failOnDataLoss="false"), "a") == list(range(16, 21))
-    reading.append(a=1)
-    assert seqs(reading.read(), "a") == [21]
 
 
 def test_a_running_query_hears_of_messages_and_of_new_streams(

