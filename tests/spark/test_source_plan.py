@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     EqualTo,
@@ -137,6 +137,7 @@ def test_the_documented_options_are_those_that_there_are() -> None:
 
 
 # --- tasks ---------------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 10_000_000)), max_size=20
@@ -177,6 +178,7 @@ def test_what_lies_outside_of_the_wanted_seqs_is_not_read() -> None:
 
 
 # --- offsets -------------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 300)),
     st.integers(1, 100),
@@ -287,6 +289,7 @@ def chunks_of(rows: list[tuple[str, bytes]]) -> list[Chunk]:
     return [*found, *chunker.rest()]
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.binary(max_size=4)), max_size=50))
 def test_chunks_have_every_row_in_the_order_of_its_stream(rows: list[tuple[str, bytes]]) -> None:
     chunks = chunks_of(rows)

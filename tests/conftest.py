@@ -1,0 +1,38 @@
+"""Which tests have to run in one process, when several processes run them (`--dist loadgroup`).
+
+All of `tests/spark` have one Spark session and one cluster, and the tests of a file with a fixture of its
+module have that; a second process would start another. All others go wherever there is room.
+
+xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they were.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).parents[1]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each group to one process, the largest first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        if path.startswith("tests/spark/"):
+            return "tests/spark"
+        return path if _shares_a_fixture(path) else nodeid
+
+
+@cache
+def _shares_a_fixture(path: str) -> bool:
+    return 'scope="module"' in (ROOT / path).read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.option.dist == "loadgroup" else None
