@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from holdfast.cli.configuring import config_options, parse_ttl, show_config
+from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
-    change_json,
-    change_line,
     entry_json,
     print_bytes,
     print_json,
@@ -140,27 +139,27 @@ def keys(settings: Settings, name: str, key_prefix: str) -> None:
 @kv.command("watch")
 @click.argument("name")
 @click.argument("key_prefix", default="")
+@click.option("--start-revision", type=REVISION, help="Go on after this revision.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
 @client_command
-def watch(settings: Settings, name: str, key_prefix: str, limit: int | None) -> None:
-    """Print the state of the keys that start with KEY_PREFIX, then each change, until Ctrl-C."""
+def watch(
+    settings: Settings, name: str, key_prefix: str, start_revision: int | None, limit: int | None
+) -> None:
+    """Print the state of the keys that start with KEY_PREFIX, then each change, until Ctrl-C; of a kv, or
+    of all whose name matches (`user.*.settings`)."""
+    if start_revision is not None and is_pattern(name):
+        raise click.UsageError("--start-revision is of one kv")
 
-    async def follow() -> None:
-        shown = 0
-        async with (
-            settings.connect() as client,
-            client.kv(name).watch(prefix=key_prefix) as changes,
-        ):
-            async for change in changes:
-                if settings.json:
-                    print_json(change_json(change))
-                else:
-                    click.echo(change_line(change))
-                shown += 1
-                if shown == limit:
-                    break
+    async def show() -> None:
+        async with settings.connect() as client:
+            if is_pattern(name):
+                await follow(settings, client.watch(name, prefix=key_prefix), limit)
+            else:
+                kv = client.kv(name)
+                changes = kv.watch(prefix=key_prefix, start_revision=start_revision)
+                await follow(settings, changes, limit)
 
-    asyncio.run(follow())
+    asyncio.run(show())
 
 
 @kv.command("config")

@@ -9,10 +9,9 @@ import click
 
 from holdfast.cli.advice import EXIT_FAILED
 from holdfast.cli.configuring import config_options, parse_ttl, show_config
+from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
-    change_json,
-    change_line,
     consumer_json,
     deleted_json,
     head_json,
@@ -294,30 +293,34 @@ def read(
 @stream.command("tail")
 @click.argument("name")
 @click.option("--start", type=SEQ, help="Show what is there from this seq on, then follow.")
+@click.option("--start-revision", type=REVISION, help="Go on after this revision.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
 @click.option("--raw", is_flag=True, help="The new values alone, byte for byte.")
 @client_command
-def tail(settings: Settings, name: str, start: int | None, limit: int | None, raw: bool) -> None:
-    """Follow a stream: print each change when it happens, until Ctrl-C."""
+def tail(
+    settings: Settings,
+    name: str,
+    start: int | None,
+    start_revision: int | None,
+    limit: int | None,
+    raw: bool,
+) -> None:
+    """Follow a stream, or all whose name matches (`project.*.chat`), until Ctrl-C."""
+    if start_revision is not None and start is not None:
+        raise click.UsageError("--start-revision and --start exclude each other")
+    if start_revision is not None and is_pattern(name):
+        raise click.UsageError("--start-revision is of one stream")
 
-    async def follow() -> None:
-        shown = 0
-        async with (
-            settings.connect() as client,
-            client.stream(name).subscribe(start_seq=start) as changes,
-        ):
-            async for change in changes:
-                if settings.json:
-                    print_json(change_json(change))
-                elif not raw:
-                    click.echo(change_line(change))
-                elif change.message is not None:
-                    print_bytes(change.message.value)
-                shown += 1
-                if shown == limit:
-                    break
+    async def show() -> None:
+        async with settings.connect() as client:
+            if is_pattern(name):
+                await follow(settings, client.subscribe(name, start_seq=start), limit, raw=raw)
+            else:
+                stream = client.stream(name)
+                changes = stream.subscribe(start_seq=start, start_revision=start_revision)
+                await follow(settings, changes, limit, raw=raw)
 
-    asyncio.run(follow())
+    asyncio.run(show())
 
 
 @stream.command("config")

@@ -8,9 +8,10 @@
 
 The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
 the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame
-(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, fed by
-`follower.py` and ordered by `merge.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`, shells
-(`live_replica.py`) of `live_entries.py` and `live_messages.py`.
+(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, whose `track.py`
+reads what is there and then what `merge.py` put in order, fed by `follower.py`; many stores at once:
+`pattern.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`,
+shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.
 """
 
 from holdfast.client.codec import Codec
@@ -22,6 +23,7 @@ from holdfast.client.live_messages import MessageChangeKind
 from holdfast.client.live_notices import Origin
 from holdfast.client.live_replica import Rejection
 from holdfast.client.live_stream import LiveMessage, LiveMessageChange, LiveStream
+from holdfast.client.pattern import PatternSubscription, StoreChange
 from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
@@ -106,6 +108,7 @@ __all__ = [
     "NotOwnerError",
     "OperationTimeoutError",
     "Origin",
+    "PatternSubscription",
     "PendingAck",
     "ProtocolError",
     "RateLimitedError",
@@ -114,6 +117,7 @@ __all__ = [
     "ServerInfo",
     "StorageError",
     "StorageFailedError",
+    "StoreChange",
     "StoreConfig",
     "StoreDamagedError",
     "StoreInfo",

@@ -17,6 +17,9 @@ from holdfast.client.link import Link
 from holdfast.client.live_kv import LiveKV, MergeFunction
 from holdfast.client.live_replica import LiveReplica
 from holdfast.client.live_stream import LiveStream
+from holdfast.client.operations import check_seq
+from holdfast.client.pattern import PatternSubscription
+from holdfast.client.pattern_feed import PatternFeed
 from holdfast.client.stream import Stream
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
@@ -24,7 +27,7 @@ from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS, OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.messages import Durability
-from holdfast.protocol.names import StoreKind, check_store, check_tenant
+from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 
 V = TypeVar("V")
@@ -162,6 +165,42 @@ class Client:
             self._replicas,
         )
 
+    def subscribe(self, pattern: str, *, start_seq: int | None = None) -> PatternSubscription:
+        """Follow all streams whose name matches `pattern`: an async iterator of StoreChange, a pair of
+        the stream's name and a Change.
+
+        In a pattern `*` stands for one token of a name and a last `>` for one or more, as in NATS:
+        `project.*.patches`, `project.>`. Of each stream the changes come in the order of their
+        revisions, each once, as from `Stream.subscribe`; between streams there is no order. With
+        `start_seq`, first the messages from there on of each stream that exists; without, only what
+        happens from now on, where *now* is when the subscription is entered with `async with`, or the
+        first change asked for. Of a stream that is born later, everything. A RESET change voids what
+        is known of its stream: what there is follows anew, of a deleted one nothing.
+
+        One subscription in NATS serves all. It begins with the list of the streams that match and,
+        without `start_seq`, the head of each: a narrow pattern is cheaper. Only streams in which
+        something happens take memory, but for some hundred bytes each. Raises InvalidNameError.
+        """
+        if start_seq is not None:
+            check_seq("start_seq", start_seq)
+        return self._follow(
+            StoreKind.STREAM, pattern, start_seq=start_seq, with_history=start_seq is not None
+        )
+
+    def watch(
+        self, pattern: str, *, prefix: str = "", with_state: bool = True
+    ) -> PatternSubscription:
+        """Follow all kvs whose name matches `pattern`: an async iterator of StoreChange, a pair of the
+        kv's name and a Change.
+
+        As `subscribe`, but of each kv that exists the entries whose key starts with `prefix` come
+        first, as SET changes, and a READY change where they are complete; not so with `with_state`
+        False. Raises InvalidNameError.
+        """
+        return self._follow(
+            StoreKind.KV, pattern, prefix=check_key(prefix), with_history=with_state
+        )
+
     async def servers(self) -> list[ServerInfo]:
         """Return every persist server that the coordinator knows.
 
@@ -179,6 +218,28 @@ class Client:
         wanted = None if kind is None else int(kind)
         async for store in self._link.router.stores(wanted, prefix):
             yield store
+
+    def _follow(
+        self,
+        kind: StoreKind,
+        pattern: str,
+        *,
+        start_seq: int | None = None,
+        prefix: str = "",
+        with_history: bool,
+    ) -> PatternSubscription:
+        feed = PatternFeed(
+            self._follower,
+            self._link,
+            kind,
+            check_pattern(pattern),
+            start_seq=start_seq,
+            prefix=prefix,
+            with_history=with_history,
+        )
+        subscription = PatternSubscription(self._follower, feed)
+        self._follower.end_with(subscription, feed)
+        return subscription
 
     async def close(self) -> None:
         """End replicas and subscriptions, fail waiting operations with ConnectionFailedError,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import weakref
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -132,8 +131,7 @@ class Consumer:
         self._followed = False
         #: What workers said in this turn of the loop, by the consumer's id, and the future of each.
         self._said: dict[int, list[tuple[_Said, asyncio.Future[bool]]]] = {}
-        finalizer = weakref.finalize(self, follower.dropped, self._feed)
-        finalizer.atexit = False
+        follower.end_with(self, self._feed)
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r})"
@@ -178,8 +176,6 @@ class Consumer:
         if max_wait_seconds > 0:
             await self._listen()
         while True:
-            if feed.error is not None:
-                raise feed.error
             if max_wait_seconds <= 0 or feed.may_have_more(loop.time()):
                 found = await self._ask(id_, batch, timeout_seconds)
                 if found or max_wait_seconds <= 0:

@@ -269,10 +269,11 @@ class KV:
         """Follow the kv: an async iterator of Change, each once, in the order of revisions.
 
         First the entries whose key starts with `prefix` as SET changes in the order of their keys,
-        then a READY change, then what happens, live. With `start_revision` (the revision of the
-        last change that was seen), the changes since take the place of the entries. Survives
-        reconnects and changes of owner. After a RESET change, forget everything: the entries and
-        another READY follow anew.
+        then a READY change, then what happens, live. With `start_revision` (see
+        `Subscription.revision`) the changes since take the place of the entries: of a key that was set
+        several times, the last. Survives reconnects and changes of owner. After a RESET change, forget
+        everything: the entries and another READY follow anew. It comes when the owner no longer
+        remembers deletes that were missed, or the kv was deleted and made anew.
 
         `async with` or `aclose()` ends it; so does dropping it, as a `break` out of
         `async for change in kv.watch()` does.

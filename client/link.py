@@ -117,6 +117,11 @@ class Link:
         """Closed, or failed for good."""
         return self._closed_by is not None
 
+    def check_open(self) -> None:
+        """Raise ConnectionFailedError if the link is closed, or failed."""
+        if self._closed_by is not None:
+            raise error_from_wire(self._closed_by.code, self._closed_by.fields)
+
     async def close(self) -> None:
         """End every task and fail what waits with ConnectionFailedError. Idempotent."""
         self._fail(ConnectionFailedError(url="NATS", reason="the client has been closed"))
@@ -162,8 +167,7 @@ class Link:
             raise TooLargeError(
                 what="an operation", size=len(packed), limit=self.operation_limit_bytes
             )
-        if self._closed_by is not None:
-            raise error_from_wire(self._closed_by.code, self._closed_by.fields)
+        self.check_open()
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         if not self._awake:
             self._rouse()

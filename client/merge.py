@@ -7,7 +7,10 @@ given out (or lies in `ready`), none above it. Invariants:
 - Revisions given out grow: no change comes twice, none out of order.
 - A broadcast is applied only if it continues exactly at the cursor, or overlaps it. Otherwise the
   merge is `behind`, and asks for pages until one reaches the head. Nothing is ever guessed.
-- At most `limit` changes are held; beyond it broadcasts are dropped and the merge is behind.
+- At most `limit` changes are held, and no more than the follower's share of the client's buffers
+  allows; beyond it broadcasts are dropped and the merge is behind. What is held may be taken back at
+  any time (`shed`): the cursor then goes back to what the consumer was given last.
+- What cannot be read changes nothing: it is converted as a whole before any of it is taken.
 
 A page may leave out revisions: of a message that was set twice it has the last state only.
 """
@@ -15,40 +18,63 @@ A page may leave out revisions: of a message that was set twice it has the last 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-from holdfast.protocol.frames import CHANGE_SET_MESSAGE, ChangeBatch, WireChange
+from holdfast.client.buffers import Buffers, Share, size_of
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.frames import STATELESS_CHANGES, ChangeBatch, WireChange, change_from_wire
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
+from holdfast.protocol.messages import Change
+
+#: As a tuple: what stands there may be anything, and need not have a hash.
+_STATELESS: Final = tuple(STATELESS_CHANGES)
+
+View = Callable[[Change], Change | None]
+"""What of a change the consumer sees; None: nothing."""
 
 
 class Cursor(NamedTuple):
-    """How far a follower has got. `seq` is the highest message number it knows of."""
+    """How far a follower has got. `seq` is the highest message number it knows of, 0 if none."""
 
     revision: int
     seq: int
 
 
-class Pending(NamedTuple):
-    """A change to be given out."""
+class _Held(NamedTuple):
+    """A broadcast that waits for what is missing before it. The changes that are None are not for
+    the consumer."""
 
-    revision: int
-    time: int
-    change: WireChange
+    epoch: int
+    previous_revision: int
+    changes: list[Change | None]
+    size_bytes: int
 
 
 class Merge:
     """One follower's view of one store's changes."""
 
-    def __init__(self, limit: int = SUBSCRIPTION_BUFFER_CHANGES) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        *,
+        share: Share | None = None,
+        view: View | None = None,
+    ) -> None:
         #: None until `start`: broadcasts are held meanwhile.
         self.cursor: Cursor | None = None
-        #: Changes in order, to be taken by the consumer.
-        self.ready: deque[Pending] = deque()
+        #: Changes in order, to be taken by the consumer, with `take`.
+        self.ready: deque[Change] = deque()
         #: Something is missing: the owner has to be asked from `cursor` on.
         self.behind = False
-        self._limit = limit
-        self._held: list[ChangeBatch] = []
+        #: How many bytes a change takes, of late.
+        self.change_bytes = 1024
+        self._limit = SUBSCRIPTION_BUFFER_CHANGES if limit is None else limit
+        self._share = share or Buffers().share(self.shed)
+        self._view = view
+        #: What the consumer was given last.
+        self._taken = Cursor(0, 0)
+        self._held: list[_Held] = []
         self._held_count = 0
         self._epoch = 0
 
@@ -57,33 +83,44 @@ class Merge:
 
         Behind at first: what was broadcast before the bus knew of the listener may be missed.
         """
-        self.cursor = cursor
-        self.behind = True
+        self._share.remove(sum(map(size_of, self.ready)))
         self.ready.clear()
+        self.cursor = self._taken = cursor
+        self.behind = True
+
+    def take(self) -> Change:
+        """Give out the next change of `ready`."""
+        change = self.ready.popleft()
+        self._share.remove(size_of(change))
+        message = change.message
+        seq = self._taken.seq
+        if message is not None and message.seq > seq:
+            seq = message.seq
+        self._taken = Cursor(change.revision, seq)
+        return change
+
+    @property
+    def taken(self) -> Cursor:
+        """Up to where everything was given out."""
+        return self._taken if self.ready or self.cursor is None else self.cursor
+
+    @property
+    def settled(self) -> Cursor | None:
+        """Where everything was given out and nothing is known to be missing; None elsewhere."""
+        return None if self.behind or self.ready or self._held else self.cursor
 
     def broadcast(self, batch: ChangeBatch) -> None:
-        """A broadcast arrived."""
+        """A broadcast arrived. Raises MalformedFrameError, and has changed nothing then."""
         if batch.epoch < self._epoch:
             return  # a former owner's, late: the present one has all that is true of it
-        cursor = self.cursor
-        if cursor is None:
-            self._hold(batch)
-            return
-        new_owner = batch.epoch > self._epoch > 0
-        self._epoch = batch.epoch
-        if batch.previous_revision == cursor.revision:
-            if not self._apply(batch):
-                self.behind = True
-        elif batch.previous_revision > cursor.revision or new_owner:
-            self.behind = True
-            self._hold(batch)
-        elif not self._apply(batch):
-            self.behind = True
+        changes = self._converted(batch)
+        size_bytes = sum(size_of(each) for each in changes if each is not None)
+        self._merge(_Held(batch.epoch, batch.previous_revision, changes, size_bytes))
 
     def page(self, page: Sequence[Any], asked: Cursor) -> bool:
         """The owner's answer to CHANGES from `asked`, the cursor of then. Returns False if it says
-        `reset`."""
-        changes, next_revision, next_seq, head_revision, reset = page[:5]
+        `reset`. Raises MalformedFrameError, and has changed nothing then."""
+        wires, next_revision, next_seq, head_revision, reset = _checked_page(page)
         if reset:
             return False
         assert self.cursor is not None
@@ -92,16 +129,20 @@ class Merge:
             # Who asks from nothing is not told of deletes. A broadcast has since brought
             # something, which one of them may have removed: the page is void, and asked for anew.
             return True
-        for change_revision, time, change in changes:
-            if change_revision > revision:
-                self.ready.append(Pending(change_revision, time, change))
-                seq = _highest_seq(seq, change)
-        self.cursor = Cursor(max(revision, next_revision), max(seq, next_seq or 0))
+        found = [
+            self._convert(wire, change_revision, time)
+            for change_revision, time, wire in wires
+            if change_revision > revision
+        ]
+        self.cursor = Cursor(max(revision, next_revision), max(seq, next_seq))
+        self._extend(found, sum(size_of(each) for each in found if each is not None))
         if next_revision >= head_revision:
             self.behind = False
-            held, self._held, self._held_count = self._held, [], 0
-            for batch in sorted(held, key=lambda each: (each.epoch, each.previous_revision)):
-                self.broadcast(batch)
+            held = self._held
+            self._forget_held()
+            for each in sorted(held, key=lambda each: (each.epoch, each.previous_revision)):
+                if each.epoch >= self._epoch:
+                    self._merge(each)
         return True
 
     def head(self, revision: int) -> None:
@@ -114,31 +155,99 @@ class Merge:
         if self.cursor is not None:
             self.behind = True
 
-    def _apply(self, batch: ChangeBatch) -> bool:
+    def shed(self) -> None:
+        """Drop everything that is held; the owner has it, from what was given out last."""
+        if self.cursor is not None and (self.ready or self._held):
+            if self.ready:
+                self.cursor = self._taken
+            self.behind = True
+        self.ready.clear()
+        self._held, self._held_count = [], 0
+        self._share.clear()
+
+    def _merge(self, batch: _Held) -> None:
+        cursor = self.cursor
+        if cursor is None:
+            self._hold(batch)
+            return
+        new_owner = batch.epoch > self._epoch > 0
+        self._epoch = batch.epoch
+        if batch.previous_revision > cursor.revision or (
+            new_owner and batch.previous_revision != cursor.revision
+        ):
+            self.behind = True
+            self._hold(batch)
+        elif not self._apply(batch):
+            self.behind = True
+
+    def _apply(self, batch: _Held) -> bool:
         """Take what is above the cursor. Returns False if there is no room for it."""
         assert self.cursor is not None
         revision, seq = self.cursor
         skip = revision - batch.previous_revision
-        changes = batch.changes[skip:] if skip else batch.changes
-        if len(self.ready) + len(changes) > self._limit:
+        changes, size_bytes = batch.changes, batch.size_bytes
+        if skip:
+            changes = changes[skip:]
+            size_bytes = sum(size_of(each) for each in changes if each is not None)
+        if len(self.ready) + len(changes) > self._limit or not self._share.fits(size_bytes):
             return False
-        self.ready.extend(_numbered(changes, revision, batch.time))
         for change in changes:
-            seq = _highest_seq(seq, change)
+            if change is not None and change.message is not None and change.message.seq > seq:
+                seq = change.message.seq
         self.cursor = Cursor(revision + len(changes), seq)
+        self._extend(changes, size_bytes)
         return True
 
-    def _hold(self, batch: ChangeBatch) -> None:
-        self._held_count += len(batch.changes)
+    def _extend(self, changes: list[Change | None], size_bytes: int) -> None:
+        visible = [change for change in changes if change is not None]
+        if not visible:
+            if not self.ready and self.cursor is not None:
+                self._taken = self.cursor
+            return
+        self.ready.extend(visible)
+        self.change_bytes = (self.change_bytes + size_bytes // len(visible)) // 2
+        self._share.add(size_bytes)
+
+    def _hold(self, batch: _Held) -> None:
+        room = self._share.fits(batch.size_bytes)
+        if not room or self._held_count + len(batch.changes) + len(self.ready) > self._limit:
+            # What was held goes too: the owner has to be asked for all of it in any case.
+            self._forget_held()
+            return
         self._held.append(batch)
-        if self._held_count + len(self.ready) > self._limit:
-            self._held, self._held_count = [], 0
+        self._held_count += len(batch.changes)
+        self._share.add(batch.size_bytes)
+
+    def _forget_held(self) -> None:
+        held, self._held, self._held_count = self._held, [], 0
+        self._share.remove(sum(batch.size_bytes for batch in held))
+
+    def _converted(self, batch: ChangeBatch) -> list[Change | None]:
+        first = batch.previous_revision + 1
+        return [
+            self._convert(wire, revision, batch.time)
+            for revision, wire in enumerate(batch.changes, first)
+        ]
+
+    def _convert(self, wire: WireChange, revision: int, time: int) -> Change | None:
+        if type(wire) is list and wire and wire[0] in _STATELESS:
+            return None
+        change = change_from_wire(wire, revision, time)
+        return change if self._view is None else self._view(change)
 
 
-def _numbered(changes: Iterable[WireChange], revision: int, time: int) -> Iterable[Pending]:
-    for offset, change in enumerate(changes, 1):
-        yield Pending(revision + offset, time, change)
-
-
-def _highest_seq(seq: int, change: WireChange) -> int:
-    return max(seq, change[1]) if change[0] == CHANGE_SET_MESSAGE else seq
+def _checked_page(page: Any) -> tuple[list[Any], int, int, int, bool]:
+    """Return the fields of a page. Raises MalformedFrameError."""
+    try:
+        wires, next_revision, next_seq, head_revision, reset = page[:5]
+        next_seq = next_seq or 0
+        good = (
+            {type(next_revision), type(next_seq), type(head_revision)} == {int}
+            and type(wires) is list
+            and all(type(r) is int and type(t) is int for r, t, _ in wires)
+        )
+    except (TypeError, ValueError) as error:
+        raise MalformedFrameError(reason=f"a page of changes: {error}") from error
+    if not good:
+        raise MalformedFrameError(reason="a page of changes with a number that is none")
+    return wires, next_revision, next_seq, head_revision, bool(reset)

@@ -30,7 +30,7 @@ from holdfast.client.operations import (
 from holdfast.client.pending import PendingAck
 from holdfast.client.transaction import StreamTransaction
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
 from holdfast.protocol.names import StoreKind, StoreName
@@ -270,20 +270,34 @@ class Stream:
         """Return the stream's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
 
-    def subscribe(self, *, start_seq: int | None = None) -> Subscription:
+    def subscribe(
+        self, *, start_seq: int | None = None, start_revision: int | None = None
+    ) -> Subscription:
         """Follow the stream: an async iterator of Change, each once, in the order of revisions.
 
         With `start_seq`, first the messages from there on as SET changes; without, only what
         happens from now on, where *now* is when the first change is asked for or the
-        subscription is entered with `async with`. Survives reconnects and changes of owner. After
-        a RESET change, forget everything: all messages (from `start_seq`) follow anew.
+        subscription is entered with `async with`. With `start_revision` (see
+        `Subscription.revision`) it goes on after what was seen up to there; of what was set or deleted
+        several times since, the last state comes. Survives reconnects and changes of owner.
+
+        After a RESET change, forget everything: all messages (from `start_seq`) follow anew. It comes
+        when the owner no longer remembers deletes that were missed, or the stream was deleted and
+        made anew. Raises InvalidArgumentError if both starts are given.
 
         `async with` or `aclose()` ends it; so does dropping it, as a `break` out of
         `async for change in stream.subscribe()` does.
         """
         if start_seq is not None:
             check_seq("start_seq", start_seq)
-        return self._follower.subscribe(StoreKind.STREAM, self.name, start_seq=start_seq)
+        if start_revision is not None:
+            check_count("start_revision", start_revision)
+            if start_seq is not None:
+                reason = "start_seq and start_revision exclude each other"
+                raise InvalidArgumentError(argument="start_revision", reason=reason)
+        return self._follower.subscribe(
+            StoreKind.STREAM, self.name, start_seq=start_seq, start_revision=start_revision
+        )
 
     def consumer(
         self, name: str, *, start_seq: int = 1, **settings: Unpack[ConsumerSettings]

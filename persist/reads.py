@@ -169,6 +169,7 @@ def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
     _, after_revision, after_seq, limit, state_revision = (operation + [None] * 5)[:5]
     revision = _integer("after_revision", after_revision)
     seq = 0 if after_seq is None else _integer("after_seq", after_seq)
+    finds_seq = after_seq is None and revision > 0 and store.is_stream
     row_limit = PAGE_ROWS if limit is None else max(1, min(PAGE_ROWS, _integer("limit", limit)))
     if store.file is None:
         return [[], 0, 0, 0, revision > 0], _ROW_BYTES
@@ -180,6 +181,8 @@ def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
     if max(revision, deletes_after) > meta.revision or deletes_after < meta.changes_from:
         # The follower knows more than there is, or deletes that it must hear of are forgotten.
         return [[], 0, 0, meta.revision, True], _ROW_BYTES
+    if finds_seq:
+        seq = store.file.seq_at_revision(revision)
     found, complete = store.file.changes_after(
         revision, seq, deletes_after=deletes_after, max_rows=row_limit, max_bytes=PAGE_BYTES
     )

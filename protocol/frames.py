@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 
@@ -174,6 +174,7 @@ STATELESS_CHANGES: Final = frozenset(
 )
 
 WireChange = Sequence[Any]
+_Item = TypeVar("_Item")
 
 _first: Final = itemgetter(0)
 _LIST: Final = {list}
@@ -370,7 +371,14 @@ def encode_changes(
 def decode_changes(payload: bytes) -> ChangeBatch:
     """Return the changes of a broadcast. Raises UnsupportedVersionError, MalformedFrameError."""
     body = decode(payload)
-    if type(body) is not list or len(body) < 4 or type(body[3]) is not list:
+    if (
+        type(body) is not list
+        or len(body) < 4
+        or type(body[0]) is not int
+        or type(body[1]) is not int
+        or type(body[2]) is not int
+        or type(body[3]) is not list
+    ):
         raise MalformedFrameError(reason="changes are [epoch, previous_revision, time, changes]")
     return ChangeBatch(*body[:4])
 
@@ -381,23 +389,36 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
         number = wire[0]
         if number == CHANGE_SET_MESSAGE:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
+            _check_set(wire, int, headers)
             message = Message(wire[1], wire[2], headers, time, revision)
             return Change(ChangeKind.SET, revision, time, message=message)
         if number == CHANGE_SET_ENTRY:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
+            _check_set(wire, str, headers)
             entry = Entry(wire[1], wire[2], headers, revision, time)
             return Change(ChangeKind.SET, revision, time, entry=entry)
         if number == CHANGE_DELETE_MESSAGES:
-            return Change(ChangeKind.DELETE, revision, time, seqs=tuple(wire[1]))
+            return Change(ChangeKind.DELETE, revision, time, seqs=_all(int, wire[1]))
         if number == CHANGE_DELETE_ENTRIES:
-            return Change(ChangeKind.DELETE, revision, time, keys=tuple(wire[1]))
+            return Change(ChangeKind.DELETE, revision, time, keys=_all(str, wire[1]))
         if number == CHANGE_TRIM:
-            return Change(ChangeKind.TRIM, revision, time, end_seq=wire[1])
+            return Change(ChangeKind.TRIM, revision, time, end_seq=_all(int, [wire[1]])[0])
         if number == CHANGE_CLEAR:
             return Change(ChangeKind.TRIM, revision, time)
     except (LookupError, TypeError) as error:
         raise MalformedFrameError(reason=f"a change of the wrong shape: {error}") from error
     raise MalformedFrameError(reason=f"unknown change {number!r}")
+
+
+def _check_set(wire: WireChange, target_type: type, headers: object) -> None:
+    if type(wire[1]) is not target_type or type(wire[2]) is not bytes or type(headers) is not dict:
+        raise TypeError("a seq or key, a value or headers")
+
+
+def _all(item_type: type[_Item], items: Any) -> tuple[_Item, ...]:
+    if type(items) is not list or any(type(item) is not item_type for item in items):
+        raise TypeError(f"a list of {item_type.__name__}")
+    return tuple(items)
 
 
 def encode_control(**fields: object) -> bytes:

@@ -72,10 +72,21 @@ SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
 #: What a live replica holds that the owner has not confirmed; beyond it a write is refused as `busy`.
 MAX_UNSAVED_WRITES: Final = 8192
 MAX_UNSAVED_BYTES: Final = 64 * MIB
+#: The same in bytes, of all subscriptions of a client together; each may hold an eighth of it.
+SUBSCRIPTION_BUFFER_BYTES: Final = 64 * MIB
 #: How often a follower asks for the head of a store that said nothing, at first and at most: the
 #: lost *last* broadcast is noticed by this alone.
 FOLLOW_CHECK_SECONDS: Final = 2.0
 FOLLOW_CHECK_MAX_SECONDS: Final = 30.0
+#: Heads that a follower asks for in one turn: as many as half a frame takes.
+FOLLOW_CHECK_STORES: Final = 2048
+#: How often a subscription to a pattern lists the stores, to find those that were born unheard.
+PATTERN_LIST_SECONDS: Final = 30.0
+#: Idle stores of a pattern that are asked for their heads each second: a lost broadcast of one is
+#: noticed in the end, and a million of them cost the servers next to nothing.
+PATTERN_IDLE_CHECKS_PER_SECOND: Final = 16
+#: Stores of a pattern that are caught up at once.
+PATTERN_CATCH_UPS: Final = 256
 
 # --- heartbeats and failure detection ----------------------------------------------------------
 HEARTBEAT_SECONDS: Final = 0.5
@@ -146,6 +157,8 @@ assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
 assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
+assert SUBSCRIPTION_BUFFER_BYTES >= 16 * PAGE_BYTES
+assert FOLLOW_CHECK_STORES + PATTERN_CATCH_UPS <= MAX_FRAME_OPERATIONS
 assert DEDUPE_WINDOW_SECONDS <= MAX_DEDUPE_WINDOW_SECONDS <= MAX_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS

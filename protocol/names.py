@@ -93,6 +93,41 @@ def check_consumer(name: str) -> str:
     return _check_plain("consumer", name)
 
 
+def check_pattern(pattern: str) -> str:
+    """Return `pattern`: a store name in which `*` may stand for a token and a last `>` for one or more,
+    as in NATS subjects. Raises InvalidNameError."""
+    tokens = pattern.split(".") if isinstance(pattern, str) else []
+    plain = ["x" if token == "*" else token for token in tokens]
+    if plain[-1:] == [">"]:
+        plain[-1] = "x"
+    try:
+        check_store(".".join(plain))
+    except InvalidNameError as error:
+        raise InvalidNameError(
+            what="pattern",
+            name=str(pattern)[:MAX_NAME_BYTES],
+            reason="a store name; a token of it may be *, and the last one >",
+        ) from error
+    return pattern
+
+
+def literal_start(pattern: str) -> str:
+    """Return what the names of all stores that match `pattern` start with."""
+    return min(pattern.split("*", 1)[0], pattern.split(">", 1)[0], key=len)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Tell if the store `name` is one of `pattern`."""
+    wanted, tokens = pattern.split("."), name.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+    elif len(tokens) != len(wanted):
+        return False
+    return all(each in ("*", token) for each, token in zip(wanted, tokens, strict=False))
+
+
 def check_key(key: str) -> str:
     """Return `key`: any text, also empty, of at most MAX_KEY_BYTES in UTF-8. Raises InvalidNameError."""
     if not isinstance(key, str):

@@ -42,7 +42,11 @@ class Subjects:
     # --- persist servers to everyone -----------------------------------------------------------
     def changes(self, store: StoreId) -> str:
         """Where every change of `store` is broadcast."""
-        return f"{self.prefix}.{store[0]}.chg.{StoreKind(store[1]).letter}.{store[2]}"
+        return f"{self.changes_start(store[0], store[1])}{store[2]}"
+
+    def changes_start(self, tenant: str, kind: int) -> str:
+        """What the change subjects of all stores of a kind start with; a name or pattern follows."""
+        return f"{self.prefix}.{tenant}.chg.{StoreKind(kind).letter}."
 
     # --- servers, operators and coordinator ----------------------------------------------------
     def heartbeat(self) -> str:

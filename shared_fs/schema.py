@@ -168,9 +168,11 @@ SELECT_SEQ_FROM_END: Final = "SELECT seq FROM messages ORDER BY seq DESC LIMIT 1
 SELECT_SEQ_FROM_END_UP_TO: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
 )
-#: One probe of the binary search by time: the first message from a seq on that was only appended.
+#: One probe of the binary searches by time and by revision: the first message from a seq on that was
+#: only appended.
 SELECT_APPENDED_FROM: Final = (
-    "SELECT seq, time FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
+    "SELECT seq, time, revision FROM messages WHERE seq >= ? AND replaced IS NULL"
+    " ORDER BY seq LIMIT 1"
 )
 SELECT_APPENDED_AFTER: Final = (
     "SELECT seq, revision, time, value, headers FROM messages"

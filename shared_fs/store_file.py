@@ -661,11 +661,26 @@ class StoreFile:
         A binary search: the owner never lets the time of appended messages go back. Messages that
         were replaced carry the time of their replacement and are passed over by the probes.
         """
-        low, high = 1, self.meta.last_seq + 1
-        first_archived: int | None = None
+        earlier, first_archived = 0, None
         if self._archived.exists:
             earlier, first_archived = self._archived.around_time(start_time)
-            low = earlier + 1
+        found = self._first_appended(1, start_time, earlier + 1)
+        return found if first_archived is None else min(found, first_archived)
+
+    @raises_ours
+    def seq_at_revision(self, revision: int) -> int:
+        """Return a seq up to which everything was appended at or before `revision`: the last one, or
+        lower where messages around it were replaced. A binary search, as by time."""
+        earlier, first_archived = 0, None
+        if self._archived.exists:
+            first_archived = next(self._archived.after_revision(revision), None)
+            earlier = self._archived.last_seq() if first_archived is None else 0
+        found = self._first_appended(2, revision + 1, earlier + 1)
+        return (found if first_archived is None else min(found, first_archived.seq)) - 1
+
+    def _first_appended(self, column: int, least: int, low: int) -> int:
+        """Return the first seq from `low` on whose row, as the probe selects it, has `least` or more."""
+        high = self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
             probe = self._execute(schema.SELECT_APPENDED_FROM, (middle,)).get
@@ -673,11 +688,11 @@ class StoreFile:
                 # Nothing was only appended in [middle, high): look further down, and if the
                 # boundary lies here the reader starts a little early rather than late.
                 high = middle
-            elif probe[1] >= start_time:
+            elif probe[column] >= least:
                 high = middle
             else:
                 low = probe[0] + 1
-        return low if first_archived is None else min(low, first_archived)
+        return low
 
     @raises_ours
     def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:

@@ -23,6 +23,7 @@ from holdfast.protocol.errors import (
     NoServerError,
     NotOwnerError,
     StaleWriteError,
+    StoreDamagedError,
     WriterGapError,
     WrongLastSeqError,
     WrongRevisionError,
@@ -73,6 +74,7 @@ class FakeCluster:
         self.lose_questions = 0
         self.lose_broadcasts = 0
         self.broadcast_twice = False
+        self.damaged: set[tuple[int, str]] = set()
         self._subscription: BusSubscription | None = None
 
     async def start(self, *names: str) -> None:
@@ -99,6 +101,11 @@ class FakeCluster:
     def move(self, key: tuple[int, str], server: FakeServer) -> None:
         self.store(*key).epoch += 1
         self.owner[key] = server
+
+    def delete(self, key: tuple[int, str]) -> None:
+        """As an operator does: nothing of it is left, and nobody owns it."""
+        del self.stores[key]
+        del self.owner[key]
 
     def later(self, subject: str, payload: bytes) -> None:
         task = asyncio.get_running_loop().create_task(self.bus.publish(subject, payload))
@@ -136,7 +143,7 @@ class FakeCluster:
             names = sorted((name, kind) for kind, name in self.stores)
             after = tuple(fields["after"]) if fields["after"] else ("", 0)
             found = [
-                [kind, name, "a", "i", 1, 2]
+                [kind, name, "a", "i", 1, 2 if self.stores[kind, name].revision else 0]
                 for name, kind in names
                 if name.startswith(fields["prefix"])
                 and fields["kind"] in (None, kind)
@@ -230,6 +237,8 @@ class FakeServer:
             raise self.refuse.pop(0)
         if self.cluster.owner.get(key) is not self:
             raise NotOwnerError(server=self.name)
+        if key in self.cluster.damaged:
+            raise StoreDamagedError(store=key[1], reason="planted")
         store = self.cluster.store(*key)
         now = int(time.time() * 1000)
         if not group.counter:

@@ -20,6 +20,7 @@ from holdfast.client import (
     ConnectionFailedError,
     InvalidArgumentError,
     InvalidNameError,
+    MalformedFrameError,
     NoCoordinatorError,
     NoServerError,
     OperationTimeoutError,
@@ -33,7 +34,7 @@ from holdfast.client import (
 from holdfast.client.coalescer import Coalescer
 from holdfast.protocol import frames
 from holdfast.protocol.bus_memory import MemoryNetwork
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
 
 STREAM = (int(StoreKind.STREAM), "s")
@@ -600,7 +601,7 @@ def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(nats: Nat
 
 
 def test_a_slow_consumer_loses_nothing(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.client.merge.Merge.__init__.__defaults__", (10,))
+    monkeypatch.setattr("holdfast.client.merge.SUBSCRIPTION_BUFFER_CHANGES", 10)
 
     async def test(client: Client, cluster: FakeCluster) -> None:
         stream = client.stream("s")
@@ -679,15 +680,157 @@ def test_breaking_out_of_the_loop_stops_listening(nats: NatsServer) -> None:
     run(nats, test)
 
 
-def test_a_broadcast_that_is_not_ours_ends_the_subscription_with_an_error(nats: NatsServer) -> None:
+def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd: list[Any] = [
+        {"not": "changes"},
+        [1, 0, 0, 7],
+        ["1", 1, 0, []],
+        [1, None, 0, []],
+        [9, 1, 0, [[frames.CHANGE_SET_MESSAGE, 2, b""], [frames.CHANGE_SET_MESSAGE, "3", b""]]],
+        [9, 1, 0, [None]],
+    ]
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        cluster = FakeCluster(network.connect("cluster"))
+        await cluster.start("a")
+        subject = cluster.subjects.changes(StoreId("default", *STREAM))
+        async with connect(bus=network.connect("client")) as client, asyncio.timeout(30):
+            stream = client.stream("s")
+            async with stream.subscribe() as changes:
+                await stream.append(b"0")
+                for number, each in enumerate(odd, 1):
+                    await cluster.bus.publish(subject, frames.encode(each))
+                    await stream.append(b"%d" % number)
+                await cluster.bus.publish(subject, b"\x02 of a later version")
+                await cluster.bus.publish(subject, b"")
+                assert [c.revision for c in await take(changes, 7)] == list(range(1, 8))
+                await until(lambda: caplog.text.count("client.broadcast_malformed") == len(odd) + 2)
+
+                def broken(*_: object) -> None:
+                    raise RuntimeError("planted")
+
+                with monkeypatch.context() as patch:
+                    patch.setattr("holdfast.client.merge.Merge._apply", broken)
+                    await stream.append(b"7")
+                    await until(lambda: "client.broadcast_failed" in caplog.text)
+                assert values(await take(changes, 1)) == [b"7"]
+
+    asyncio.run(main())
+
+
+def test_an_owner_that_makes_no_sense_is_an_error_for_as_long_as_it_lasts(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(client: Client, cluster: FakeCluster) -> None:
-        async with client.stream("s").subscribe() as changes:
-            subject = cluster.subjects.changes(StoreId("default", *STREAM))
-            await cluster.bus.publish(subject, frames.encode({"not": "changes"}))
-            with pytest.raises(Exception, match="changes are"):
-                await take(changes, 1)
+        stream = client.stream("s")
+        await stream.append(b"1")
+        cluster.store(*STREAM).log[0] = (1, 0, [99, "of a later version"])
+        async with stream.subscribe(start_revision=0) as changes:
+            for _ in range(2):
+                with pytest.raises(MalformedFrameError, match="unknown change 99"):
+                    await take(changes, 1)
+            cluster.store(*STREAM).log[0] = (1, 0, [frames.CHANGE_SET_MESSAGE, 1, b"1"])
+            assert values(await take(changes, 1)) == [b"1"]
 
     run(nats, test)
+
+
+def test_a_stream_is_gone_on_with_from_a_saved_revision(nats: NatsServer) -> None:
+    async def test(client: Client, cluster: FakeCluster) -> None:
+        stream = client.stream("s")
+        await stream.append_many([b"%d" % i for i in range(1, 121)])
+        await stream.set(3, b"three")
+        async with stream.subscribe(start_seq=1) as changes:
+            assert changes.revision is None
+            await take(changes, 100)
+            assert changes.revision is None, "rows of history are not in the order of revisions"
+            await take(changes, 20)
+            assert changes.revision == 121
+        await stream.append(b"121")
+        await stream.delete(5)
+        async with stream.subscribe(start_revision=121) as changes:
+            assert changes.revision == 121
+            found = await take(changes, 2)
+            assert [(c.kind, c.revision) for c in found] == [("set", 122), ("delete", 123)]
+            await stream.append(b"122")
+            assert (await take(changes, 1))[0].revision == changes.revision == 124
+        with pytest.raises(InvalidArgumentError):
+            stream.subscribe(start_seq=1, start_revision=1)
+
+    run(nats, test)
+
+
+@pytest.mark.parametrize("why", ["forgotten", "deleted"])
+def test_a_saved_revision_that_is_no_good_any_more_is_a_reset_with_everything(
+    nats: NatsServer, why: str
+) -> None:
+    async def test(client: Client, cluster: FakeCluster) -> None:
+        stream, kv = client.stream("s"), client.kv("k")
+        for number in range(1, 6):
+            await stream.append(b"%d" % number)
+            await kv.set(str(number), b"")
+        if why == "deleted":
+            cluster.delete(STREAM)
+            cluster.delete(KV)
+            await stream.append(b"new")
+            await kv.set("new", b"")
+        else:
+            cluster.store(*STREAM).changes_from = cluster.store(*KV).changes_from = 4
+        count = 1 if why == "deleted" else 5
+        async with stream.subscribe(start_revision=3) as changes:
+            found = await take(changes, count + 1)
+            assert [c.kind for c in found] == ["reset", *["set"] * count]
+            await stream.append(b"live")
+            assert values(await take(changes, 1)) == [b"live"]
+        async with kv.watch(start_revision=3) as changes:
+            found = await take(changes, count + 2)
+            assert [c.kind for c in found] == ["reset", *["set"] * count, "ready"]
+            assert changes.revision == found[-1].revision == cluster.store(*KV).revision
+
+    run(nats, test)
+
+
+def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        cluster = FakeCluster(network.connect("cluster"))
+        await cluster.start("a")
+        async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
+            kv, buffers = client.kv("k"), client._follower.buffers
+            subject = cluster.subjects.changes(StoreId("default", *KV))
+            async with kv.watch() as changes:
+                await take(changes, 1)
+                store = cluster.store(*KV)
+                sizes = []
+                for tick in range(500):
+                    # What a server says of a hundred keys overwritten in one turn.
+                    rows = [[frames.CHANGE_SET_ENTRY, str(i), b"%8d" % tick] for i in range(100)]
+                    await cluster.bus.publish(
+                        subject, frames.encode_changes(1, store.revision, 0, rows)
+                    )
+                    for row in rows:
+                        store.revision += 1
+                        store.entries[row[1]] = (store.revision, 0, row[2], None)
+                    store.log = [(entry[0], 0, [5, key, entry[2]]) for key, entry in store.entries.items()]
+                    await asyncio.sleep(0)
+                    sizes.append(buffers.used_bytes)
+                assert max(sizes) <= SUBSCRIPTION_BUFFER_CHANGES * 1024
+                assert len(set(sizes[100:])) == 1
+                store.log.sort()
+                revisions, state = [], {}
+                while not revisions or revisions[-1] < store.revision:
+                    for change in await take(changes, 1):
+                        assert change.entry is not None
+                        revisions.append(change.revision)
+                        state[change.entry.key] = change.entry.value
+                assert revisions == sorted(set(revisions))
+                assert set(state.values()) == {b"%8d" % 499}
+                assert buffers.used_bytes == 0
+
+    asyncio.run(main())
 
 
 def test_everything_goes_on_after_nats_was_away(tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.client.merge import Cursor, Merge
+from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import (
+    CHANGE_CONFIGURE,
     CHANGE_DELETE_MESSAGES,
     CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
     ChangeBatch,
     WireChange,
 )
@@ -44,9 +48,7 @@ def started(revision: int = 0, limit: int = 100) -> Merge:
 
 
 def taken(merge: Merge) -> list[int]:
-    revisions = [pending.revision for pending in merge.ready]
-    merge.ready.clear()
-    return revisions
+    return [merge.take().revision for _ in range(len(merge.ready))]
 
 
 def test_broadcasts_in_order_are_given_out() -> None:
@@ -127,7 +129,7 @@ def test_no_more_is_held_than_the_limit() -> None:
     merge = Merge(limit=10)
     for previous in range(0, 1000, 5):
         merge.broadcast(batch(previous, 5))
-        assert sum(len(each.changes) for each in merge._held) <= 10
+        assert merge._held_count <= 10
 
 
 def test_a_head_ahead_of_or_before_the_cursor_leaves_it_behind() -> None:
@@ -215,3 +217,63 @@ def test_a_page_asked_from_nothing_is_void_once_a_broadcast_has_come() -> None:
     assert give(merge, [[[2, 0, delete], [3, 0, append(2)]], 3, 2, 3, False])
     assert not merge.behind
     assert taken(merge) == [1, 2, 3]
+
+
+def test_what_is_shed_is_given_out_later_from_where_the_consumer_was() -> None:
+    merge = started()
+    merge.broadcast(batch(0, 5))
+    assert [merge.take().revision for _ in range(2)] == [1, 2]
+    merge.shed()
+    assert merge.behind
+    assert merge.cursor == Cursor(2, 2)
+    merge.broadcast(batch(5, 2))
+    give(merge, page(2, 5, 5))
+    assert taken(merge) == [3, 4, 5, 6, 7]
+
+
+ODD_CHANGES: list[Any] = [
+    None,
+    7,
+    [],
+    [99, "of a later version"],
+    [CHANGE_SET_MESSAGE],
+    [CHANGE_SET_MESSAGE, "1", b"v"],
+    [CHANGE_SET_MESSAGE, 1, "text"],
+    [CHANGE_SET_MESSAGE, 1, b"v", ["headers"]],
+    [CHANGE_DELETE_MESSAGES, 5],
+    [CHANGE_DELETE_MESSAGES, ["5"]],
+    [CHANGE_TRIM, None],
+]
+
+
+@pytest.mark.parametrize("odd", ODD_CHANGES, ids=repr)
+def test_changes_that_make_no_sense_leave_nothing_half_done(odd: Any) -> None:
+    merge = started()
+    with pytest.raises(MalformedFrameError):
+        merge.broadcast(ChangeBatch(1, 0, 0, [append(1), odd]))
+    assert (merge.cursor, list(merge.ready)) == (Cursor(0, 0), [])
+    merge.lost()
+    with pytest.raises(MalformedFrameError):
+        give(merge, [[[1, 0, append(1)], [2, 0, odd]], 2, 2, 2, False])
+    assert (merge.cursor, list(merge.ready), merge.behind) == (Cursor(0, 0), [], True)
+
+
+@pytest.mark.parametrize(
+    "odd", [None, [], [[], 1, 1], [[], "1", 1, 1, False], [[7], 1, 1, 1, False]], ids=repr
+)
+def test_a_page_that_makes_no_sense_is_refused(odd: Any) -> None:
+    merge = started()
+    merge.lost()
+    with pytest.raises(MalformedFrameError):
+        give(merge, odd)
+    assert merge.behind
+
+
+def test_what_is_not_for_the_consumer_takes_no_room_and_moves_the_cursor() -> None:
+    merge = Merge(limit=2, view=lambda change: None)
+    merge.start(Cursor(0, 0))
+    give(merge, page(0, 0, 0))
+    merge.broadcast(batch(0, 2))
+    merge.broadcast(ChangeBatch(1, 2, 0, [[CHANGE_CONFIGURE, {}]]))
+    assert not merge.ready
+    assert merge.settled == Cursor(3, 0)

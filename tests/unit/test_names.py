@@ -14,9 +14,12 @@ from holdfast.protocol.names import (
     StoreId,
     StoreKind,
     check_key,
+    check_pattern,
     check_server,
     check_store,
     check_tenant,
+    literal_start,
+    matches,
     quote,
     unquote,
 )
@@ -110,3 +113,26 @@ def test_a_lone_surrogate_is_no_key_and_the_refusal_can_be_sent() -> None:
 
 def test_a_store_id_says_what_it_is() -> None:
     assert str(StoreId("acme", StoreKind.KV, "a.b")) == "kv 'a.b' of tenant 'acme'"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found", "others"),
+    [
+        ("project.*.patches", ["project.1.patches"], ["project.patches", "project.1.2.patches"]),
+        ("project.>", ["project.1", "project.1.patches"], ["project", "projects.1"]),
+        ("*", ["a"], ["a.b"]),
+        (">", ["a", "a.b.c"], []),
+        ("*.b.>", ["a.b.c"], ["a.b", "a.c.b"]),
+        ("a.b", ["a.b"], ["a.b.c", "a"]),
+    ],
+)
+def test_patterns_match_as_subjects_do(pattern: str, found: list[str], others: list[str]) -> None:
+    assert check_pattern(pattern) == pattern
+    assert [name for name in found + others if matches(pattern, name)] == found
+    assert all(name.startswith(literal_start(pattern)) for name in found)
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "a.", ">.a", "a.>.b", "a*", "a b", "*.>x", "a." * 20])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidNameError, match="pattern"):
+        check_pattern(pattern)

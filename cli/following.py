@@ -1,0 +1,52 @@
+"""Following a store, or all stores of a pattern, on the terminal: what `stream tail` and `kv watch` print.
+
+Each change is a line, or with --json an object, as soon as it is there. Of a pattern each names its store.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from holdfast.cli.render import change_json, change_line, print_bytes, print_json
+from holdfast.cli.settings import Settings
+from holdfast.client import Change, PatternSubscription, StoreChange, Subscription
+
+#: A revision to go on from; 0: from the beginning.
+REVISION: Final = click.IntRange(0, (1 << 63) - 1)
+
+
+def is_pattern(name: str) -> bool:
+    """Tell if `name` stands for several stores."""
+    return any(token in ("*", ">") for token in name.split("."))
+
+
+async def follow(
+    settings: Settings,
+    changes: Subscription | PatternSubscription,
+    limit: int | None,
+    *,
+    raw: bool = False,
+) -> None:
+    """Print changes until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone."""
+    shown = 0
+    async with changes:
+        async for found in changes:
+            if isinstance(found, StoreChange):
+                _show(settings, found.change, raw, found.store)
+            else:
+                _show(settings, found, raw)
+            shown += 1
+            if shown == limit:
+                break
+
+
+def _show(settings: Settings, change: Change, raw: bool, store: str | None = None) -> None:
+    if settings.json:
+        named = {} if store is None else {"store": store}
+        print_json(named | change_json(change))
+    elif not raw:
+        click.echo(change_line(change) if store is None else f"{store}  {change_line(change)}")
+    elif change.message is not None:
+        print_bytes(change.message.value)

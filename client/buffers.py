@@ -1,0 +1,113 @@
+"""The buffers of a client's subscriptions: how much they may hold, all together.
+
+Pure. A follower whose consumer is slow holds changes for it; whatever it holds can be asked of the
+owner again. So there is one bound for all followers of a client, and whoever would go beyond it takes
+the room of the one that has gone longest without being emptied: that one drops what it holds, goes
+back to what its consumer was given last, and catches up when the consumer comes.
+
+Invariant: all followers together hold at most the limit, or one page of one of them if that is more.
+Sizes are estimates: the bytes of values, headers and keys, and what Python needs for the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS, SUBSCRIPTION_BUFFER_BYTES
+from holdfast.protocol.messages import Change
+
+#: A Change with its Message or Entry, and its place in a queue (CPython 3.11, 64 bits).
+_CHANGE_BYTES: Final = 400
+#: A seq or a short key in a tuple.
+_ITEM_BYTES: Final = 64
+#: One follower may hold this part of the limit.
+_SHARE_RATIO: Final = 8
+
+
+class Buffers:
+    """What all followers of one client hold."""
+
+    def __init__(self, limit_bytes: int = SUBSCRIPTION_BUFFER_BYTES) -> None:
+        self.used_bytes = 0
+        self._limit_bytes = limit_bytes
+        #: Who holds something, longest first.
+        self._holders: dict[Share, None] = {}
+
+    def share(self, shed: Callable[[], None]) -> Share:
+        """Return an account for one follower; `shed` is called to take back all that it holds, and
+        must clear the account."""
+        return Share(self, shed, self._limit_bytes // _SHARE_RATIO)
+
+    def page_rows(self, row_bytes: int) -> int | None:
+        """Return how many rows, of about so many bytes each, a follower should ask for; None: a whole
+        page. While many hold something, less each, so that a page is not shed before it is used."""
+        each_bytes = self._limit_bytes // (2 * (len(self._holders) + 1))
+        if each_bytes >= PAGE_BYTES:
+            return None
+        return min(PAGE_ROWS, max(1, each_bytes // max(1, row_bytes)))
+
+    def _added(self, share: Share, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self._holders.setdefault(share)
+        while self.used_bytes > self._limit_bytes:
+            longest = next((each for each in self._holders if each is not share), None)
+            if longest is None:
+                return
+            longest.shed()
+            assert longest not in self._holders
+
+    def _removed(self, share: Share, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        if not share.held_bytes:
+            self._holders.pop(share, None)
+
+
+class Share:
+    """The account of one follower. Made by `Buffers.share`."""
+
+    __slots__ = ("_buffers", "_limit_bytes", "held_bytes", "shed")
+
+    def __init__(self, buffers: Buffers, shed: Callable[[], None], limit_bytes: int) -> None:
+        self.held_bytes = 0
+        self.shed = shed
+        self._buffers = buffers
+        self._limit_bytes = limit_bytes
+
+    def fits(self, size_bytes: int) -> bool:
+        """Tell if this follower may hold so much more. One that holds nothing may hold anything."""
+        return not self.held_bytes or self.held_bytes + size_bytes <= self._limit_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """Hold so much more; others may be shed for it."""
+        if size_bytes:
+            self.held_bytes += size_bytes
+            self._buffers._added(self, size_bytes)
+
+    def remove(self, size_bytes: int) -> None:
+        """Hold so much less."""
+        assert size_bytes <= self.held_bytes
+        self.held_bytes -= size_bytes
+        self._buffers._removed(self, size_bytes)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        if self.held_bytes:
+            self.remove(self.held_bytes)
+
+
+def size_of(change: Change) -> int:
+    """Return about how many bytes of memory a change takes."""
+    held = change.message or change.entry
+    if held is None:
+        return _CHANGE_BYTES + _ITEM_BYTES * len(change.seqs) + sum(map(_key_bytes, change.keys))
+    size_bytes = _CHANGE_BYTES + len(held.value)
+    if change.entry is not None:
+        size_bytes += _key_bytes(change.entry.key)
+    if held.headers:
+        size_bytes += sum(len(name) + len(text) + _ITEM_BYTES for name, text in held.headers.items())
+    return size_bytes
+
+
+def _key_bytes(key: str) -> int:
+    return _ITEM_BYTES + 4 * len(key)
