@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
 # The longest first, so that all processes end at about the same time.
-TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/power tests/unit)
+TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/conformance tests/power tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
 JOBS ?= 3
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
@@ -29,7 +29,7 @@ setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast i
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, Spark, a minute of torture.
+test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, conformance, Spark, a minute of torture.
 	@echo "Testing in $(TESTS)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
 

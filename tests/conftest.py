@@ -1,7 +1,8 @@
 """Which tests have to run in one process, when several processes run them (`--dist loadgroup`).
 
-All of `tests/spark` have one Spark session and one cluster, and the tests of a file with a fixture of its
-module have that; a second process would start another. All others go wherever there is room.
+All of `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one cluster, and
+the tests of a file with a fixture of its module have that; a second process would start another. All others
+go wherever there is room.
 
 xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they were.
 """
@@ -23,8 +24,9 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path.startswith("tests/spark/"):
-            return "tests/spark"
+        folder = path.rpartition("/")[0]
+        if folder in ("tests/spark", "tests/conformance"):
+            return folder
         return path if _shares_a_fixture(path) else nodeid
 
 

@@ -1,0 +1,53 @@
+"""The conformance suite: what holdfast promises, through the public API alone.
+
+It says nothing of how: another implementation of `holdfast.client`, or of the servers behind it, has to
+pass as it is. One real cluster serves all tests, so each has a tenant of its own, and none stops a server.
+Faults are the matter of the other folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.client import Client, connect
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
+
+Test = Callable[[Client, Client], Awaitable[None]]
+_tenants = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the cluster of this run listens."""
+    from holdfast_up import running_up
+
+    with running_up(tmp_path_factory.mktemp("conformance") / "data") as cluster:
+        yield cluster.nats
+
+
+@pytest.fixture
+def run(nats: str) -> Callable[[Test], None]:
+    """Runs a test with two clients of a new tenant: whoever acts, and whoever looks on."""
+
+    def run(test: Test) -> None:
+        tenant = f"t{next(_tenants)}"
+
+        async def main() -> None:
+            async with (
+                connect(nats, tenant=tenant) as client,
+                connect(nats, tenant=tenant) as other,
+                asyncio.timeout(60),
+            ):
+                await test(client, other)
+
+        asyncio.run(main())
+
+    return run
