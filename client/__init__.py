@@ -18,11 +18,11 @@ from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
 from holdfast.client.consumer import Consumer, Delivery
 from holdfast.client.kv import KV
-from holdfast.client.live_kv import DELETE, LiveEntryChange, LiveKV
-from holdfast.client.live_messages import MessageChangeKind
-from holdfast.client.live_notices import Origin
-from holdfast.client.live_replica import Rejection
-from holdfast.client.live_stream import LiveMessage, LiveMessageChange, LiveStream
+from holdfast.client.live_entries import EntryChange
+from holdfast.client.live_kv import DELETE, LiveKV
+from holdfast.client.live_messages import MessageChange, MessageChangeKind
+from holdfast.client.live_notices import Origin, Rejection
+from holdfast.client.live_stream import LiveMessage, LiveStream
 from holdfast.client.pattern import PatternSubscription, StoreChange
 from holdfast.client.pending import PendingAck
 from holdfast.client.stream import Stream
@@ -87,6 +87,7 @@ __all__ = [
     "Discard",
     "Durability",
     "Entry",
+    "EntryChange",
     "Head",
     "HoldfastError",
     "InvalidArgumentError",
@@ -94,13 +95,12 @@ __all__ = [
     "InvalidSeqError",
     "KVTransaction",
     "LimitExceededError",
-    "LiveEntryChange",
     "LiveKV",
     "LiveMessage",
-    "LiveMessageChange",
     "LiveStream",
     "MalformedFrameError",
     "Message",
+    "MessageChange",
     "MessageChangeKind",
     "NoCoordinatorError",
     "NoServerError",

@@ -61,7 +61,7 @@ class Link:
         timeout_seconds: float,
         entropy: random.Random | None = None,
     ) -> None:
-        """`entropy` makes the writer's id, which nobody else may ever have, and the backoff's
+        """`entropy` makes the ids of writers, which nobody else may ever have, and the backoff's
         jitter; without it the operating system does."""
         self.bus = bus
         self.subjects = subjects
@@ -71,9 +71,11 @@ class Link:
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
         self._loop = asyncio.get_running_loop()
-        entropy = entropy or random.SystemRandom()
+        self.entropy = entropy or random.SystemRandom()
         self._coalescer = Coalescer(
-            entropy.randbytes(12), bus.max_payload_bytes, lambda: entropy.uniform(0.5, 1.5)
+            self.entropy.randbytes(12),
+            bus.max_payload_bytes,
+            lambda: self.entropy.uniform(0.5, 1.5),
         )
         self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
         self._wake = asyncio.Event()

@@ -22,12 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from holdfast.client.live_notices import Notices, Origin, RejectedWrite
+from holdfast.client.live_notices import Notices, Origin, Rejection
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
 from holdfast.protocol.messages import Change, ChangeKind, Entry
+
+V = TypeVar("V")
 
 Merge = Callable[[bytes | None, bytes | None, bytes | None], bytes | None]
 """`(base, local, remote)` to what shall be; None is no such key."""
@@ -38,12 +40,12 @@ def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) ->
     return local
 
 
-class EntryChange(NamedTuple):
-    """What the application sees of `key` is another: None is no such key."""
+class EntryChange(NamedTuple, Generic[V]):
+    """What `key` shows has changed from `previous` to `value`; None: there is no such key."""
 
     key: str
-    value: bytes | None
-    previous: bytes | None
+    value: V | None
+    previous: V | None
     origin: Origin
 
 
@@ -98,12 +100,13 @@ class LiveEntries:
         self.visible: dict[str, bytes] = {}
         #: What the owner is known to hold.
         self.confirmed: dict[str, Entry] = {}
-        self.notices: Notices[EntryChange] = Notices()
+        self.notices: Notices[EntryChange[bytes]] = Notices()
         #: The number of the last local write.
         self.last_write = 0
         self.unsaved_bytes = 0
         self._merge = merge
         self._unsaved: dict[str, _Unsaved] = {}
+        self._first_unsaved: int | None = None
         #: Keys in the states WAITING and CONFLICT, in order.
         self._waiting: dict[str, None] = {}
         self._conflicts: dict[str, None] = {}
@@ -154,8 +157,10 @@ class LiveEntries:
     @property
     def first_unsaved(self) -> int:
         """The number of the oldest local write that is not settled; the next one's if all are."""
-        numbers = (unsaved.number for unsaved in self._unsaved.values())
-        return min(numbers, default=self.last_write + 1)
+        if self._first_unsaved is None:
+            numbers = (unsaved.number for unsaved in self._unsaved.values())
+            self._first_unsaved = min(numbers, default=self.last_write + 1)
+        return self._first_unsaved
 
     @property
     def conflicts(self) -> tuple[str, ...]:
@@ -190,7 +195,7 @@ class LiveEntries:
         if not unsaved.next_number:
             self._settle(key, Origin.REMOTE)
             return
-        unsaved.number, unsaved.next_number = unsaved.next_number, 0
+        self._renumber(unsaved)
         unsaved.unsure = None
         unsaved.base = _ABSENT if value is None else _Known(value, revision)
         self._wait(key, unsaved)
@@ -215,9 +220,9 @@ class LiveEntries:
     def rejected(self, key: str, error: HoldfastError) -> None:
         """The owner will not have what was sent of `key`: it is dropped, a later write stays."""
         unsaved = self._unsaved[key]
-        self.notices.reject(RejectedWrite(key, unsaved.sent, error))
+        self.notices.reject(Rejection(key, unsaved.sent, error))
         if unsaved.next_number:
-            unsaved.number, unsaved.next_number = unsaved.next_number, 0
+            self._renumber(unsaved)
             self._wait(key, unsaved)
             self._reconsider(key, unsaved)
         else:
@@ -329,6 +334,11 @@ class LiveEntries:
         self.unsaved_bytes += len(value or b"") - len(unsaved.wanted or b"")
         unsaved.wanted = value
 
+    def _renumber(self, unsaved: _Unsaved) -> None:
+        """Only what was written since it was sent is unsaved now."""
+        unsaved.number, unsaved.next_number = unsaved.next_number, 0
+        self._first_unsaved = None
+
     def _wait(self, key: str, unsaved: _Unsaved) -> None:
         unsaved.state = _State.WAITING
         self._conflicts.pop(key, None)
@@ -337,6 +347,7 @@ class LiveEntries:
     def _settle(self, key: str, origin: Origin) -> None:
         """Nothing of `key` is unsaved any more."""
         unsaved = self._unsaved.pop(key)
+        self._first_unsaved = None
         self.unsaved_bytes -= len(unsaved.wanted or b"")
         self._waiting.pop(key, None)
         self._conflicts.pop(key, None)

@@ -28,13 +28,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, MutableMapping
 from enum import Enum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from holdfast.client.codec import Codec
 from holdfast.client.kv import KV
 from holdfast.client.link import Link
 from holdfast.client.live_entries import EntryChange, EntryWrite, LiveEntries, local_wins
-from holdfast.client.live_notices import Origin
 from holdfast.client.live_replica import (
     FLIGHT_BYTES,
     FLIGHT_SECONDS,
@@ -48,10 +47,11 @@ from holdfast.client.operations import (
     delete_entries_operation,
     set_entry_operation,
 )
+from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
-    ConnectionFailedError,
     HoldfastError,
     OperationTimeoutError,
+    ProtocolError,
     WrongRevisionError,
 )
 from holdfast.protocol.frames import pack
@@ -76,16 +76,7 @@ DELETE: Final = Removal.DELETE
 MergeFunction = Callable[[V | None, V | None, V | None], V | Removal]
 
 
-class LiveEntryChange(NamedTuple, Generic[V]):
-    """What `key` shows has changed from `previous` to `value`; None: there is no such key."""
-
-    key: str
-    value: V | None
-    previous: V | None
-    origin: Origin
-
-
-class LiveKV(LiveReplica[EntryChange, V], MutableMapping[str, V]):
+class LiveKV(LiveReplica[EntryChange[bytes], V], MutableMapping[str, V]):
     """A local copy of a kv. Made by `Client.live_kv`; for `async with`, or `open` and `aclose`.
 
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
@@ -157,16 +148,13 @@ class LiveKV(LiveReplica[EntryChange, V], MutableMapping[str, V]):
     def unsaved_count(self) -> int:
         return self._core.unsaved_count
 
-    def on_change(self, callback: Callable[[LiveEntryChange[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each LiveEntryChange, local ones too. Returns a function that ends
+    def on_change(self, callback: Callable[[EntryChange[V]], object]) -> Callable[[], None]:
+        """Call `callback` with each EntryChange, local ones too. Returns a function that ends
         that. What was there at the opening is no change."""
         return self._register(self._change_callbacks, callback)
 
-    async def _follow(self) -> None:
-        async with self._kv.watch() as changes:
-            async for change in changes:
-                self._take(change)
-        raise ConnectionFailedError(url="NATS", reason="the subscription has ended")
+    async def _subscription(self) -> Subscription:
+        return self._kv.watch()
 
     async def _send_flight(self) -> HoldfastError | None:
         await self._wait_for_work()
@@ -200,6 +188,8 @@ class LiveKV(LiveReplica[EntryChange, V], MutableMapping[str, V]):
         except OUTAGES as error:
             self._core.unanswered(write.key)
             return error
+        except ProtocolError:
+            raise
         except HoldfastError as error:
             self._core.rejected(write.key, error)
         else:
@@ -242,9 +232,9 @@ class LiveKV(LiveReplica[EntryChange, V], MutableMapping[str, V]):
             self._report("the merge of a live kv failed: the local value wins", error)
             return local
 
-    def _told(self, change: EntryChange) -> LiveEntryChange[V]:
+    def _told(self, change: EntryChange[bytes]) -> EntryChange[V]:
         key, value, previous, origin = change
-        return LiveEntryChange(
+        return EntryChange(
             key,
             None if value is None else self._codec.decode(value),
             None if previous is None else self._codec.decode(previous),

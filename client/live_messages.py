@@ -9,7 +9,8 @@ Invariants:
 - **Each local message is stored once and shown once.** It carries its writer and number in a header
   (`LIVE_HEADER`), so it is known again in whatever way it comes back: by its answer, by a broadcast, or
   by being looked for after its answer was lost. One flight is on its way at a time, is stored whole or
-  not at all, and is never sent again before it is known not to be stored.
+  not at all, and is never sent again before it is known not to be stored. (If all of a flight is
+  removed, unseen, before it is looked for, that looks the same.)
 - **A change counts once**: a message only moves to higher revisions, so what was read from the owner
   ahead of the follower is not taken back by older news.
 - A reset replaces everything at once, when the new state is complete.
@@ -23,12 +24,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from holdfast.client.live_notices import Notices, Origin, RejectedWrite
+from holdfast.client.live_notices import Notices, Origin, Rejection
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Headers, Message
+
+M = TypeVar("M")
 
 #: The header by which a live stream knows its messages again: `<writer>.<number>`.
 LIVE_HEADER: Final = "live"
@@ -58,13 +61,13 @@ class Draft:
     last_seq: int
 
 
-class MessageChange(NamedTuple):
-    """One change of what the application sees. `previous` is what was replaced, or the local message
-    that was confirmed."""
+class MessageChange(NamedTuple, Generic[M]):
+    """What happened to `message`. `previous` is what was replaced, or the local message that is now
+    confirmed, else None."""
 
     kind: MessageChangeKind
-    message: Message | Draft
-    previous: Message | Draft | None
+    message: M
+    previous: M | None
     origin: Origin
 
 
@@ -78,7 +81,7 @@ class LiveMessages:
         self.messages: list[Message] = []
         #: What is not, in order.
         self.drafts: deque[Draft] = deque()
-        self.notices: Notices[MessageChange] = Notices()
+        self.notices: Notices[MessageChange[Message | Draft]] = Notices()
         self.last_write = 0
         self.unsaved_bytes = 0
         self._prefix = f"{writer}."
@@ -117,7 +120,7 @@ class LiveMessages:
 
     def take_flight(self, limit: int, limit_bytes: int) -> list[Draft]:
         """Return the oldest drafts, to be sent as one, with `headers_of` each. At least one, if there
-        is any. Answered by `stored`, `unsent` or `rejected` before the next one."""
+        is any. Answered by `stored`, `unsent`, `looked_for` or `rejected` before the next one."""
         flight: list[Draft] = []
         for draft in self.drafts:
             limit_bytes -= len(draft.value)
@@ -139,20 +142,18 @@ class LiveMessages:
             self._confirm(draft.number, message)
         self._flight = []
 
-    def was_stored(self, messages: Iterable[Message]) -> bool:
-        """Tell if the flight is stored, judged by `messages`: all that the owner has above the
-        `last_seq` of its first draft, as of now. Its drafts are settled then."""
+    def looked_for(self, messages: Iterable[Message]) -> None:
+        """The flight's answer was lost. `messages` are all that the owner has above the `last_seq` of
+        its first draft, read when it could no longer be stored by whatever is still on its way."""
         found = {message.headers.get(LIVE_HEADER): message for message in messages}
         wanted = [(draft, f"{self._prefix}{draft.number}") for draft in self._flight]
-        if not self._flight_was_seen() and not any(name in found for _, name in wanted):
-            return False
-        for draft, name in wanted:
-            if name in found:
-                self._confirm(draft.number, found[name])
-            elif draft in self.drafts:
-                self._drop(draft, Origin.REMOTE)  # stored with the others, and removed since
+        if self._flight_was_seen() or any(name in found for _, name in wanted):
+            for draft, name in wanted:
+                if name in found:
+                    self._confirm(draft.number, found[name])
+                elif draft in self.drafts:
+                    self._drop(draft, Origin.REMOTE)  # stored with the others, and removed since
         self._flight = []
-        return True
 
     def unsent(self) -> None:
         """The flight is known not to be stored."""
@@ -161,7 +162,7 @@ class LiveMessages:
     def rejected(self, error: HoldfastError) -> None:
         """The owner will not have the flight."""
         for draft in self._flight:
-            self.notices.reject(RejectedWrite(None, draft.value, error))
+            self.notices.reject(Rejection(None, draft.value, error))
             self._drop(draft, Origin.REJECTED)
         self._flight = []
 

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from holdfast.protocol.errors import HoldfastError
 
 C = TypeVar("C")
+V = TypeVar("V")
 
 
 class Origin(StrEnum):
@@ -24,12 +25,14 @@ class Origin(StrEnum):
     REJECTED = "rejected"
 
 
-class RejectedWrite(NamedTuple):
-    """A local write that the owner will not have. `key` is None in a stream; of a kv, `value` None
-    was a delete."""
+class Rejection(NamedTuple, Generic[V]):
+    """A local write that the owner will not have: what was written and why it was rejected.
+
+    `key` is None in a stream. In a kv `value` is None if the write was a delete.
+    """
 
     key: str | None
-    value: bytes | None
+    value: V | None
     error: HoldfastError
 
 
@@ -37,15 +40,15 @@ class Notices(Generic[C]):
     """What is to be told, in order."""
 
     def __init__(self) -> None:
-        self._waiting: list[C | RejectedWrite] = []
+        self._waiting: list[C | Rejection[bytes]] = []
 
     def change(self, change: C) -> None:
         self._waiting.append(change)
 
-    def reject(self, rejected: RejectedWrite) -> None:
+    def reject(self, rejected: Rejection[bytes]) -> None:
         self._waiting.append(rejected)
 
-    def take(self) -> list[C | RejectedWrite]:
+    def take(self) -> list[C | Rejection[bytes]]:
         """Return what is to be told, and forget it."""
         taken, self._waiting = self._waiting, []
         return taken

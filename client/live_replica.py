@@ -17,10 +17,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from holdfast.client.link import Link
-from holdfast.client.live_notices import Notices, RejectedWrite
+from holdfast.client.live_notices import Notices, Rejection
+from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
@@ -44,24 +45,14 @@ V = TypeVar("V")
 FLIGHT_SECONDS: Final = OUTCOME_RETENTION_SECONDS / 2
 FLIGHT_WRITES: Final = 512
 FLIGHT_BYTES: Final = 256 * 1024
-#: A write that fails with one of these may be tried again; it stays unsaved meanwhile.
+#: What passes: a write that fails so stays unsaved and is tried again, following is taken up again.
 OUTAGES: Final = (UnavailableError, StorageError, StaleWriteError)
 #: Between two tries.
 _PAUSE_SECONDS: Final = 0.2
 _MAX_PAUSE_SECONDS: Final = 5.0
+_FOLLOW_PAUSE_SECONDS: Final = 1.0
 #: Rejections that are kept for the next `save`.
 _MAX_REJECTIONS: Final = 100
-
-
-class Rejection(NamedTuple, Generic[V]):
-    """A local write that the owner will not have: what was written and why it was rejected.
-
-    `key` is None in a stream. In a kv `value` is None if the write was a delete.
-    """
-
-    key: str | None
-    value: V | None
-    error: HoldfastError
 
 
 class Core(Protocol[C]):
@@ -104,7 +95,7 @@ class LiveReplica(ABC, Generic[C, V]):
         self._registered = 0
         self._telling = False
         self._savers: list[tuple[int, asyncio.Future[None]]] = []
-        self._rejections: list[RejectedWrite] = []
+        self._rejections: list[Rejection[bytes]] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -215,13 +206,13 @@ class LiveReplica(ABC, Generic[C, V]):
         """How many local writes are not confirmed."""
 
     @abstractmethod
-    async def _follow(self) -> None:
-        """Give every change of the store to `_take`, for ever."""
+    async def _subscription(self) -> Subscription:
+        """Return a new subscription to all that the replica holds, then READY, then what happens."""
 
     @abstractmethod
     async def _send_flight(self) -> HoldfastError | None:
         """Send what can be sent now, one flight, and return the error of an outage, if there was one.
-        Waits for work by `_work` if there is none."""
+        Waits for work by `_work` if there is none. Raises ProtocolError, which ends the replica."""
 
     @abstractmethod
     def _told(self, change: C) -> object:
@@ -255,6 +246,24 @@ class LiveReplica(ABC, Generic[C, V]):
                 tasks.create_task(self._send())
         except ExceptionGroup as errors:
             self._fail(errors.exceptions[0])
+
+    async def _follow(self) -> None:
+        ended = False
+        while not ended:
+            try:
+                async with await self._subscription() as changes:
+                    async for change in changes:
+                        self._take(change)
+                        if change.kind is ChangeKind.RESET:
+                            break  # from where the replica begins now, older ones may be loaded
+                    else:
+                        ended = True
+            except OUTAGES:
+                if not self._opened.is_set() or self._link.closed:
+                    raise
+                await asyncio.sleep(_FOLLOW_PAUSE_SECONDS)
+                self._take(Change(ChangeKind.RESET, 0, 0))
+        raise ConnectionFailedError(url="NATS", reason="the subscription has ended")
 
     async def _send(self) -> None:
         pause_seconds = _PAUSE_SECONDS
@@ -329,8 +338,8 @@ class LiveReplica(ABC, Generic[C, V]):
                 if (ended or target < first) and not saved.done():
                     saved.set_result(None)
 
-    def _tell(self, notice: C | RejectedWrite) -> None:
-        if not isinstance(notice, RejectedWrite):
+    def _tell(self, notice: C | Rejection[bytes]) -> None:
+        if not isinstance(notice, Rejection):
             if self._change_callbacks:
                 self._call(self._change_callbacks, lambda: self._told(notice))
             return

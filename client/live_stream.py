@@ -23,7 +23,6 @@ readers; others see it.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
@@ -36,9 +35,7 @@ from holdfast.client.live_messages import (
     Draft,
     LiveMessages,
     MessageChange,
-    MessageChangeKind,
 )
-from holdfast.client.live_notices import Origin
 from holdfast.client.live_replica import (
     FLIGHT_BYTES,
     FLIGHT_SECONDS,
@@ -54,6 +51,7 @@ from holdfast.client.operations import (
     checked_value,
 )
 from holdfast.client.stream import Stream
+from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
@@ -64,13 +62,14 @@ from holdfast.protocol.errors import (
     ProtocolError,
     RateLimitedError,
     StorageFailedError,
-    WrongLastSeqError,
 )
-from holdfast.protocol.messages import Change, ChangeKind, Durability, Headers, Message
+from holdfast.protocol.frames import DELETE_MESSAGES, pack
+from holdfast.protocol.messages import Durability, Headers, Message
 from holdfast.protocol.names import StoreKind, StoreName
 
 V = TypeVar("V")
 
+_PACKED_NOTHING: Final = pack([DELETE_MESSAGES, []])
 #: With these nothing was stored; after any other outage a flight has to be looked for.
 _NOT_STORED: Final = (
     RateLimitedError,
@@ -80,6 +79,10 @@ _NOT_STORED: Final = (
     StorageFailedError,
     BusyError,
 )
+
+
+Held = Message | Draft
+"""What the core holds for one message."""
 
 
 class LiveMessage(NamedTuple, Generic[V]):
@@ -92,17 +95,7 @@ class LiveMessage(NamedTuple, Generic[V]):
     revision: int | None
 
 
-class LiveMessageChange(NamedTuple, Generic[V]):
-    """What happened to `message`. `previous` is what was replaced, or the local message that is now
-    confirmed, else None."""
-
-    kind: MessageChangeKind
-    message: LiveMessage[V]
-    previous: LiveMessage[V] | None
-    origin: Origin
-
-
-class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
+class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     """A local copy of a stream. Made by `Client.live_stream`; for `async with`, or `open` and `aclose`.
 
     Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
@@ -128,7 +121,9 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
             raise InvalidArgumentError(argument="last", reason="not together with start_seq")
         checked_durability(durability)
         first_seq = 1 if start_seq is None else check_seq("start_seq", start_seq)
-        super().__init__(link, str(name), LiveMessages(secrets.token_hex(8), first_seq), registry)
+        super().__init__(
+            link, str(name), LiveMessages(link.entropy.randbytes(8).hex(), first_seq), registry
+        )
         self._stream = Stream(link, follower, name)
         self._follower = follower
         self._codec = codec
@@ -137,6 +132,7 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
         self._loading = asyncio.Lock()
         #: Messages that are sent one by one, since together they were refused.
         self._single_count = 0
+        self._store_key = (int(StoreKind.STREAM), self.name)
 
     @overload
     def __getitem__(self, index: int) -> LiveMessage[V]: ...
@@ -158,7 +154,7 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
 
     def __iter__(self) -> Iterator[LiveMessage[V]]:
         """Iterate over the messages of now: the loop's body may await, and change anything."""
-        held: list[Message | Draft] = [*self._core.messages, *self._core.drafts]
+        held: list[Held] = [*self._core.messages, *self._core.drafts]
         return map(self._shown, held)
 
     def append(self, value: V, *, headers: Headers | None = None) -> None:
@@ -194,8 +190,10 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
     def unsaved_count(self) -> int:
         return len(self._core.drafts)
 
-    def on_change(self, callback: Callable[[LiveMessageChange[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each LiveMessageChange, local ones too. Returns a function that ends
+    def on_change(
+        self, callback: Callable[[MessageChange[LiveMessage[V]]], object]
+    ) -> Callable[[], None]:
+        """Call `callback` with each MessageChange, local ones too. Returns a function that ends
         that. What was there at the opening, or is loaded, is no change."""
         return self._register(self._change_callbacks, callback)
 
@@ -218,27 +216,13 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
                 finally:
                     core.cancel_load()
 
-    async def _follow(self) -> None:
+    async def _subscription(self) -> Subscription:
         if self._last is not None:
             self._core.start_seq = await self._start_of_last(self._last)
-        while True:
-            start_seq = self._core.start_seq
-            try:
-                async with self._follower.subscribe(
-                    StoreKind.STREAM, self._stream.name, start_seq=start_seq, marks_ready=True
-                ) as changes:
-                    async for change in changes:
-                        self._take(change)
-                        if change.kind is ChangeKind.RESET and self._core.start_seq < start_seq:
-                            break  # older ones were loaded: all of it is read again from there
-                    else:
-                        break
-            except OUTAGES:
-                if not self._opened.is_set() or self._link.closed:
-                    raise
-                await asyncio.sleep(1.0)
-                self._take(Change(ChangeKind.RESET, 0, 0))
-        raise ConnectionFailedError(url="NATS", reason="the subscription has ended")
+            self._last = None
+        return self._follower.subscribe(
+            StoreKind.STREAM, self._stream.name, start_seq=self._core.start_seq, marks_ready=True
+        )
 
     async def _start_of_last(self, count: int) -> int:
         async for message in self._stream.get_all(last=count, limit=1):
@@ -252,53 +236,48 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
         limit = 1 if self._single_count else FLIGHT_WRITES
         flight = self._core.take_flight(limit, FLIGHT_BYTES)
         self._single_count = max(0, self._single_count - 1)
-        expected_last_seq: int | None = None
-        while True:
-            try:
-                acks = await self._stream.append_many(
-                    [(draft.value, self._core.headers_of(draft)) for draft in flight],
-                    expected_last_seq=expected_last_seq,
-                    durability=self._durability,
-                    timeout_seconds=FLIGHT_SECONDS,
-                )
-            except _NOT_STORED as error:
+        try:
+            acks = await self._stream.append_many(
+                [(draft.value, self._core.headers_of(draft)) for draft in flight],
+                durability=self._durability,
+                timeout_seconds=FLIGHT_SECONDS,
+            )
+        except _NOT_STORED as error:
+            self._core.unsent()
+            return error
+        except OUTAGES as error:
+            await self._look_for(flight)
+            return error
+        except ProtocolError:
+            raise
+        except HoldfastError as error:
+            if len(flight) > 1:
+                self._single_count = len(flight)
                 self._core.unsent()
-                return error
-            except (WrongLastSeqError, *OUTAGES, ProtocolError):
-                # Perhaps stored. If it is not, it is sent again on the condition that nothing was
-                # stored since that was seen, itself included.
-                expected_last_seq = await self._look_for(flight)
-                if expected_last_seq is None:
-                    return None
-            except HoldfastError as error:
-                if len(flight) > 1:
-                    self._single_count = len(flight)
-                    self._core.unsent()
-                else:
-                    self._core.rejected(error)
-                return None
             else:
-                self._core.stored(acks)
-                return None
+                self._core.rejected(error)
+        else:
+            self._core.stored(acks)
+        return None
 
-    async def _look_for(self, flight: list[Draft]) -> int | None:
-        """Look at the stream for a flight whose answer was lost: None if it is there, else the last
-        seq of the stream as it was seen."""
+    async def _look_for(self, flight: list[Draft]) -> None:
+        """Find out what became of a flight whose answer was lost."""
         while True:
             try:
-                last_seq = (await self._stream.head()).last_seq
-                found = []
-                if last_seq > flight[0].last_seq:
-                    rows = self._stream.get_all(start_seq=flight[0].last_seq + 1, end_seq=last_seq)
-                    found = [row async for row in rows if LIVE_HEADER in row.headers]
+                # A write that does nothing: whatever this client sent before it can no longer be
+                # stored once it is answered, wherever that may still be on its way.
+                await self._link.call(self._store_key, _PACKED_NOTHING, True)
+                rows = self._stream.get_all(start_seq=flight[0].last_seq + 1)
+                found = [row async for row in rows if LIVE_HEADER in row.headers]
             except OUTAGES:
                 if self._link.closed:
                     raise
                 await asyncio.sleep(1.0)
-                continue
-            return None if self._core.was_stored(found) else last_seq
+            else:
+                self._core.looked_for(found)
+                return
 
-    def _shown(self, message: Message | Draft) -> LiveMessage[V]:
+    def _shown(self, message: Held) -> LiveMessage[V]:
         value = self._codec.decode(message.value)
         if isinstance(message, Draft):
             return LiveMessage(None, value, message.headers, None, None)
@@ -307,10 +286,10 @@ class LiveStream(LiveReplica[MessageChange, V], Sequence[LiveMessage[V]]):
             headers = {name: text for name, text in headers.items() if name != LIVE_HEADER}
         return LiveMessage(message.seq, value, headers, message.time, message.revision)
 
-    def _told(self, change: MessageChange) -> LiveMessageChange[V]:
+    def _told(self, change: MessageChange[Held]) -> MessageChange[LiveMessage[V]]:
         kind, message, previous, origin = change
         shown = None if previous is None else self._shown(previous)
-        return LiveMessageChange(kind, self._shown(message), shown, origin)
+        return MessageChange(kind, self._shown(message), shown, origin)
 
     def _decoded(self, value: bytes) -> V:
         return self._codec.decode(value)

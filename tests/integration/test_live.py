@@ -17,8 +17,8 @@ from torture.editing_trace import EditingTrace, replay, traces
 
 from holdfast.client import (
     DELETE,
+    EntryChange,
     LimitExceededError,
-    LiveEntryChange,
     LiveStream,
     Origin,
     Rejection,
@@ -44,7 +44,7 @@ def test_a_live_kv_is_the_same_dictionary_everywhere(cluster: RunningUp) -> None
             one.live_kv("same", codec="json") as ada,
             two.live_kv("same", codec="json") as bob,
         ):
-            heard: list[LiveEntryChange[Any]] = []
+            heard: list[EntryChange[Any]] = []
             bob.on_change(heard.append)
             ada["theme"] = "dark"
             ada.update(font=12, size=None)
@@ -52,7 +52,7 @@ def test_a_live_kv_is_the_same_dictionary_everywhere(cluster: RunningUp) -> None
             await ada.save()
             await until(lambda: len(bob) == 3)
             assert bob == ada == {"theme": "dark", "font": 12, "size": None}
-            assert heard[0] == LiveEntryChange("theme", "dark", None, Origin.REMOTE)
+            assert heard[0] == EntryChange("theme", "dark", None, Origin.REMOTE)
             del bob["theme"]
             assert list(bob.keys()) == ["font", "size"], "D16: keys do not list what was deleted"
             assert bob.pop("font") == 12

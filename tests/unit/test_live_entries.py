@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.client import live_entries
 from holdfast.client.live_entries import EntryChange, EntryWrite, LiveEntries, Merge, local_wins
-from holdfast.client.live_notices import Origin, RejectedWrite
+from holdfast.client.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Change, ChangeKind, Entry
 
@@ -134,7 +134,7 @@ def pair(merge: Merge = local_wins) -> tuple[Owner, Replica, Replica]:
     return owner, Replica(owner, merge), Replica(owner, merge)
 
 
-def told(replica: Replica) -> list[EntryChange | RejectedWrite]:
+def told(replica: Replica) -> list[EntryChange | Rejection]:
     return replica.live.notices.take()
 
 
@@ -265,7 +265,7 @@ def test_each_result_is_that_of_its_own_key() -> None:
     assert [write.key for write in flight] == ["a", "b", "c"]
     assert (ada.live.visible, ada.live.unsaved) == ({"a": b"1", "c": b"1"}, ())
     assert told(ada) == [
-        RejectedWrite("b", b"1", REFUSAL),
+        Rejection("b", b"1", REFUSAL),
         EntryChange("b", None, b"1", Origin.REJECTED),
     ]
 

@@ -17,7 +17,7 @@ from holdfast.client.live_messages import (
     MessageChange,
     MessageChangeKind,
 )
-from holdfast.client.live_notices import Origin, RejectedWrite
+from holdfast.client.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Message
 
@@ -77,8 +77,6 @@ class Replica:
         self.acks: list[Ack] | None = None
         #: A group that was given up, which the owner may get until it gets another one.
         self.late: list[Draft] = []
-        #: The flight is sent only if this is the owner's last seq.
-        self.expected_last_seq: int | None = None
         self.unsure = False
         self.reset()
 
@@ -111,9 +109,6 @@ class Replica:
         if not self.flight or self.acks is not None or self.unsure:
             return
         self.late = []
-        if self.expected_last_seq not in (None, self.owner.last_seq):
-            self.unsure = True
-            return
         self.acks = self._append(self.flight)
 
     def arrive_late(self) -> None:
@@ -128,16 +123,15 @@ class Replica:
     def give_up(self) -> None:
         if self.flight and not self.unsure:
             self.unsure = True
-            self.late = self.flight if self.acks is None and self.expected_last_seq is None else []
+            self.late = self.flight if self.acks is None else []
             self.acks = None
 
     def look(self) -> None:
+        """Have the owner answer a write that does nothing, so that nothing is late, then look."""
         if self.unsure:
-            self.unsure = False
-            if self.live.was_stored(self.owner.rows(self.flight[0].last_seq + 1)):
-                self._landed()
-            else:
-                self.expected_last_seq = self.owner.last_seq
+            self.unsure, self.late = False, []
+            self.live.looked_for(self.owner.rows(self.flight[0].last_seq + 1))
+            self._landed()
 
     def save(self) -> None:
         for step in (self.send, self.look, self.arrive, self.answer, self.follow):
@@ -147,7 +141,7 @@ class Replica:
         return [self.owner.append(draft.value, self.live.headers_of(draft)) for draft in drafts]
 
     def _landed(self) -> None:
-        self.flight, self.acks, self.expected_last_seq, self.late = [], None, None, []
+        self.flight, self.acks, self.late = [], None, []
 
 
 def values(replica: Replica) -> list[bytes]:
@@ -247,7 +241,7 @@ def test_a_rejected_message_goes_away_and_the_others_stay() -> None:
     ada.live.take_flight(1, 100)
     ada.live.rejected(error)
     assert values(ada) == [b"2"]
-    assert ada.live.notices.take()[0] == RejectedWrite(None, b"1", error)
+    assert ada.live.notices.take()[0] == Rejection(None, b"1", error)
     ada.save()
     assert (values(ada), ada.live.unsaved_bytes) == ([b"2"], 0)
 
