@@ -125,7 +125,7 @@ def coordinator(
 @click.option(
     "--snapshot-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
+    default=120.0,
     show_default=True,
     help="With a bucket: how long closed stores wait for others to be snapshotted with.",
 )

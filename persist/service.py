@@ -18,7 +18,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.persist.administration import Administrator
@@ -338,6 +338,7 @@ class PersistServer:
                 log=BucketLog(self._bucket, server, incarnation),
                 answer=lambda answers: self._pipeline.answer(answers),
                 snapshot=self._snapshot_now,
+                newest=self._newest_snapshots,
                 find=Manifests(self._bucket).find,
                 fence_myself=self._gate.fence_myself,
             )
@@ -393,6 +394,12 @@ class PersistServer:
     async def _snapshot_now(self, stores: Sequence[StoreId]) -> None:
         assert self._tier is not None
         await self._tier.tiering.snapshot(stores)
+
+    async def _newest_snapshots(
+        self, stores: Sequence[StoreId]
+    ) -> Mapping[StoreId, SnapshotVersion]:
+        assert self._tier is not None
+        return await self._tier.tiering.publisher.newest(stores)
 
     def _on_published(self, store: StoreId, version: SnapshotVersion) -> None:
         if self._ground is not None:

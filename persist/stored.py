@@ -6,7 +6,8 @@ there. The first `stored` write of a store makes it *followed*: from that tick o
 any level, go to the bucket's log. Invariants:
 
 - What the bucket's log has of a store follows, without a gap, a published snapshot of the same epoch,
-  or the store's beginning. So a gap in it is damage, always.
+  or of an earlier one at the very revision where it begins, or the store's beginning. So a gap in it
+  is damage, always.
 - A followed store whose earlier changes are not in the bucket needs a snapshot first (its *base*):
   until that is published its changes are held here, and are not put.
 - An answer leaves when the slot with the last change that it tells of is committed, and the base is

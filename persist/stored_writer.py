@@ -14,31 +14,37 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
 from holdfast.persist.slot_index import SlotIndex
 from holdfast.persist.slot_putter import BucketThread, SlotPutter
-from holdfast.persist.stored import StoredAnswer, StoredWrites
+from holdfast.persist.stored import Base, StoredAnswer, StoredWrites
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_LOG_OBJECTS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_log import BucketLog
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.log_pace import LogPace
-from holdfast.shared_fs.manifest import StoreEntry
+from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 
 #: Takes the stores that are to be snapshotted now; what became of it comes by `snapshotted`.
 Snapshot = Callable[[Sequence[StoreId]], Awaitable[None]]
 
+#: Returns the newest published snapshots of those of the stores that have one.
+Newest = Callable[[Sequence[StoreId]], Awaitable[Mapping[StoreId, SnapshotVersion]]]
+
 #: Stores snapshotted in one pass, which costs a request for each manifest however many they are.
 _BASES: Final = 4096
 #: The same of those that hold the oldest slots.
 _PRESSING: Final = 256
 _BASE_RETRY_SECONDS: Final = 1.0
+#: So long the first store that needs one waits for others, after a failover hundreds, whose snapshots
+#: would otherwise wait until its own is published.
+_BASE_GATHER_SECONDS: Final = 0.05
 _RETIRE_SECONDS: Final = 5.0
 #: A try that got no answer may arrive so much later, and put its slot anew: below others that were
 #: removed meanwhile, where it would look like the last one before a gap. Until then a slot stays.
@@ -127,6 +133,7 @@ class StoredWriter:
         log: BucketLog,
         answer: Callable[[dict[str, list[list[Any]]]], None],
         snapshot: Snapshot,
+        newest: Newest,
         find: Callable[[StoreId], StoreEntry | None],
         fence_myself: Callable[[], None],
     ) -> None:
@@ -134,6 +141,7 @@ class StoredWriter:
         has a fence: whoever put it takes the shared file system for lost."""
         self._answer = answer
         self._snapshot = snapshot
+        self._newest = newest
         self._fence_myself = fence_myself
         self._putter = SlotPutter(log, server)
         self._threads = BucketThread(), BucketThread()
@@ -231,17 +239,38 @@ class StoredWriter:
     async def _base_loop(self) -> None:
         while True:
             await self._bases_wanted.wait()
+            await asyncio.sleep(_BASE_GATHER_SECONDS)
             self._bases_wanted.clear()
             bases = self.writes.wanted_bases()
             for start in range(0, len(bases), _BASES):
-                stores = [base.store for base in bases[start : start + _BASES]]
+                some = bases[start : start + _BASES]
                 try:
-                    await self._snapshot(stores)
+                    lacking = await self._without_base(some)
+                    if lacking:
+                        await self._snapshot(lacking)
                 except HoldfastError as error:
-                    logger.warning("slot.base_failed stores=%d reason=%s", len(stores), error)
-                for store in stores:
-                    # Unless a snapshot was published that will do.
-                    self.writes.base_failed(store)
+                    logger.warning("slot.base_failed stores=%d reason=%s", len(some), error)
+                for base in some:
+                    # Unless there is a snapshot that will do.
+                    self.writes.base_failed(base.store)
             if self.writes.wants_bases:
                 await asyncio.sleep(_BASE_RETRY_SECONDS)
                 self._bases_wanted.set()
+
+    async def _without_base(self, bases: Sequence[Base]) -> list[StoreId]:
+        """Return the stores that have to be snapshotted. Of most there is a snapshot of just what they
+        were when they were closed, or released, be it of an earlier owner."""
+        newest = await self._newest([base.store for base in bases])
+        lacking = []
+        for base in bases:
+            version = newest.get(base.store)
+            if (
+                version is not None
+                and version.epoch <= base.epoch
+                and version.revision == base.revision
+            ):
+                self.writes.snapshotted(base.store, base.epoch, base.revision)
+            else:
+                lacking.append(base.store)
+        self._look()
+        return lacking

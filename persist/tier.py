@@ -17,6 +17,7 @@ from holdfast.persist.cooling import Cooler
 from holdfast.persist.coordination import Coordination
 from holdfast.persist.ownership import Ownership, Wanted
 from holdfast.persist.pipeline import RunInThread
+from holdfast.persist.publishing import PARALLEL_SHARDS
 from holdfast.persist.store import Store
 from holdfast.persist.tier_policy import TierPolicy
 from holdfast.persist.tier_threads import TierThreads
@@ -36,6 +37,8 @@ logger = logging.getLogger("holdfast.persist")
 _SAMPLE_SECONDS: Final = 60.0
 _SAMPLES: Final = 60
 _SNAPSHOT_THREADS: Final = 4
+#: For two that publish at once: a pass, and snapshots that writes wait for.
+_PUBLISH_THREADS: Final = 2 * PARALLEL_SHARDS
 
 
 class Tier:
@@ -66,6 +69,7 @@ class Tier:
         self._server = server
         self._threads: list[TierThreads] = []
         snapshot_threads = run_in_thread or self._made("tier", _SNAPSHOT_THREADS)
+        publish_threads = run_in_thread or self._made("publish", _PUBLISH_THREADS)
         # Of their own: whoever waits for a cold store must not wait behind what nobody waits for.
         cold_threads = run_in_thread or self._made("cold", PARALLEL_FETCHES)
         self.cold_stores = ColdStores(
@@ -87,6 +91,7 @@ class Tier:
             ownership=ownership,
             with_durable=with_durable,
             run_in_thread=snapshot_threads,
+            publish_in_thread=publish_threads,
             clock_ms=clock_ms,
             is_running=is_running,
             policy=policy,

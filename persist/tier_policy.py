@@ -29,9 +29,9 @@ class Extent:
 class TierPolicy:
     """What an operator may choose."""
 
-    #: Closed stores wait so long for others, to share requests with them: a pass of one store or of
-    #: a thousand takes the same few.
-    snapshot_seconds: float = 60.0
+    #: Closed stores wait so long for others, to share requests with them: a pass of a thousand changes
+    #: all 256 shards of the manifests, and one of ten thousand no more. So two puts a second at the most.
+    snapshot_seconds: float = 120.0
     #: An open store is snapshotted when so large a share of it has changed, and at least so much.
     change_ratio: float = 0.5
     min_change_bytes: int = MIB

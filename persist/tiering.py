@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import RunInThread
+from holdfast.persist.publishing import Publisher
 from holdfast.persist.store import Store
 from holdfast.persist.tier_policy import Extent, TierPolicy
 from holdfast.protocol.errors import BusyError, FencedError, StorageError
@@ -44,7 +45,6 @@ from holdfast.shared_fs.manifest import (
     Published,
     SnapshotVersion,
     open_manifests,
-    shard_of,
 )
 from holdfast.shared_fs.pack import Packed, packs_of, put_pack
 from holdfast.shared_fs.snapshot import Image, Snapshot, compress, take_image
@@ -54,8 +54,10 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Stores that wait for a snapshot by name; the sweep finds what is beyond.
 MAX_BACKLOG: Final = 100_000
-#: Stores whose snapshots are put and published together: what of them waits in memory is tiny.
+#: Stores whose snapshots are made at a time, and published together. What of them waits in memory is
+#: tiny: a pack, and half a kilobyte for each store.
 _CHUNK_STORES: Final = 512
+_PUBLISHED_STORES: Final = 16_384
 #: Files above this are imaged one at a time, since each takes several times its size.
 _LARGE_FILE_BYTES: Final = 8 * MIB
 _PARALLEL: Final = 4
@@ -97,6 +99,7 @@ class Tiering:
         ownership: Ownership,
         with_durable: WithDurable,
         run_in_thread: RunInThread,
+        publish_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         is_running: Callable[[], bool],
         policy: TierPolicy,
@@ -120,6 +123,9 @@ class Tiering:
         self._is_running = is_running
         self._published = published
         self._manifests: Manifests | None = None
+        self.publisher = Publisher(
+            self.manifests, keep=policy.keep, run_in_thread=publish_in_thread, clock_ms=clock_ms
+        )
         #: Closed stores with changes, oldest first; and those that somebody asked for.
         self._backlog: dict[StoreId, None] = {}
         self._requested: dict[StoreId, None] = {}
@@ -162,7 +168,7 @@ class Tiering:
 
     async def snapshot(self, stores: Sequence[StoreId]) -> None:
         """Snapshot stores now; `published` hears what became of it. Raises BucketError."""
-        await self._snapshot(list(stores))
+        await self._snapshot([list(stores)])
 
     # --- holding ------------------------------------------------------------------------------
     def is_held(self, store: StoreId) -> bool:
@@ -225,19 +231,24 @@ class Tiering:
         """Snapshot what waits. Raises BucketError: what could not be put waits on."""
         async with self._one_pass:
             await self._look_at_open()
-            left = self.backlog
-            while left > 0 and (chosen := self._choose()):
-                left -= len(chosen)
-                try:
-                    await self._snapshot(chosen)
-                except BaseException:
-                    self._requested.update(
-                        dict.fromkeys(each for each in chosen if self._ownership.in_use(each))
-                    )
-                    for each in chosen:
-                        if each not in self._requested:
-                            self.add(each)
-                    raise
+            taken: dict[StoreId, None] = {}
+            try:
+                await self._snapshot(self._chunks(taken))
+            except BaseException:
+                for each in taken:
+                    if self._ownership.in_use(each):
+                        self._requested[each] = None
+                    else:
+                        self.add(each)
+                raise
+
+    def _chunks(self, taken: dict[StoreId, None]) -> Iterator[list[StoreId]]:
+        """Yield what waits now, each store once, and note it in `taken`."""
+        left = self.backlog
+        while left > 0 and (chosen := self._choose()):
+            left -= len(chosen)
+            taken.update(dict.fromkeys(chosen))
+            yield chosen
 
     def _choose(self) -> list[StoreId]:
         chosen: list[StoreId] = []
@@ -291,11 +302,37 @@ class Tiering:
         return self._manifests
 
     # --- one chunk ----------------------------------------------------------------------------
-    async def _snapshot(self, stores: list[StoreId]) -> None:
-        """Snapshot stores and publish that. Raises BucketError, FencedError."""
-        slots = asyncio.Semaphore(_PARALLEL)
+    async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
+        """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand takes
+        as many requests as ten thousand. Raises BucketError, FencedError."""
         tiny: list[Snapshot] = []
         versions: Packed = []
+        for chunk in chunks:
+            for made in await self._made_of(chunk):
+                if isinstance(made, Snapshot):
+                    tiny.append(made)
+                else:
+                    versions.append(made)
+            if len(versions) + len(tiny) >= _PUBLISHED_STORES:
+                await self._publish(versions + await self._packed(tiny))
+                tiny, versions = [], []
+                continue
+            *full, tiny = [*packs_of(tiny)] or [[]]
+            for group in full:
+                versions += await self._packed(group)
+        await self._publish(versions + await self._packed(tiny))
+
+    async def _packed(self, tiny: list[Snapshot]) -> Packed:
+        versions: Packed = []
+        for group in packs_of(tiny):
+            versions += await self._run_in_thread(partial(self._put_tiny, group))
+        return versions
+
+    async def _made_of(
+        self, stores: list[StoreId]
+    ) -> list[Snapshot | tuple[StoreId, SnapshotVersion]]:
+        slots = asyncio.Semaphore(_PARALLEL)
+        found: list[Snapshot | tuple[StoreId, SnapshotVersion]] = []
         failures: list[StorageError] = []
 
         async def one(store: StoreId) -> None:
@@ -312,18 +349,16 @@ class Tiering:
                     logger.error("store.snapshot_failed store=%s reason=%s", store, error)
                 else:
                     if isinstance(made, Snapshot):
-                        tiny.append(made)
+                        found.append(made)
                     elif made is not None:
-                        versions.append((store, made))
+                        found.append((store, made))
 
         async with asyncio.TaskGroup() as tasks:
             for store in stores:
                 tasks.create_task(one(store))
         if failures:
             raise failures[0]
-        for group in packs_of(tiny):
-            versions += await self._run_in_thread(partial(self._put_tiny, group))
-        await self._publish(versions)
+        return found
 
     async def _made(self, store: StoreId) -> Snapshot | SnapshotVersion | None:
         """Return a tiny snapshot, yet to be put, or the version of one that is in the bucket."""
@@ -407,25 +442,10 @@ class Tiering:
         return put_pack(self.bucket, group, self._clock_ms(), _nonce())
 
     async def _publish(self, versions: Packed) -> None:
-        """Publish a quarter of the manifests in each thread: one of a thousand stores at a time would
-        be a round trip or two for each of all 256."""
-        groups: list[Packed] = [[] for _ in range(_PARALLEL)]
-        for store, version in versions:
-            groups[shard_of(store) % _PARALLEL].append((store, version))
-        outcomes = await asyncio.gather(
-            *(self._publish_some(group) for group in groups if group), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
-        if versions:
-            logger.info("tier.published server=%s stores=%d", self._server, len(versions))
-
-    async def _publish_some(self, versions: Packed) -> None:
-        def publish() -> dict[StoreId, Published]:
-            return self.manifests().publish(versions, self.policy.keep, self._clock_ms())
-
-        outcomes: dict[StoreId, Published] = await self._run_in_thread(publish)
+        if not versions:
+            return
+        outcomes = await self.publisher.publish(versions)
+        logger.info("tier.published server=%s stores=%d", self._server, len(versions))
         for store, version in versions:
             if outcomes[store] is Published.DELETED:
                 logger.warning("store.snapshot_of_deleted store=%s key=%s", store, version.key)

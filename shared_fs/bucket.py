@@ -316,7 +316,7 @@ def open_bucket(
     *,
     retry: Retry = DEFAULT_RETRY,
     surroundings: Surroundings = REAL_SURROUNDINGS,
-    connections: int = 16,
+    connections: int = 32,
 ) -> Bucket:
     """Return the bucket of `url`: file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME.
 

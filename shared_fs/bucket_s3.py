@@ -81,7 +81,7 @@ class S3Backend(Backend):
         *,
         endpoint: str | None = None,
         region: str | None = None,
-        connections: int = 16,
+        connections: int = 32,
     ) -> None:
         """Raises BucketRefusedError if boto3 cannot make a client of this."""
         self._bucket = bucket
@@ -112,7 +112,7 @@ class S3Backend(Backend):
                 raise self._refused(str(error)) from error
 
     @classmethod
-    def from_url(cls, url: str, *, connections: int = 16) -> S3Backend:
+    def from_url(cls, url: str, *, connections: int = 32) -> S3Backend:
         """Return the backend of `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
 
         Raises InvalidArgumentError, BucketRefusedError.

@@ -214,6 +214,7 @@ class Server:
             ownership=self.ownership,
             with_durable=never,
             run_in_thread=at_once,
+            publish_in_thread=at_once,
             clock_ms=lambda: int(time.time() * 1000) + 10_000,
             is_running=lambda: True,
             policy=TierPolicy(cold_after_seconds=0.001),

@@ -23,7 +23,7 @@ from holdfast.shared_fs.bucket_log import BucketLog, fence_log, list_logs, read_
 from holdfast.shared_fs.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_tries import Retry
 from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.manifest import StoreEntry, Tombstone
+from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
 
 DEADLINE_SECONDS = 20.0
 A = StoreId("acme", 1, "a")
@@ -69,12 +69,17 @@ class World:
             log=self.log,
             answer=self._answer,
             snapshot=self._snapshot,
+            newest=self._newest,
             find=self.entries.get,
             fence_myself=lambda: self.ends.append("fenced"),
         )
 
     def _answer(self, answers: dict[str, list[list[Any]]]) -> None:
         self.left.extend(answers)
+
+    async def _newest(self, stores: Sequence[StoreId]) -> dict[StoreId, SnapshotVersion]:
+        entries = {store: self.entries[store].newest for store in stores if store in self.entries}
+        return {store: newest for store, newest in entries.items() if newest is not None}
 
     async def _snapshot(self, stores: Sequence[StoreId]) -> None:
         self.asked.append(list(stores))
@@ -155,6 +160,35 @@ def test_a_store_with_a_past_is_snapshotted_before_its_write_is_answered() -> No
         assert world.left == []
         world.writer.snapshotted(A, 1, 8)
         assert world.left == ["r8"]
+
+    in_world(body)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "revision", "will_do"),
+    [
+        (1, 7, True),
+        # The same state, in a life before this one.
+        (0, 7, True),
+        (1, 6, False),
+        (2, 7, False),
+    ],
+)
+def test_a_snapshot_of_the_state_before_the_first_stored_write_will_do(
+    epoch: int, revision: int, will_do: bool
+) -> None:
+    async def body(world: World) -> None:
+        there = SnapshotVersion(
+            key="k", offset=0, length=1, sha256="", image_bytes=1, epoch=epoch, revision=revision,
+            last_seq=revision, count=1, bytes=1, time=0, taken=0,
+        )  # fmt: skip
+        world.entries[A] = StoreEntry((there,))
+        world.writer.take(tick(1, 8), [record(8)])
+        world.writer.synced(1)
+        await until(lambda: bool(world.left or world.asked))
+        assert world.left == (["r8"] if will_do else [])
+        assert world.asked == ([] if will_do else [[A]])
+        assert world.revisions == ([8] if will_do else [])
 
     in_world(body)
 

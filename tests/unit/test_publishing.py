@@ -1,0 +1,83 @@
+"""Publishing: one put for each shard, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.persist.publishing import PARALLEL_SHARDS, Publisher
+from holdfast.persist.tier_threads import TierThreads
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_backend import ByteRange, Reading
+from holdfast.shared_fs.bucket_memory import MemoryBackend
+from holdfast.shared_fs.manifest import (
+    KeepPolicy,
+    Manifests,
+    Published,
+    SnapshotVersion,
+    shard_of,
+)
+
+STORES = [StoreId("acme", 1, f"s{number}") for number in range(600)]
+
+
+def version(revision: int) -> SnapshotVersion:
+    return SnapshotVersion(
+        key="packs/x", offset=0, length=1, sha256="", image_bytes=1, epoch=1, revision=revision,
+        last_seq=revision, count=revision, bytes=1, time=0, taken=0,
+    )  # fmt: skip
+
+
+class CrowdedBackend(MemoryBackend):
+    """One that waits until as many ask as may, and notes if more do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = self.most = 0
+        self.lock = threading.Lock()
+        self.crowd = threading.Event()
+
+    @contextmanager
+    def read(self, key: str, wanted: ByteRange | None = None) -> Iterator[Reading]:
+        with self.lock:
+            self.asking += 1
+            self.most = max(self.most, self.asking)
+        if self.most >= PARALLEL_SHARDS:
+            self.crowd.set()
+        assert self.crowd.wait(20.0), "never so many at once"
+        try:
+            with super().read(key, wanted) as reading:
+                yield reading
+        finally:
+            with self.lock:
+                self.asking -= 1
+
+
+def test_many_stores_are_published_with_one_put_for_each_shard_a_few_at_once() -> None:
+    backend = CrowdedBackend()
+    bucket = Bucket(backend)
+    threads = TierThreads("test", 2 * PARALLEL_SHARDS)
+
+    async def main() -> None:
+        publisher = Publisher(
+            lambda: Manifests(bucket),
+            keep=KeepPolicy(),
+            run_in_thread=threads,
+            clock_ms=lambda: 1,
+        )
+        outcomes = await publisher.publish([(store, version(3)) for store in STORES])
+        assert outcomes == dict.fromkeys(STORES, Published.NEWEST)
+        shards = len({shard_of(store) for store in STORES})
+        assert bucket.usage.total().put_count == shards
+        assert backend.most == PARALLEL_SHARDS
+        unknown = StoreId("acme", 2, "unknown")
+        assert await publisher.newest([*STORES, unknown]) == dict.fromkeys(STORES, version(3))
+
+    try:
+        asyncio.run(main())
+    finally:
+        threads.stop()
+
