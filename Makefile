@@ -18,6 +18,9 @@ SEED ?=
 # Of `make bench`: what to measure.
 BENCH ?= compare
 
+# The tests start hundreds of processes: none of them shall compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test torture simulate power bench check lock clean
 
