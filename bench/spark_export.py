@@ -1,33 +1,30 @@
 """The export beside what an analyst would write: rows a second, and the size of what comes out.
 
-    python -m holdfast.bench.spark_export [--rounds 3] [--messages 5000000] [--stores 2000] [--json FILE]
-
-    large   one store of so many messages
-    small   so many stores of fifty messages each
+    large    one store of five million messages
+    small    2,000 stores of fifty messages each
+    traces   editing traces, where a folder of them is given: a store for each, an edit for each message
 
     holdfast   the export, from snapshots in a directory: fetched, checksummed, unpacked, committed
     pandas     plain pandas over sqlite3 in one process, to Parquet; store files as they lie on the disk
     spark      PySpark with a Python function that reads each store file, to Parquet by the JVM
 
 The peers read files that are closed, need no download, and promise nothing about a second run. All write
-zstd. The store is that of a busy log: values of some 60 bytes, half of them random.
+zstd. The values of the first two are those of a busy log: some 60 bytes, half of them random.
 """
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import json
-import platform
 import random
 import resource
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +36,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Target, Work, turns
+from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
+from holdfast.bench.machine import machine_facts
+from holdfast.bench.options import BenchOptions
 from holdfast.protocol import frames
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.manifest import KeepPolicy, SnapshotVersion, open_manifests
@@ -52,13 +52,35 @@ from holdfast.spark.planning import Task
 from holdfast.spark.session import session
 from holdfast.spark.tasks import Job, TaskOutcome, run_task
 
-SIDES: Final = ("holdfast", "pandas", "spark")
+WORK_NAMES: Final = ("large", "small", "traces")
+_SIDES: Final = ("holdfast", "pandas", "spark")
+_TARGETS: Final = {
+    "large": (Target("holdfast", "per_core_per_second", 300_000.0),),
+    "small": (Target("holdfast", "per_second", 4.0, than="spark"),),
+    "traces": (Target("holdfast", "output_ratio", 0.25, at_least=False),),
+}
 _SMALL_STORE_MESSAGES: Final = 50
 _TICK_MESSAGES: Final = 5000
 _PANDAS_ROWS: Final = 200_000
+_START_MS: Final = 1_795_230_000_000
 _SQL: Final = "SELECT seq, revision, time, value FROM messages ORDER BY seq"
-_PACKAGES: Final = ("apsw", "deltalake", "pandas", "pyarrow", "pyspark")
-_SHOWN: Final = ("per_second", "per_second_per_core", "output_bytes", "output_ratio", "rss_bytes")
+_PACKAGES: Final = ("deltalake", "pandas", "pyarrow", "pyspark")
+_SHOWN: Final = (
+    *("per_second", "per_core_per_second", "output_bytes", "output_ratio"),
+    "worker_rss_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """How much is exported. `traces` is a folder of editing traces."""
+
+    messages: int = 5_000_000
+    stores: int = 2000
+    traces: Path | None = None
+
+
+QUICK: Final = SparkSettings(messages=20_000, stores=50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,68 +93,108 @@ class Stores:
     file_bytes: int
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.bench.spark_export")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--messages", type=int, default=5_000_000)
-    parser.add_argument("--stores", type=int, default=2000)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    spark = session("holdfast bench", register=False, settings={"spark.driver.memory": "2g"})
-    cores = spark.sparkContext.defaultParallelism
-    per_core = (Target("holdfast", "per_second_per_core", 300_000),)
-    beside_spark = (Target("holdfast", "per_second", 4.0, than="spark"),)
+def run(options: BenchOptions, settings: SparkSettings | None = None) -> Report:
+    """Measure. Raises JavaMissingError, InvalidArgumentError, errors of Spark."""
+    settings = settings or SparkSettings()
+    facts = machine_facts(options.directory, options.nats_server)
+    facts["packages"] |= {name: metadata.version(name) for name in _PACKAGES}
+    asked = options.to_json() | asdict(settings)
+    asked["traces"] = None if settings.traces is None else str(settings.traces)
     works = []
-    for name, stores, messages, targets in (
-        ("large", 1, options.messages, per_core),
-        ("small", options.stores, _SMALL_STORE_MESSAGES, beside_spark),
-    ):
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-            made = make_stores(Path(folder), stores, messages)
-            sides = measure(spark, made, Path(folder), cores, options.rounds)
-        title = f"{stores:,} of {messages:,} messages"
-        works.append(Work(name, title, sides, targets))
-    spark.stop()
-    asked = {"rounds": options.rounds, "messages": options.messages, "stores": options.stores}
-    facts = {
-        "cores": cores,
-        "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
-    }
-    report = Report("spark_export", facts, asked, tuple(works))
-    table = figures_table(report, _SHOWN)
-    for row in (table.columns, *table.rows):
-        print("  ".join(f"{cell:<22}" for cell in row).rstrip())
-    if options.json is not None:
-        options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.directory) as folder:
+        spark = session(
+            "holdfast bench",
+            register=False,
+            settings={"spark.driver.memory": "2g", "spark.local.dir": folder},
+        )
+        try:
+            for name in WORK_NAMES:
+                if options.wants(name) and (name != "traces" or settings.traces is not None):
+                    works.append(_work(name, spark, options, settings, Path(folder) / name))
+        finally:
+            spark.stop()
+    return Report("spark_export", facts, asked, tuple(works))
 
 
-def make_stores(folder: Path, store_count: int, message_count: int) -> Stores:
-    """Write store files and publish a snapshot of each."""
+def table(report: Report) -> Table:
+    return figures_table(report, _SHOWN)
+
+
+def _work(
+    name: str, spark: SparkSession, options: BenchOptions, settings: SparkSettings, folder: Path
+) -> Work:
+    folder.mkdir()
+    options.say(f"{name}: making the stores")
+    contents: Iterable[tuple[str, Iterable[Sequence[bytes]]]]
+    if name == "large":
+        title = f"a store of {settings.messages:,} messages"
+        contents = [("store", made_up(settings.messages))]
+    elif name == "small":
+        title = f"{settings.stores:,} stores of {_SMALL_STORE_MESSAGES} messages"
+        contents = (
+            (f"store.{number:06d}", made_up(_SMALL_STORE_MESSAGES, seed=number))
+            for number in range(settings.stores)
+        )
+    else:
+        title = "editing traces"
+        contents = _traces(settings.traces)
+    try:
+        stores = make_stores(folder, contents)
+        sides = _measure(spark, stores, folder, options)
+    finally:
+        shutil.rmtree(folder)
+    return Work(name, title, sides, _TARGETS[name])
+
+
+def made_up(count: int, seed: int = 0) -> Iterator[Sequence[bytes]]:
+    """Yield so many values, some thousand at once."""
+    random_bytes = random.Random(seed).randbytes
+    for first in range(1, count + 1, _TICK_MESSAGES):
+        seqs = range(first, min(first + _TICK_MESSAGES, count + 1))
+        ids = random_bytes(15 * len(seqs)).hex(":", 15).split(":")
+        yield [
+            b'{"op":"insert","at":%d,"id":"%s"}' % (seq % 997, one.encode())
+            for seq, one in zip(seqs, ids, strict=True)
+        ]
+
+
+def _traces(folder: Path | None) -> Iterator[tuple[str, Iterator[Sequence[bytes]]]]:
+    """Yield a store for each trace (github.com/josephg/editing-traces)."""
+    files = [] if folder is None else sorted(folder.glob("*.json.gz"))
+    if not files:
+        raise InvalidArgumentError(argument="traces", reason=f"{folder} holds no *.json.gz")
+    for file in files:
+        with gzip.open(file) as opened:
+            edits = [json.dumps(one["patches"]).encode() for one in json.load(opened)["txns"]]
+        ticks = range(0, len(edits), _TICK_MESSAGES)
+        name = file.name.partition(".")[0]
+        yield f"trace.{name}", (edits[first : first + _TICK_MESSAGES] for first in ticks)
+
+
+def make_stores(
+    folder: Path, contents: Iterable[tuple[str, Iterable[Sequence[bytes]]]]
+) -> Stores:
+    """Write store files and publish a snapshot of each. `contents` are names, and values tick by tick."""
     bucket_url = f"file://{folder}/bucket"
-    random_bytes = random.Random(1).randbytes
     files: list[tuple[str, Path]] = []
+    message_count = 0
     (folder / "stores").mkdir()
     with closing(open_bucket(bucket_url)) as bucket:
-        manifests = open_manifests(bucket)
         versions: list[tuple[StoreId, SnapshotVersion]] = []
         tiny = []
-        for number in range(store_count):
-            store = StoreId("acme", StoreKind.STREAM, f"store.{number:06d}")
+        for number, (name, ticks) in enumerate(contents):
+            store = StoreId("acme", StoreKind.STREAM, name)
             path = folder / "stores" / f"{number}.db"
             file = StoreFile.create(path, store, time=1)
             file.take(1, "s1", "i1")
-            for first in range(0, message_count, _TICK_MESSAGES):
-                seqs = range(first + 1, min(first + _TICK_MESSAGES, message_count) + 1)
+            last_seq = 0
+            for values in ticks:
                 changes = [
-                    (
-                        frames.CHANGE_SET_MESSAGE,
-                        seq,
-                        b'{"op":"insert","at":%d,"id":"%s"}' % (seq % 997, _hex(random_bytes)),
-                    )
-                    for seq in seqs
+                    (frames.CHANGE_SET_MESSAGE, seq, value)
+                    for seq, value in enumerate(values, last_seq + 1)
                 ]
-                file.apply([AppliedBatch(first, 1_795_230_000_000 + first, changes)])
+                file.apply([AppliedBatch(last_seq, _START_MS + last_seq, changes)])
+                last_seq += len(changes)
             file.checkpoint()
             snapshot = compress(take_image(file, path.with_suffix(".draft")), 1)
             if snapshot.is_tiny:
@@ -140,29 +202,27 @@ def make_stores(folder: Path, store_count: int, message_count: int) -> Stores:
             else:
                 versions.append((store, put(bucket, snapshot, "n")))
             file.close()
-            files.append((store.name, path))
+            files.append((name, path))
+            message_count += last_seq
         for number, group in enumerate(packs_of(tiny)):
             versions += put_pack(bucket, group, 1, f"n{number}")
-        manifests.publish(versions, KeepPolicy(), 1)
+        open_manifests(bucket).publish(versions, KeepPolicy(), 1)
     file_bytes = sum(path.stat().st_size for _, path in files)
-    return Stores(tuple(files), bucket_url, store_count * message_count, file_bytes)
+    return Stores(tuple(files), bucket_url, message_count, file_bytes)
 
 
-def _hex(random_bytes: Callable[[int], bytes]) -> bytes:
-    return random_bytes(15).hex().encode()
-
-
-def measure(
-    spark: SparkSession, stores: Stores, folder: Path, cores: int, rounds: int
+def _measure(
+    spark: SparkSession, stores: Stores, folder: Path, options: BenchOptions
 ) -> dict[str, Measurement]:
     """Let each side do the work in its turn."""
+    cores = spark.sparkContext.defaultParallelism
     works: dict[str, Callable[[Path], Figures]] = {
         "holdfast": lambda output: _holdfast(spark, stores, output),
         "pandas": lambda output: _pandas(stores, output),
         "spark": lambda output: _spark(spark, stores, output, cores),
     }
-    found: dict[str, list[Figures]] = {side: [] for side in SIDES}
-    for number, side in turns(SIDES, rounds):
+    found: dict[str, list[Figures]] = {side: [] for side in _SIDES}
+    for number, side in turns(_SIDES, options.rounds):
         output = folder / "output"
         output.mkdir()
         begun = time.monotonic()
@@ -170,7 +230,7 @@ def measure(
         seconds = time.monotonic() - begun
         output_bytes = sum(path.stat().st_size for path in output.rglob("*.parquet"))
         shutil.rmtree(output)
-        print(f"{side} {seconds:.1f} s", file=sys.stderr)
+        options.say(f"{side}, {f'round {number}' if number else 'warm-up'}: {seconds:.1f} s")
         if number == 0:
             continue
         used = 1 if side == "pandas" else cores
@@ -178,13 +238,13 @@ def measure(
             {
                 "seconds": seconds,
                 "per_second": stores.messages / seconds,
-                "per_second_per_core": stores.messages / seconds / used,
+                "per_core_per_second": stores.messages / seconds / used,
                 "output_bytes": float(output_bytes),
                 "output_ratio": output_bytes / stores.file_bytes,
                 **more,
             }
         )
-    return {side: Measurement(tuple(found[side])) for side in SIDES}
+    return {side: Measurement(tuple(found[side])) for side in _SIDES}
 
 
 def _holdfast(spark: SparkSession, stores: Stores, output: Path) -> Figures:
@@ -199,7 +259,7 @@ def _holdfast(spark: SparkSession, stores: Stores, output: Path) -> Figures:
 
     report = export(spark, stores.bucket, f"file://{output}/table", task=watched)
     assert report.rows == stores.messages
-    return {"rss_bytes": float(max(int(path.read_text()) for path in peaks.iterdir()))}
+    return {"worker_rss_bytes": float(max(int(path.read_text()) for path in peaks.iterdir()))}
 
 
 def _pandas(stores: Stores, output: Path) -> Figures:
@@ -239,6 +299,3 @@ def _read_files(frames_of_paths: Iterable[Any]) -> Iterator[Any]:
 def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?immutable=1", uri=True)
 
-
-if __name__ == "__main__":
-    main()

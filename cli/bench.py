@@ -22,6 +22,7 @@ import click
 from holdfast.cli.nats_binary import find_nats_server
 from holdfast.cli.parts import MissingServerPackagesError
 from holdfast.cli.render import print_table
+from holdfast.cli.tables import needed_spark_packages
 from holdfast.cli.tether import tethered
 
 if TYPE_CHECKING:
@@ -229,10 +230,40 @@ def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None
     )
 
 
+@bench.command()
+@_bench_options("rounds", "only", "quick", "data", "json")
+@click.option("--messages", type=click.IntRange(1), help="Messages of the large store.")
+@click.option("--stores", type=click.IntRange(1), help="How many small stores.")
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of editing traces.  [default: that work is left out]",
+)
+def spark(
+    options: BenchOptions,
+    json_file: Path | None,
+    messages: int | None,
+    stores: int | None,
+    traces: Path | None,
+) -> None:
+    """Measure the export to tables, beside pandas and beside PySpark without holdfast."""
+    with needed_spark_packages():
+        from holdfast.bench import spark_export
+    _check_only(options, spark_export.WORK_NAMES)
+    asked: dict[str, Any] = {"messages": messages, "stores": stores, "traces": traces}
+    settings = dataclasses.replace(
+        spark_export.QUICK if options.quick else spark_export.SparkSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish(
+        [_run(lambda: spark_export.run(options, settings), spark_export.table, options)], json_file
+    )
+
+
 @bench.command("all")
 @_bench_options("rounds", *_COMMON)
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
-    """Run all of them, one after the other."""
+    """Run all of them but that of Spark, one after the other."""
     with _needed_packages():
         from holdfast.bench import compare_jetstream, users
         from holdfast.bench import engine as store_layer

@@ -189,16 +189,23 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 @contextmanager
-def _spark(master: str | None) -> Iterator[SparkSession]:
-    """Yield a session, which ends with the block unless it was there before."""
+def needed_spark_packages() -> Iterator[None]:
+    """Say what to install, if what uses Spark cannot be imported."""
     try:
-        from pyspark.sql import SparkSession
-
-        from holdfast.spark.session import session
+        yield
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("holdfast"):
             raise
         raise MissingSparkPackagesError(package=error.name) from error
+
+
+@contextmanager
+def _spark(master: str | None) -> Iterator[SparkSession]:
+    """Yield a session, which ends with the block unless it was there before."""
+    with needed_spark_packages():
+        from pyspark.sql import SparkSession
+
+        from holdfast.spark.session import session
     running = SparkSession.getActiveSession()
     spark = session("holdfast", master=master, register=False)
     try:

@@ -1,4 +1,4 @@
-"""The changes that the image of a store file holds, in the order of revisions, as Arrow batches.
+"""The changes that the image of a store file holds, in the order of revisions.
 
 An image has each message or entry as it was set last, and deletes and trims as far back as the change
 log of the file goes. What was overwritten before the image was taken is not there.
@@ -23,33 +23,37 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import apsw
-import pyarrow as pa
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
-from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.store_file import StoreMeta
 from holdfast.spark.rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
     RESET,
     SET,
     Origin,
+    Piece,
     Row,
-    batch_of_entries,
-    batch_of_messages,
-    batch_of_rows,
+    Shape,
     rows_of_change,
 )
 from holdfast.spark.watermarks import Watermark
 
-#: Of one batch: so many rows, or as many as have so many bytes on the average of the store.
-_BATCH_ROWS: Final = 8192
-_BATCH_BYTES: Final = 8 * MIB
 _CACHE_KIB: Final = 8192
 _revision: Final = attrgetter("revision")
 
-_SELECT_CREATED: Final = "SELECT created FROM meta WHERE id = 1"
+#: All that is asked of every image: preparing a statement costs more than a row of it. The last two say
+#: if there is anything of what most stores have none of.
+_META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
+    ", created, EXISTS(SELECT 1 FROM changes), {} FROM meta WHERE id = 1"
+)
+_SELECT_META: Final = {
+    StoreKind.STREAM: _META.format("EXISTS(SELECT 1 FROM messages WHERE replaced = 1)"),
+    StoreKind.KV: _META.format("0"),
+}
 _SELECT_APPENDED: Final = (
     "SELECT seq, revision, time, value, headers FROM messages"
     " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
@@ -98,12 +102,16 @@ class Reading:
 class StoreImage:
     """An image, opened for reading: from memory, or from a file that nobody else changes."""
 
-    def __init__(self, store: StoreId, content: bytes | Path) -> None:
-        """Raises StoreDamagedError, NewerFormatError."""
+    def __init__(
+        self, store: StoreId, content: bytes | Path, memory: apsw.Connection | None = None
+    ) -> None:
+        """`memory` is a connection whose last image was closed: to make one takes as long as to read fifty
+        rows. It stays open. Raises StoreDamagedError, NewerFormatError."""
         self.store = store
+        self._is_borrowed = memory is not None
         try:
             if isinstance(content, bytes):
-                self._connection = apsw.Connection(":memory:")
+                self._connection = memory or apsw.Connection(":memory:")
                 self._connection.deserialize("main", content)
             else:
                 self._connection = apsw.Connection(
@@ -111,21 +119,22 @@ class StoreImage:
                     flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
                 )
                 self._connection.pragma("cache_size", -_CACHE_KIB)
-            version = self._connection.pragma("user_version")
-            row: Any = self._connection.execute(schema.SELECT_META).get
-            self.created: int = self._connection.execute(_SELECT_CREATED).get
+            version: Any = self._connection.pragma("user_version")
+            if version > schema.FORMAT_VERSION:
+                raise NewerFormatError(
+                    what=str(store), found=version, known=schema.FORMAT_VERSION
+                )
+            row: Any = self._connection.execute(_SELECT_META[StoreKind(store.kind)]).get
         except apsw.Error as error:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
-        if version > schema.FORMAT_VERSION:
-            raise NewerFormatError(
-                what=str(store), found=version, known=schema.FORMAT_VERSION
-            )
         if row is None or (*row[:3],) != store:
             raise StoreDamagedError(store=str(store), reason="its image is of something else")
-        self.meta = StoreMeta(*row[3:])
+        *meta, self.created, self._has_changes, self._has_replaced = row[3:]
+        self.meta = StoreMeta(*meta)
 
     def close(self) -> None:
-        self._connection.close(True)
+        if not self._is_borrowed:
+            self._connection.close(True)
 
     def watermark(self) -> Watermark:
         """Return how far a table goes that has all of this."""
@@ -145,13 +154,12 @@ class StoreImage:
             is_reset and part == 0,
         )
 
-    def batches(self, reading: Reading, run: int, source: str) -> Iterator[pa.RecordBatch]:
+    def pieces(self, reading: Reading, run: int, source: str) -> Iterator[Piece]:
         """Yield the changes of a reading, in the order of revisions."""
         origin = Origin(self.store, self.meta.epoch, run, source)
         if reading.is_reset:
-            yield batch_of_rows(
-                origin, [Row(RESET, reading.after, None, None, self.meta.time, None, None)]
-            )
+            reset = Row(RESET, reading.after, None, None, self.meta.time, None, None)
+            yield Piece(origin, Shape.CHANGES, [reset])
         try:
             if self.store.kind == StoreKind.STREAM:
                 yield from self._messages(origin, reading)
@@ -188,17 +196,19 @@ class StoreImage:
             if time is not None:
                 yield time
 
-    def _batch_rows(self) -> int:
+    def _piece_rows(self) -> int:
         mean_bytes = self.meta.bytes // max(1, self.meta.count) + 1
-        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // mean_bytes))
+        return max(1, min(BATCH_ROWS, BATCH_BYTES // mean_bytes))
 
     def _changes(self, reading: Reading) -> Iterator[Row]:
+        if not self._has_changes:
+            return
         found = self._connection.execute(_SELECT_CHANGES, (reading.after, reading.upto))
         for revision, time, change in found:
             yield from rows_of_change(frames.unpack(change), revision, time)
 
     # --- streams ---------------------------------------------------------------------------------
-    def _messages(self, origin: Origin, reading: Reading) -> Iterator[pa.RecordBatch]:
+    def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
         appended = self._connection.execute(
             _SELECT_APPENDED, (self._first_seq_after(reading.after),)
         )
@@ -206,6 +216,8 @@ class StoreImage:
         yield from self._interleaved(origin, appended, others, reading.upto)
 
     def _replaced_and_changes(self, reading: Reading) -> Iterator[Row]:
+        if not self._has_replaced:
+            return self._changes(reading)
         replaced = (
             Row(SET, revision, seq, None, time, headers, value)
             for seq, revision, time, value, headers in self._connection.execute(
@@ -229,18 +241,18 @@ class StoreImage:
         return low
 
     # --- kvs -------------------------------------------------------------------------------------
-    def _entries(self, origin: Origin, reading: Reading) -> Iterator[pa.RecordBatch]:
+    def _entries(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
         entries = self._connection.execute(_SELECT_ENTRIES, (reading.after, reading.upto))
         yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
 
     def _interleaved(
         self, origin: Origin, sets: Iterator[Any], others: _Queue, upto: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Piece]:
         """Yield rows of messages or entries and other changes in one order. Where there are no
         others, which is nearly everywhere, no row is touched one by one."""
         is_stream = self.store.kind == StoreKind.STREAM
-        batch_of_sets = batch_of_messages if is_stream else batch_of_entries
-        size = self._batch_rows()
+        shape_of_sets = Shape.MESSAGES if is_stream else Shape.ENTRIES
+        size = self._piece_rows()
         for rows in iter(lambda: list(islice(sets, size)), []):
             ended = rows[-1][1] > upto
             if ended:
@@ -248,7 +260,7 @@ class StoreImage:
             while rows:
                 last = rows[-1][1]
                 if others.revision is None or others.revision > last:
-                    yield batch_of_sets(origin, rows)
+                    yield Piece(origin, shape_of_sets, rows)
                     break
                 mixed = others.take_up_to(last, size)
                 if others.revision is not None:
@@ -257,11 +269,11 @@ class StoreImage:
                 rows = rows[len(here) :]
                 mixed += [_set_row(row, is_stream) for row in here]
                 mixed.sort(key=_revision)
-                yield batch_of_rows(origin, mixed)
+                yield Piece(origin, Shape.CHANGES, mixed)
             if ended:
                 break
         while mixed := others.take_up_to(upto, size):
-            yield batch_of_rows(origin, mixed)
+            yield Piece(origin, Shape.CHANGES, mixed)
 
 
 class _Queue:

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+import apsw
 import zstandard
 from pyspark import SparkFiles
 
@@ -36,21 +37,41 @@ _READ_BYTES: Final = 64 * MIB
 #: A range may hold so much more than what is wanted of it: reading it costs less than requests do.
 _SPAN_FACTOR: Final = 4
 _REQUEST_BYTES: Final = MIB
+#: Images up to this share one connection, which keeps the last one in memory.
+_SHARED_CONNECTION_BYTES: Final = MIB
 
 
 class Images:
-    """The images of one task. What lies close together in a pack comes with one request."""
+    """The images of one task. What lies close together in a pack comes with one request. One is open at a
+    time; a context manager."""
 
     def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
         self._bucket = bucket
         self._spans = _spans([work.version for work in works])
         self._read: dict[str, bytes] = {}
+        self._memory = apsw.Connection(":memory:")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._memory.close(True)
 
     @contextmanager
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
         """Open the image that a work reads. Raises ObjectMissingError, ObjectDamagedError,
         StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
-        if work.parts == 1 and work.version.image_bytes <= SMALL_IMAGE_BYTES:
+        image_bytes = work.version.image_bytes
+        if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
+            content = self._content(work)
+            try:
+                yield StoreImage(work.store, content, self._memory)
+            except BaseException:
+                # Somebody may still hold a cursor of it.
+                self._memory = apsw.Connection(":memory:")
+                raise
+            return
+        if work.parts == 1 and image_bytes <= SMALL_IMAGE_BYTES:
             image = StoreImage(work.store, self._content(work))
         else:
             image = _open_shared(self._bucket, work, _folder())

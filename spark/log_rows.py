@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import pyarrow as pa
-
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket
@@ -15,12 +13,11 @@ from holdfast.shared_fs.bucket_errors import ObjectDamagedError, ObjectMissingEr
 from holdfast.shared_fs.bucket_log import list_logs, slot_key
 from holdfast.shared_fs.log_object import TAIL_BYTES, decode_index, decode_slot, index_bytes
 from holdfast.spark.planning import Coverage, LogWork, order_of
-from holdfast.spark.rows import Origin, Row, batch_of_rows, rows_of_change
+from holdfast.spark.rows import BATCH_ROWS, Origin, Piece, Row, Shape, rows_of_change
 from holdfast.spark.watermarks import Watermark
 
 #: Indexes read at once: what S3 takes 25 ms for each of.
 _PARALLEL: Final = 16
-_BATCH_ROWS: Final = 8192
 
 
 def read_coverage(bucket: Bucket) -> tuple[dict[StoreId, list[Coverage]], list[str]]:
@@ -80,7 +77,7 @@ class LogRows:
         """Return how far this goes in each store; `last_seq` is 0 where nothing was appended."""
         return self._marks
 
-    def batches(self, run: int) -> Iterator[tuple[StoreId, pa.RecordBatch]]:
+    def pieces(self, run: int) -> Iterator[Piece]:
         """Yield the changes by store, in the order of revisions."""
         for store in sorted(self._rows, key=order_of):
             # By epoch too: what an owner of an earlier one had put is never beyond the next's.
@@ -90,11 +87,12 @@ class LogRows:
                 if (
                     end == len(rows)
                     or rows[end][:2] != rows[start][:2]
-                    or end - start == _BATCH_ROWS
+                    or end - start == BATCH_ROWS
                 ):
                     epoch, key, _ = rows[start]
                     origin = Origin(store, epoch, run, key)
-                    yield store, batch_of_rows(origin, [row for _, _, row in rows[start:end]])
+                    found = [row for _, _, row in rows[start:end]]
+                    yield Piece(origin, Shape.CHANGES, found)
                     start = end
 
     def _read(self, bucket: Bucket, work: LogWork) -> None:

@@ -1,21 +1,26 @@
 """Changes on their way to the table, as columns: what readers of images and logs hand to the writer.
 
-A batch is of one store and in the order of revisions. Most are plain appends, thousands at once, so
-what is the same for all rows is kept once until Arrow needs it.
+Readers give out pieces: rows of one store in the order of revisions. Most are plain appends, thousands at
+once, so what is the same for all rows is kept once until Arrow needs it. Small pieces are gathered to
+batches of some thousand rows.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgpack
+import numpy as np
 import pyarrow as pa
 
 from holdfast.protocol import frames
+from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.spark.table import FILE_SCHEMA
 
@@ -30,6 +35,9 @@ DROP: Final = "drop"
 #: Those after which earlier runs do not count.
 BEGINNINGS: Final = (RESET, DROP)
 
+#: Of one batch, and of a piece: so many rows, or as many as have so many bytes.
+BATCH_ROWS: Final = 8192
+BATCH_BYTES: Final = 8 * MIB
 _MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
 _TIME_TYPE: Final = FILE_SCHEMA.field("time").type
 
@@ -76,82 +84,135 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
     return []
 
 
-def batch_of_rows(origin: Origin, rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return any rows of one store, at least one, as a batch."""
-    operations, revisions, seqs, keys, times, headers, values = zip(*rows, strict=True)
-    return _batch(
-        origin,
-        pa.array(operations, pa.string()),
-        _integers(revisions),
-        pa.array(seqs, pa.int64()),
-        pa.array(keys, pa.string()),
-        times,
-        headers,
-        values,
-    )
+class Shape(StrEnum):
+    """How the rows of a piece are made."""
+
+    #: `(seq, revision, time, value, headers)`, as a stream's file has messages; all of them sets.
+    MESSAGES = "messages"
+    #: `(key, revision, time, value, headers)`, as a kv's file has entries; all of them sets.
+    ENTRIES = "entries"
+    #: `Row`
+    CHANGES = "changes"
 
 
-def batch_of_messages(origin: Origin, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return rows `(seq, revision, time, value, headers)` of a stream's file as a batch of sets."""
-    seqs, revisions, times, values, headers = zip(*rows, strict=True)
-    count = len(rows)
-    return _batch(
-        origin,
-        _repeated(SET, count),
-        _integers(revisions),
-        _integers(seqs),
-        pa.nulls(count, pa.string()),
-        times,
-        headers,
-        values,
-    )
+class Piece(NamedTuple):
+    """Changes of one store in the order of revisions, at least one."""
+
+    origin: Origin
+    shape: Shape
+    rows: Sequence[tuple[Any, ...]]
 
 
-def batch_of_entries(origin: Origin, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return rows `(key, revision, time, value, headers)` of a kv's file as a batch of sets."""
-    keys, revisions, times, values, headers = zip(*rows, strict=True)
-    count = len(rows)
-    return _batch(
-        origin,
-        _repeated(SET, count),
-        _integers(revisions),
-        pa.nulls(count, pa.int64()),
-        pa.array(keys, pa.string()),
-        times,
-        headers,
-        values,
-    )
+_VALUE_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
+    Shape.MESSAGES: itemgetter(3),
+    Shape.ENTRIES: itemgetter(3),
+    Shape.CHANGES: attrgetter("value"),
+}
 
 
-def _batch(
-    origin: Origin,
-    operations: pa.Array,
-    revisions: pa.Array,
-    seqs: pa.Array,
-    keys: pa.Array,
-    times: Sequence[int],
-    headers: Sequence[Any],
-    values: Sequence[bytes | None],
-) -> pa.RecordBatch:
-    count = len(times)
+class Gathering:
+    """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows takes
+    as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._row_count = 0
+        self._value_bytes = 0
+        #: Rows that were added, and are in batches or in here.
+        self.row_count = 0
+
+    def add(self, piece: Piece) -> Iterator[Batch]:
+        """Yield what is full."""
+        if self._pieces and not _go_together(self._pieces[-1], piece):
+            yield from self.rest()
+        self._pieces.append(piece)
+        self._row_count += len(piece.rows)
+        self.row_count += len(piece.rows)
+        if self._row_count < BATCH_ROWS:
+            values = filter(None, map(_VALUE_OF[piece.shape], piece.rows))
+            self._value_bytes += sum(map(len, values))
+        if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Batch]:
+        """Yield what is left, if anything is."""
+        pieces, self._pieces = self._pieces, []
+        self._row_count = self._value_bytes = 0
+        if pieces:
+            yield Batch(pieces[0].origin.store.tenant, batch_of(pieces))
+
+    def drop(self, store: StoreId, row_count: int) -> bool:
+        """Take back the last `row_count` rows, all of one store; False if some are in a batch already."""
+        kept = len(self._pieces)
+        while kept and self._pieces[kept - 1].origin.store == store:
+            kept -= 1
+        found = sum(len(piece.rows) for piece in self._pieces[kept:])
+        if found != row_count:
+            return False
+        del self._pieces[kept:]
+        self._row_count -= found
+        self.row_count -= found
+        return True
+
+
+class Batch(NamedTuple):
+    """Rows of one tenant."""
+
+    tenant: str
+    rows: pa.RecordBatch
+
+
+def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """Return pieces of one shape, at least one, as a batch."""
+    shape = pieces[0].shape
+    counts = [len(piece.rows) for piece in pieces]
+    count = sum(counts)
+    rows = chain.from_iterable(piece.rows for piece in pieces)
+    columns = tuple(zip(*rows, strict=True))
+    if shape is Shape.CHANGES:
+        names, revisions, seqs, keys, times, headers, values = columns
+        operations = pa.array(names, pa.string())
+        seq_array, key_array = pa.array(seqs, pa.int64()), pa.array(keys, pa.string())
+    else:
+        ids, revisions, times, values, headers = columns
+        operations = _repeated(SET, count)
+        if shape is Shape.MESSAGES:
+            seq_array, key_array = _integers(ids), pa.nulls(count, pa.string())
+        else:
+            seq_array, key_array = pa.nulls(count, pa.int64()), pa.array(ids, pa.string())
     milliseconds = _integers(times).view(pa.timestamp("ms", tz="UTC"))
+    origins = [piece.origin for piece in pieces]
     return pa.RecordBatch.from_arrays(
         [
-            _repeated(origin.store.name, count),
-            _repeated(StoreKind(origin.store.kind).word, count),
+            _spread([origin.store.name for origin in origins], counts),
+            _spread([StoreKind(origin.store.kind).word for origin in origins], counts),
             operations,
-            _repeated(origin.epoch, count),
-            revisions,
-            seqs,
-            keys,
+            _spread([origin.epoch for origin in origins], counts),
+            _integers(revisions),
+            seq_array,
+            key_array,
             milliseconds.cast(_TIME_TYPE),
             _headers(headers),
             pa.array(values, pa.binary()),
-            _repeated(origin.run, count),
-            _repeated(origin.source, count),
+            _spread([origin.run for origin in origins], counts),
+            _spread([origin.source for origin in origins], counts),
         ],
         schema=FILE_SCHEMA,
     )
+
+
+def _go_together(first: Piece, second: Piece) -> bool:
+    return (
+        first.shape is second.shape and first.origin.store.tenant == second.origin.store.tenant
+    )
+
+
+def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:
+    """Return a column in which each value stands as often as its count says."""
+    if len(set(values)) == 1:
+        return _repeated(values[0], sum(counts))
+    kind = pa.string() if isinstance(values[0], str) else pa.int64()
+    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 
 @lru_cache(maxsize=64)

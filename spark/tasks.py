@@ -12,7 +12,7 @@ import functools
 import gc
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from holdfast.spark.images import Images
 from holdfast.spark.location import TableLocation
 from holdfast.spark.log_rows import LogRows
 from holdfast.spark.planning import DropWork, SnapshotWork, Task
-from holdfast.spark.rows import DROP, Origin, Row, batch_of_rows
+from holdfast.spark.rows import DROP, Batch, Gathering, Origin, Piece, Row, Shape
 from holdfast.spark.table import AddedFile
 from holdfast.spark.watermarks import Watermark
 from holdfast.spark.writing import FILE_BYTES, TableWriter
@@ -80,60 +80,89 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
     before = bucket.usage.total()
     outcome = TaskOutcome()
     name = f"{job.run:06d}-{secrets.token_hex(8)}"
-    images = Images(bucket, [work for work in task.stores if isinstance(work, SnapshotWork)])
+    snapshots = [work for work in task.stores if isinstance(work, SnapshotWork)]
     with (
         _without_cycles(),
+        Images(bucket, snapshots) as images,
         TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
     ):
+        output = _Output(writer)
         for work in task.stores:
             if isinstance(work, DropWork):
-                outcome.stores.append(_drop(job, work, writer))
+                outcome.stores.append(_drop(job, work, output))
             else:
-                outcome.stores.append(_read_snapshot(job, images, work, writer))
+                outcome.stores.append(_read_snapshot(job, images, work, output))
                 outcome.image_bytes += work.version.image_bytes // work.parts
         if task.logs:
-            _read_logs(job, bucket, task, writer, outcome)
+            _read_logs(job, bucket, task, output, outcome)
         if outcome.log_marks is not None:
-            outcome.files = writer.finish()
-            outcome.row_count = writer.row_count
+            outcome.files = output.finish()
+            outcome.row_count = output.row_count
     outcome.usage = bucket.usage.total() - before
     outcome.seconds = time.monotonic() - begun
     return outcome
 
 
-def _drop(job: Job, work: DropWork, writer: TableWriter) -> StoreOutcome:
+class _Output:
+    """What the readers of a task yield, on its way to files."""
+
+    def __init__(self, writer: TableWriter) -> None:
+        self._writer = writer
+        self._gathering = Gathering()
+
+    @property
+    def row_count(self) -> int:
+        return self._gathering.row_count
+
+    def add(self, piece: Piece) -> None:
+        self._write(self._gathering.add(piece))
+
+    def drop(self, store: StoreId, row_count: int) -> bool:
+        """Take the last rows back, all of one store; False if it is too late for that."""
+        return self._gathering.drop(store, row_count)
+
+    def finish(self) -> list[AddedFile]:
+        self._write(self._gathering.rest())
+        return self._writer.finish()
+
+    def _write(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._writer.write(batch.tenant, batch.rows)
+
+
+def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:
     tombstone = work.tombstone
     revision = max(tombstone.revision, work.since.revision)
     row = Row(DROP, revision, None, None, tombstone.time, None, None)
     origin = Origin(work.store, tombstone.epoch, job.run, "tombstone")
-    writer.write(work.store.tenant, batch_of_rows(origin, [row]))
+    output.add(Piece(origin, Shape.CHANGES, [row]))
     mark = Watermark(tombstone.epoch, tombstone.revision, time=tombstone.time, dropped=True)
     return StoreOutcome(work.store, 1, 1, mark)
 
 
 def _read_snapshot(
-    job: Job, images: Images, work: SnapshotWork, writer: TableWriter
+    job: Job, images: Images, work: SnapshotWork, output: _Output
 ) -> StoreOutcome:
     store, version = work.store, work.version
-    row_count = writer.row_count
+    before = output.row_count
     try:
         with images.opened(work) as image:
             reading = image.reading(work.since, work.part, work.parts)
-            for batch in image.batches(reading, job.run, version.key):
-                writer.write(store.tenant, batch)
+            for piece in image.pieces(reading, job.run, version.key):
+                output.add(piece)
             mark = image.watermark()
     except ObjectMissingError:
         return StoreOutcome(store, work.parts, 0, None, missing=True)
     except (ObjectDamagedError, StoreDamagedError, NewerFormatError) as error:
-        if writer.row_count > row_count:
+        if not output.drop(store, output.row_count - before):
             # Some rows of it are written among others' rows already.
             raise
         return StoreOutcome(store, work.parts, 0, None, damage=str(error))
-    return StoreOutcome(store, work.parts, writer.row_count - row_count, mark, reading.is_reset)
+    return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
 
 
 def _read_logs(
-    job: Job, bucket: Bucket, task: Task, writer: TableWriter, outcome: TaskOutcome
+    job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome
 ) -> None:
     try:
         found = LogRows(bucket, task.logs)
@@ -143,8 +172,8 @@ def _read_logs(
             outcome.log_damage = str(error)
             outcome.damaged_logs = (str(error.fields["key"]),)
         return
-    for store, batch in found.batches(job.run):
-        writer.write(store.tenant, batch)
+    for piece in found.pieces(job.run):
+        output.add(piece)
     outcome.log_marks = found.marks()
 
 
