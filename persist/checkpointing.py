@@ -77,13 +77,23 @@ def choose(
     old = [
         store
         for store in stores
-        if store.oldest_segment is not None
-        and not store.busy
-        and store.id not in closing
-        and (store.oldest_segment <= segment - _QUIET_SEGMENTS or _has_large_wal(store))
+        if not store.busy and store.id not in closing and _needs_checkpoint(store, segment)
     ]
-    old.sort(key=lambda store: store.oldest_segment or 0)
+    old.sort(key=lambda store: store.oldest_segment or segment)
     return Choice(closable, old[: limit - len(closable)])
+
+
+def _sweep_and_checkpoint(file: StoreFile) -> None:
+    file.sweep()
+    file.checkpoint()
+
+
+def _needs_checkpoint(store: Store, segment: int) -> bool:
+    if store.needs_sweep:
+        return True
+    if store.oldest_segment is None:
+        return False
+    return store.oldest_segment <= segment - _QUIET_SEGMENTS or _has_large_wal(store)
 
 
 def _has_large_wal(store: Store) -> bool:
@@ -285,7 +295,7 @@ class Checkpointer:
             await self._write_new_file(store)
             store.materialise(self._pipeline.synced_tick)
             file = store.file
-            if file is None or store.oldest_segment is None:
+            if file is None or (store.oldest_segment is None and not store.needs_sweep):
                 return file is not None
             # A zombie's checkpoint would change the file under the next owner's copy of it.
             self._gate.check()
@@ -295,7 +305,8 @@ class Checkpointer:
                 outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
             )
             if not file.is_sealed:
-                await self._run_in_thread(file.checkpoint)
+                await self._run_in_thread(lambda: _sweep_and_checkpoint(file))
+                store.needs_sweep = file.needs_sweep()
         except FencedError:
             raise
         except StorageError as error:

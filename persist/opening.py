@@ -261,7 +261,7 @@ class StoreOpener:
         ):
             return None
         file = image.open_in_memory(self._layout.store(image.store))
-        if any(file.limits()):
+        if any(file.limits()) or file.staged_bodies():
             # Reading it may make changes: of what is due.
             file.abandon()
             return None

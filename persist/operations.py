@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.persist import consuming
+from holdfast.persist import consuming, uploads
 from holdfast.persist.retention import Retention
 from holdfast.persist.store import Mark, Store, entry_bytes_of, message_bytes_of
 from holdfast.protocol import frames
@@ -242,7 +242,7 @@ def _set(store: Store, operation: list[Any]) -> Result:
 def _set_message(
     store: Store, seq: int, value: Any, headers: Any, msg_id: str | None, ttl_seconds: Any
 ) -> Result:
-    size_bytes = _check_value(value) + _check_headers(headers)
+    size_bytes = _check_value(store, value) + _check_headers(headers)
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
         _admit(store, size_bytes, store.message_bytes(seq))
@@ -303,7 +303,7 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
 def _set_entry(store: Store, operation: list[Any]) -> Result:
     _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
     check_key(key)
-    size_bytes = len(key.encode()) + _check_value(value) + _check_headers(headers)
+    size_bytes = len(key.encode()) + _check_value(store, value) + _check_headers(headers)
     _check_revision(store, key, expected_revision)
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
@@ -373,7 +373,9 @@ def _expires(store: Store, ttl_seconds: Any) -> int | None:
     return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
 
 
-def _check_value(value: Any) -> int:
+def _check_value(store: Store, value: Any) -> int:
+    if type(value) is list:
+        return uploads.check_value(store, value)
     if type(value) is not bytes:
         raise InvalidArgumentError(argument="value", reason="it is not bytes")
     if len(value) > MAX_VALUE_BYTES:
@@ -419,6 +421,8 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.DELETE_MESSAGES: _delete_messages,
         frames.TRIM: _trim,
         frames.CONFIGURE: _configure,
+        frames.PUT_CHUNK: uploads.put_chunk,
+        frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_message,
         frames.CONSUMER_CONFIGURE: consuming.configure,
         frames.CONSUMER_FETCH: consuming.fetch,
@@ -430,6 +434,8 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.DELETE_ENTRIES: _delete_entries,
         frames.CLEAR: _clear,
         frames.CONFIGURE: _configure,
+        frames.PUT_CHUNK: uploads.put_chunk,
+        frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_entry,
     },
 }

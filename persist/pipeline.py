@@ -342,7 +342,7 @@ class Pipeline:
 
     def _expire(self, tick: Tick, store: Store) -> bool:
         """Remove what is due from an open store; return False if there may be more."""
-        if store.busy or store.retention is None or self._ownership.find(store.id) is not store:
+        if store.busy or self._ownership.find(store.id) is not store:
             return True
         try:
             if tick.expire(store):
@@ -369,7 +369,8 @@ class Pipeline:
         """Look at the open stores for what is due though nobody reads or writes."""
         now = self._clock_ms()
         for store in self._ownership.stores():
-            if store.retention is not None and store.retention.is_due(now):
+            retention = store.retention
+            if (retention is not None and retention.is_due(now)) or store.uploads_due_at <= now:
                 self._overdue[store.id] = store
         if self._overdue:
             self._schedule_turn()

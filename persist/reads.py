@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from holdfast.persist.consumers import consumer_of_row
 from holdfast.persist.store import Store
+from holdfast.persist.uploads import check_upload_id
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     InvalidArgumentError,
@@ -76,6 +77,10 @@ def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, 
     if number == frames.CONFIG:
         config = file.limits()[0] if file is not None else {}
         return config, len(frames.pack(config))
+    if number == frames.UPLOAD:
+        return _upload(file, operation), _ROW_BYTES * 2
+    if number == frames.READ_CHUNK:
+        return _chunk(file, operation)
     name = frames.OPERATION_NAMES.get(number)
     known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
     raise UnknownOperationError(operation=known)
@@ -199,6 +204,26 @@ def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
         return [kept, meta.revision, meta.last_seq, meta.revision, False], size_bytes
     next_seq = max([seq, *(change[2][1] for change in kept if _sets_message(change[2]))])
     return [kept, kept[-1][0], next_seq, meta.revision, False], size_bytes
+
+
+def _upload(file: StoreFile | None, operation: list[Any]) -> Any:
+    upload_id = check_upload_id(operation[1])
+    body = file.body(upload_id) if file is not None else None
+    if body is None:
+        return None
+    if body.place is None:
+        return [body.size_bytes, body.crc32, None]
+    seq = body.place if type(body.place) is int else 0
+    return [body.size_bytes, body.crc32, [seq, body.revision, body.time]]
+
+
+def _chunk(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    upload_id = check_upload_id(operation[1])
+    offset = _integer("offset", operation[2])
+    if offset < 0:
+        raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
+    data = file.read_body(upload_id, offset) if file is not None else None
+    return data, _ROW_BYTES + len(data or b"")
 
 
 def _sets_message(change: frames.WireChange) -> bool:

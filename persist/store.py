@@ -22,10 +22,10 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from holdfast.persist.consumers import Consumers
-from holdfast.persist.retention import Retention
+from holdfast.persist.retention import NEVER, Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
-from holdfast.protocol.limits import KIB
+from holdfast.protocol.limits import KIB, MAX_PENDING_CHUNK_BYTES, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, pack_headers
@@ -45,6 +45,8 @@ PrepareFile = Callable[
 #: The overlay may hold so many messages and keys more than what is pending: of the keys that are
 #: set again and again the file need not be asked.
 _MIN_OVERLAY = 1024
+_UPLOAD_RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
+_SETS = (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY)
 
 
 class PendingTick(NamedTuple):
@@ -56,6 +58,15 @@ class PendingTick(NamedTuple):
     outcomes: Sequence[WriterOutcome]
     #: What the changes take in memory, about.
     size_bytes: int
+
+
+class Upload(NamedTuple):
+    """What there is of a value that comes in chunks; `is_placed` once a message or entry has it."""
+
+    size_bytes: int
+    crc32: int
+    time: int
+    is_placed: bool = False
 
 
 class Mark(NamedTuple):
@@ -117,6 +128,13 @@ class Store:
         self._messages: dict[int, int | None] = {}
         self._entries: dict[str, tuple[int, int] | None] = {}
         self._msg_ids: dict[str, tuple[int, int, int]] = {}
+        self._uploads: dict[bytes, Upload | None] = {}
+        #: Some change of the running tick is a chunk, which goes to the log but not to followers.
+        self.has_chunks = False
+        #: Chunks of large values that are gone may be left in the file.
+        self.needs_sweep = file is not None and file.needs_sweep()
+        #: When to look for uploads that were given up.
+        self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
         self._trimmed_to = 0
         self._cleared = False
         self._overlay_limit = _MIN_OVERLAY
@@ -205,6 +223,25 @@ class Store:
             return self.file.msg_id(msg_id)
         return found
 
+    def upload(self, upload_id: bytes) -> Upload | None:
+        """Return what there is of an upload as of the last accepted change, None if there is none."""
+        if upload_id in self._uploads:
+            return self._uploads[upload_id]
+        body = self.file.body(upload_id) if self.file is not None else None
+        if body is None:
+            return None
+        return Upload(body.size_bytes, body.crc32, body.time, body.place is not None)
+
+    def staged(self) -> dict[bytes, int]:
+        """Return the uploads that are not finished, each with the time of its last chunk."""
+        found = dict(self.file.staged_bodies()) if self.file is not None else {}
+        for upload_id, upload in self._uploads.items():
+            if upload is None or upload.is_placed:
+                found.pop(upload_id, None)
+            else:
+                found[upload_id] = upload.time
+        return found
+
     def sum_up_to(self, end_seq: int) -> tuple[int, int]:
         """Return how many messages lie up to `end_seq`, and their bytes."""
         if end_seq >= self.last_seq:
@@ -249,6 +286,14 @@ class Store:
         writer that is known which only append, or only set keys that the overlay has."""
         if self.retention is not None or writer not in self.writers:
             return True
+        if operations[0][0] == frames.PUT_CHUNK:
+            return self.pending_bytes > MAX_PENDING_CHUNK_BYTES or any(
+                each[0] != frames.PUT_CHUNK
+                or len(each) < 2
+                or type(each[1]) is not bytes
+                or each[1] not in self._uploads
+                for each in operations
+            )
         if self.is_stream:
             return any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
         entries = self._entries
@@ -303,7 +348,9 @@ class Store:
                 self.bytes -= old
         self.bytes += size_bytes
         self._put(self._messages, seq, size_bytes)
-        self._accept(change, size_bytes if len(change) < 5 else _variable_bytes(change))
+        plain = len(change) < 5 and type(change[2]) is bytes
+        self._accept(change, size_bytes if plain else _variable_bytes(change))
+        self._place_upload(change[2])
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
@@ -335,8 +382,9 @@ class Store:
         else:
             self.bytes -= old[1]
         self.bytes += size_bytes
-        self._accept(change, size_bytes)
+        self._accept(change, size_bytes if type(change[2]) is bytes else _variable_bytes(change))
         self._put(self._entries, key, (self.revision, size_bytes))
+        self._place_upload(change[2])
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
         """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""
@@ -403,6 +451,29 @@ class Store:
             self.retention.wrote_expiring(expires)
         elif self.retention is not None:
             self.retention.wrote(self.time)
+
+    def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
+        """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of it."""
+        self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
+        self._put(self._uploads, upload_id, Upload(offset + len(data), crc32, self.time))
+        self.has_chunks = True
+        self.uploads_due_at = min(self.uploads_due_at, self.time + _UPLOAD_RETENTION_MS)
+
+    def drop_uploads(self, upload_ids: list[bytes]) -> None:
+        """Accept that uploads which all exist, and are nobody's value, are dropped."""
+        change = [frames.CHANGE_DROP_UPLOADS, upload_ids]
+        self._accept(change, _variable_bytes(change))
+        for upload_id in upload_ids:
+            self._put(self._uploads, upload_id, None)
+
+    def given_up(self, now: int) -> list[bytes]:
+        """Return the uploads that get no chunks any more, and note when to look again."""
+        staged = self.staged()
+        gone = [each for each, time in staged.items() if time + _UPLOAD_RETENTION_MS <= now]
+        self.uploads_due_at = _first_due(
+            [(each, time) for each, time in staged.items() if each not in gone]
+        )
+        return gone
 
     @property
     def consumers(self) -> Consumers:
@@ -522,6 +593,13 @@ class Store:
         for applied in ready:
             self.pending.popleft()
             self.pending_bytes -= applied.size_bytes
+        self.needs_sweep = self.file is not None and self.file.needs_sweep()
+        if any(upload is None or upload.is_placed for upload in self._uploads.values()):
+            # A value may go without a word of whose upload it was: the file knows.
+            self._uploads.clear()
+            for batch in self.unwritten():
+                for change in batch.changes:
+                    self._overlay_upload(change, batch.time)
         if len(self._messages) + len(self._entries) > self._overlay_limit:
             # What the file has by now does no harm there, it says the same; only it must not grow.
             self._rebuild_overlay()
@@ -575,11 +653,18 @@ class Store:
     def _end_tick(self) -> None:
         self.changes, self.outcomes, self.mark = [], [], None
         self.changes_bytes = 0
+        self.has_chunks = False
 
     def _put(self, overlay: dict[Any, Any], key: Any, state: Any) -> None:
         if self._undo is not None:
             self._undo.append((overlay, key, overlay.get(key, _ABSENT)))
         overlay[key] = state
+
+    def _place_upload(self, value: Any) -> None:
+        if type(value) is not bytes:
+            upload_id, size_bytes, _, crc32 = value
+            placed = Upload(size_bytes, crc32, self.time, is_placed=True)
+            self._put(self._uploads, upload_id, placed)
 
     def _here(self) -> Mark:
         return Mark(
@@ -593,6 +678,7 @@ class Store:
         if self.retention is not None:
             # What was removed is there again.
             self.retention.due_at = 0
+        self.uploads_due_at = 0
 
     def _trim_overlay(self, end_seq: int) -> None:
         for seq in [seq for seq in self._messages if seq <= end_seq]:
@@ -603,6 +689,7 @@ class Store:
         self._messages.clear()
         self._entries.clear()
         self._msg_ids.clear()
+        self._uploads.clear()
         self._trimmed_to = 0
         self._cleared = False
 
@@ -617,6 +704,7 @@ class Store:
 
     def _overlay_change(self, change: frames.WireChange, revision: int, time: int) -> None:
         number = change[0]
+        self._overlay_upload(change, time)
         if number == frames.CHANGE_SET_MESSAGE:
             self._messages[change[1]] = message_bytes_of(change)
             if len(change) > 4 and change[4] is not None:
@@ -635,6 +723,17 @@ class Store:
             self._entries.clear()
             self._cleared = True
 
+    def _overlay_upload(self, change: frames.WireChange, time: int) -> None:
+        number = change[0]
+        if number == frames.CHANGE_PUT_CHUNK:
+            _, upload_id, offset, data, crc32 = change
+            self._uploads[upload_id] = Upload(offset + len(data), crc32, time)
+        elif number == frames.CHANGE_DROP_UPLOADS:
+            self._uploads.update(dict.fromkeys(change[1]))
+        elif number in _SETS and type(change[2]) is not bytes:
+            upload_id, size_bytes, _, crc32 = change[2]
+            self._uploads[upload_id] = Upload(size_bytes, crc32, time, is_placed=True)
+
 
 def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:
     return (
@@ -645,6 +744,9 @@ def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[Writer
 
 def _variable_bytes(change: frames.WireChange) -> int:
     number = change[0]
+    if number in _SETS and type(change[2]) is not bytes:
+        value = change[2]
+        return _variable_bytes([*change[:2], b"", *change[3:]]) + len(frames.pack(value))
     if number == frames.CHANGE_SET_MESSAGE:
         size_bytes = message_bytes_of(change)
         if len(change) > 4 and change[4] is not None:
@@ -656,6 +758,8 @@ def _variable_bytes(change: frames.WireChange) -> int:
         return 9 * len(change[1])
     if number == frames.CHANGE_DELETE_ENTRIES:
         return sum(len(key.encode()) + 5 for key in change[1])
+    if number == frames.CHANGE_PUT_CHUNK:
+        return len(change[3] or b"")
     if number == frames.CHANGE_ARCHIVE:
         return len(change[2])
     if number in frames.STATELESS_CHANGES:
@@ -673,13 +777,23 @@ def _retention_of(file: StoreFile) -> Retention | None:
 def message_bytes_of(change: frames.WireChange) -> int:
     """Return the size that a set message counts with: its value and its packed headers."""
     headers = pack_headers(change[3]) if len(change) > 3 else None
-    return len(change[2]) + (len(headers) if headers else 0)
+    return value_bytes_of(change[2]) + (len(headers) if headers else 0)
 
 
 def entry_bytes_of(change: frames.WireChange) -> int:
     """Return the size that a set entry counts with: its key, value and packed headers."""
     headers = pack_headers(change[3]) if len(change) > 3 else None
-    return len(change[1].encode()) + len(change[2]) + (len(headers) if headers else 0)
+    key_bytes = len(change[1].encode())
+    return key_bytes + value_bytes_of(change[2]) + (len(headers) if headers else 0)
+
+
+def value_bytes_of(value: Any) -> int:
+    """Return the size of a value, or of the large one that something stands for."""
+    return len(value) if type(value) is bytes else int(value[1])
+
+
+def _first_due(staged: Sequence[tuple[bytes, int]]) -> int:
+    return min((time + _UPLOAD_RETENTION_MS for _, time in staged), default=NEVER)
 
 
 _ABSENT = object()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.persist import eviction, operations
+from holdfast.persist import eviction, operations, uploads
 from holdfast.persist.ownership import Arrival
 from holdfast.persist.store import Store
 from holdfast.persist.stored import StoredWrites
@@ -92,7 +92,10 @@ class Tick:
 
         Returns False if there may be more of it than one tick should do. Raises StorageError.
         """
-        complete = eviction.expire(store, max(self.time, store.time))
+        now = max(self.time, store.time)
+        if store.uploads_due_at <= now:
+            uploads.collect(store, now)
+        complete = store.retention is None or eviction.expire(store, now)
         if store.mark is not None:
             self._stores[store.id] = store
         return complete
@@ -169,8 +172,10 @@ class Tick:
         found = []
         for store in self._stores.values():
             assert store.mark is not None
-            payloads = _payloads(store)
-            self.broadcasts.extend((store.id, payload) for payload in payloads)
+            payloads = _payloads(store, store.changes)
+            # Followers have no use for chunks.
+            told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
+            self.broadcasts.extend((store.id, payload) for payload in told)
             found.append(
                 LogRecord(
                     store.id,
@@ -255,10 +260,16 @@ class Tick:
         return [arrival for arrival in self._writes if arrival.store == store.id]
 
 
-def _payloads(store: Store) -> list[bytes]:
+def _without_data(store: Store) -> list[frames.WireChange]:
+    return [
+        [*change[:3], None, change[4]] if change[0] == frames.CHANGE_PUT_CHUNK else change
+        for change in store.changes
+    ]
+
+
+def _payloads(store: Store, changes: list[frames.WireChange]) -> list[bytes]:
     """Return the tick's changes of a store, packed into broadcasts that each fit in one frame."""
     assert store.mark is not None
-    changes = store.changes
     if not changes:
         return []
     previous_revision = store.mark.revision

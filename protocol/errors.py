@@ -11,6 +11,8 @@
     │   ├── LimitExceededError      a limit of the store does not let it in
     │   ├── NotFoundError           a server or store that an operator named does not exist
     │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
+    │   ├── UploadMismatchError     what was uploaded is not the value that it is said to be
+    │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
     │   ├── LastServerError         a drain would leave no server that takes stores
     │   └── StaleWriteError         a write arrived after its writer had given it up
     ├── UnavailableError            try again; the client does so by itself until its timeout
@@ -25,6 +27,7 @@
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
     ├── StorageError                data, or the place it lies on, is in danger
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
+    │   ├── LargeValueDamagedError  what was read of a large value has another sha256
     │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
     │   ├── NewerFormatError        written by a later holdfast
     │   ├── FencedError             this incarnation has been fenced
@@ -129,6 +132,19 @@ class PointNotReachedError(RequestError):
     template = "{store} cannot be restored to {target}: {reason}"
 
 
+class UploadMismatchError(RequestError):
+    """Part of it is missing, it was removed, or its content is another: `staged_bytes` are there, and
+    `size_bytes` are to be."""
+
+    code = "upload_mismatch"
+    template = "of {size_bytes} bytes to be stored, {staged_bytes} have been uploaded, or others"
+
+
+class ValueReplacedError(RequestError):
+    code = "value_replaced"
+    template = "{what} was replaced or deleted while its value was read"
+
+
 class LastServerError(RequestError):
     code = "last_server"
     template = "no other server than {server!r} takes stores: start one first"
@@ -205,6 +221,11 @@ class StorageError(HoldfastError):
 class StoreDamagedError(StorageError):
     code = "store_damaged"
     template = "{store} is damaged: {reason}"
+
+
+class LargeValueDamagedError(StorageError):
+    code = "large_value_damaged"
+    template = "{what}: its value is not what was stored: {reason}"
 
 
 class StorageFailedError(StorageError):

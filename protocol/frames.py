@@ -9,6 +9,7 @@ version, which older readers ignore.
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
                [epoch, time, durability, nil, seq, revision, length]       the results of a run
     changes    [epoch, previous_revision, time, [change, ...]]
+    value      bytes, or [upload_id, size_bytes, sha256, crc32]: it was uploaded in chunks
     control    {name: value}
 
 A group is what one client asks of one store in one frame: either writes, with a `counter` that
@@ -35,10 +36,24 @@ from holdfast.protocol.errors import (
     UnsupportedVersionError,
     error_from_wire,
 )
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Entry, Message
+from holdfast.protocol.limits import (
+    MAX_FRAME_OPERATIONS,
+    MAX_LARGE_VALUE_BYTES,
+    UPLOAD_ID_BYTES,
+)
+from holdfast.protocol.messages import (
+    Ack,
+    Change,
+    ChangeKind,
+    Durability,
+    Entry,
+    LargeValue,
+    Message,
+)
 
 PROTOCOL_VERSION: Final = 1
+#: Of a digest.
+SHA256_BYTES: Final = 32
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
 # --- operations: writes below 32, reads from 32 on. Never renumber. ----------------------------
@@ -61,6 +76,10 @@ CLEAR: Final = 7
 BATCH: Final = 8
 #: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil: the default again
 CONFIGURE: Final = 9
+#: [PUT_CHUNK, upload_id, offset, data] -> [staged_bytes, revision]
+PUT_CHUNK: Final = 10
+#: [DROP_UPLOADS, [upload_id, ...]] -> [count, revision]
+DROP_UPLOADS: Final = 11
 #: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: there is none), or
 #: [EXPECT, nil, last_seq] of a stream -> [revision]; refused unless it is so
 EXPECT: Final = 15
@@ -93,6 +112,11 @@ HEAD: Final = 36
 CHANGES: Final = 37
 #: [CONFIG] -> config, a map of what is not the default
 CONFIG: Final = 38
+#: [UPLOAD, upload_id] -> [size_bytes, crc32, [seq | 0, revision, time] | nil] | nil; with the last, it is
+#: a value already
+UPLOAD: Final = 39
+#: [READ_CHUNK, upload_id, offset] -> bytes from there on, empty at the end | nil: there is no such value
+READ_CHUNK: Final = 40
 #: [CONSUMERS, name | nil] -> [info, ...], in order of their names
 CONSUMERS: Final = 42
 #: [GET_SEQS, [seq, ...]] -> [[message, ...], next_index | nil]; of those that are there
@@ -108,6 +132,8 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     CLEAR: "clear",
     BATCH: "batch",
     CONFIGURE: "configure",
+    PUT_CHUNK: "put_chunk",
+    DROP_UPLOADS: "drop_uploads",
     EXPECT: "expect",
     CONSUMER_CONFIGURE: "consumer",
     CONSUMER_FETCH: "fetch",
@@ -120,6 +146,8 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     HEAD: "head",
     CHANGES: "changes",
     CONFIG: "config",
+    UPLOAD: "upload",
+    READ_CHUNK: "read_chunk",
     CONSUMERS: "consumers",
     GET_SEQS: "get_all",
 }
@@ -145,6 +173,11 @@ CHANGE_DELETE_ENTRIES: Final = 6
 CHANGE_CLEAR: Final = 7
 #: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
 CHANGE_CONFIGURE: Final = 9
+#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes no
+#: state, and is broadcast without its data.
+CHANGE_PUT_CHUNK: Final = 10
+#: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
+CHANGE_DROP_UPLOADS: Final = 11
 # Of consumers. They change no message; a consumer's id is the revision that made it.
 #: [CHANGE_CONSUMER_CONFIGURE, id, name, config, next_seq]
 CHANGE_CONSUMER_CONFIGURE: Final = 16
@@ -161,17 +194,17 @@ CHANGE_CONSUMER_DELETE: Final = 19
 #: no longer in the owner's file. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
+#: What concerns no message and no entry, and leaves nothing in a change log.
+UPLOAD_CHANGES: Final = frozenset((CHANGE_PUT_CHUNK, CHANGE_DROP_UPLOADS))
 #: What followers leave out: it changes no message and no entry.
-STATELESS_CHANGES: Final = frozenset(
-    {
-        CHANGE_CONFIGURE,
-        CHANGE_CONSUMER_CONFIGURE,
-        CHANGE_CONSUMER_FETCH,
-        CHANGE_CONSUMER_ACK,
-        CHANGE_CONSUMER_DELETE,
-        CHANGE_ARCHIVE,
-    }
-)
+STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
+    CHANGE_CONFIGURE,
+    CHANGE_CONSUMER_CONFIGURE,
+    CHANGE_CONSUMER_FETCH,
+    CHANGE_CONSUMER_ACK,
+    CHANGE_CONSUMER_DELETE,
+    CHANGE_ARCHIVE,
+}
 
 WireChange = Sequence[Any]
 _Item = TypeVar("_Item")
@@ -391,11 +424,15 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
             _check_set(wire, int, headers)
             message = Message(wire[1], wire[2], headers, time, revision)
+            if type(wire[2]) is not bytes:
+                message = message._replace(value=b"", large=large_value_from_wire(wire[2]))
             return Change(ChangeKind.SET, revision, time, message=message)
         if number == CHANGE_SET_ENTRY:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
             _check_set(wire, str, headers)
             entry = Entry(wire[1], wire[2], headers, revision, time)
+            if type(wire[2]) is not bytes:
+                entry = entry._replace(value=b"", large=large_value_from_wire(wire[2]))
             return Change(ChangeKind.SET, revision, time, entry=entry)
         if number == CHANGE_DELETE_MESSAGES:
             return Change(ChangeKind.DELETE, revision, time, seqs=_all(int, wire[1]))
@@ -411,14 +448,32 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
 
 
 def _check_set(wire: WireChange, target_type: type, headers: object) -> None:
-    if type(wire[1]) is not target_type or type(wire[2]) is not bytes or type(headers) is not dict:
-        raise TypeError("a seq or key, a value or headers")
+    if type(wire[1]) is not target_type or type(headers) is not dict:
+        raise TypeError("a seq or key, or headers")
 
 
 def _all(item_type: type[_Item], items: Any) -> tuple[_Item, ...]:
     if type(items) is not list or any(type(item) is not item_type for item in items):
         raise TypeError(f"a list of {item_type.__name__}")
     return tuple(items)
+
+
+def large_value_from_wire(wire: Any) -> LargeValue:
+    """Return what stands in the place of a large value. Raises MalformedFrameError."""
+    if type(wire) is list and len(wire) >= 4:
+        found = LargeValue(*wire[:4])
+        if (
+            type(found.upload_id) is bytes
+            and len(found.upload_id) == UPLOAD_ID_BYTES
+            and type(found.size_bytes) is int
+            and 0 < found.size_bytes <= MAX_LARGE_VALUE_BYTES
+            and type(found.sha256) is bytes
+            and len(found.sha256) == SHA256_BYTES
+            and type(found.crc32) is int
+            and 0 <= found.crc32 < 1 << 32
+        ):
+            return found
+    raise MalformedFrameError(reason="a value is bytes or [upload_id, size_bytes, sha256, crc32]")
 
 
 def encode_control(**fields: object) -> bytes:

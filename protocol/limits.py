@@ -23,6 +23,21 @@ MAX_KEY_BYTES: Final = 4 * KIB
 FRAME_RESERVE_BYTES: Final = 4 * KIB
 #: A value that travels in one piece. With the largest key and headers it still fits in one frame.
 MAX_VALUE_BYTES: Final = 1000 * 1000
+#: A larger value goes to the server in chunks of this size. Half of a megabyte was no faster, and four
+#: in flight are what a client and a server hold of it.
+CHUNK_BYTES: Final = 256 * KIB
+#: The largest chunk that a server takes.
+MAX_CHUNK_BYTES: Final = 512 * KIB
+#: Chunks of one value that may be in flight, either way.
+CHUNKS_IN_FLIGHT: Final = 4
+#: The largest value of all: far below what a SQLite file of 1 KiB pages can hold, 4 TiB.
+MAX_LARGE_VALUE_BYTES: Final = 64 * KIB * MIB
+#: The id of an upload: as long as a UUID.
+UPLOAD_ID_BYTES: Final = 16
+#: Uploads of one store that are not finished. Each takes the space of what it has.
+MAX_STAGED_UPLOADS: Final = 64
+#: An upload that gets no chunk for this long was given up, and is removed.
+UPLOAD_RETENTION_SECONDS: Final = 3600.0
 #: All header names and values of one message (JetStream: 64 KiB).
 MAX_HEADERS_BYTES: Final = 16 * KIB
 #: The smallest max_payload of a nats-server that holdfast works with: its own default.
@@ -126,6 +141,10 @@ PUT_STALL_SECONDS: Final = 20.0
 #: Changes of one store that wait in memory for their SQLite transaction.
 MAX_PENDING_CHANGES: Final = 4096
 MAX_PENDING_BYTES: Final = MIB
+#: Chunks of one store that wait in memory while its file is checkpointed; further ones wait in the inbox.
+MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
+#: Chunks of values that are gone which one checkpoint removes from a file, 256 MiB: some 0.2 s.
+MAX_SWEPT_CHUNKS: Final = 1024
 #: Store files a server keeps open (three descriptors each at the most).
 MAX_OPEN_STORES: Final = 10_000
 #: A store nobody used for this long is checkpointed and closed.
@@ -154,6 +173,9 @@ assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 
     MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 )
 assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
+assert CHUNK_BYTES <= MAX_CHUNK_BYTES <= PAGE_BYTES
+assert MAX_VALUE_BYTES < MAX_LARGE_VALUE_BYTES
+assert OPERATION_TIMEOUT_SECONDS < UPLOAD_RETENTION_SECONDS
 assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS

@@ -31,24 +31,56 @@ class Durability(IntEnum):
         return self.name.lower()
 
 
+class LargeValue(NamedTuple):
+    """What stands for a value that is kept in chunks: whose bytes they are, and how many."""
+
+    #: Of the upload that brought it: UPLOAD_ID_BYTES, used once.
+    upload_id: bytes
+    size_bytes: int
+    #: Of the whole: 32 bytes, made by who wrote it and checked by who reads it.
+    sha256: bytes
+    #: Of the whole: what the owner compares with what was uploaded.
+    crc32: int
+
+
 class Message(NamedTuple):
-    """One message of a stream. `time` is int milliseconds since the epoch, by the owner's clock."""
+    """One message of a stream. `time` is int milliseconds since the epoch, by the owner's clock.
+
+    `large` stands for a value that did not come along, and `value` is empty then: `Stream.get` and
+    `Stream.get_reader` fetch it.
+    """
 
     seq: int
     value: bytes
     headers: Headers
     time: int
     revision: int
+    large: LargeValue | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the value, whether it came along or not."""
+        return len(self.value) if self.large is None else self.large.size_bytes
 
 
 class Entry(NamedTuple):
-    """The last value of a key in a kv. `time` is int milliseconds since the epoch."""
+    """The last value of a key in a kv. `time` is int milliseconds since the epoch.
+
+    `large` stands for a value that did not come along, and `value` is empty then: `KV.get` and
+    `KV.get_reader` fetch it.
+    """
 
     key: str
     value: bytes
     headers: Headers
     revision: int
     time: int
+    large: LargeValue | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the value, whether it came along or not."""
+        return len(self.value) if self.large is None else self.large.size_bytes
 
 
 class Ack(NamedTuple):

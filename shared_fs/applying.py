@@ -16,14 +16,18 @@ import apsw
 import msgpack
 
 from holdfast.protocol import frames
+from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.archived_blocks import ArchivedBlocks
+from holdfast.shared_fs.bodies import Bodies
 from holdfast.shared_fs.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 
 #: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
 _ARRAY_ROWS: Final = 4
 #: revision, key, time, value, headers.
 _PLAIN_ENTRY_COLUMNS: Final = 5
+#: And expires, body_bytes.
+_ENTRY_COLUMNS: Final = 7
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -101,11 +105,12 @@ def apply_to_stream(
     cursor: apsw.Cursor,
     meta: StoreMeta,
     batches: Sequence[AppliedBatch],
+    bodies: Bodies,
     archived: ArchivedBlocks | None = None,
 ) -> StoreMeta:
     """Apply the batches, which follow `meta` without a gap, and return what it becomes. `archived`
     are the file's own; a new file has none."""
-    stream = _Stream(cursor, meta, archived or ArchivedBlocks(cursor.execute))
+    stream = _Stream(cursor, meta, bodies, archived or ArchivedBlocks(cursor.execute))
     for batch in batches:
         assert batch.previous_revision == stream.revision, "batches follow the file's revision"
         stream.apply(batch)
@@ -113,7 +118,7 @@ def apply_to_stream(
 
 
 def apply_to_kv(
-    cursor: apsw.Cursor, meta: StoreMeta, batches: Sequence[AppliedBatch]
+    cursor: apsw.Cursor, meta: StoreMeta, batches: Sequence[AppliedBatch], bodies: Bodies
 ) -> StoreMeta:
     """Apply the batches, which follow `meta` without a gap, and return what it becomes."""
     revision, count, size_bytes, time = meta.revision, meta.count, meta.bytes, meta.time
@@ -127,17 +132,30 @@ def apply_to_kv(
             number = change[0]
             if number == frames.CHANGE_SET_ENTRY:
                 headers = pack_headers(change[3]) if len(change) > 3 else None
-                row = (revision, change[1], time, change[2], headers)
-                last[change[1]] = row if len(change) < 5 else (*row, change[4])
+                key, value = change[1], change[2]
+                if type(value) is bytes:
+                    bodies.drop_at(key)
+                    row: tuple[Any, ...] = (revision, key, time, value, headers)
+                    last[key] = row if len(change) < 5 else (*row, change[4])
+                else:
+                    large = LargeValue(*value)
+                    bodies.put_in_place(large, key, revision, time)
+                    expires = change[4] if len(change) > 4 else None
+                    last[key] = (revision, key, time, b"", headers, expires, large.size_bytes)
+                continue
+            if number in frames.UPLOAD_CHANGES:
+                keep_upload(bodies, change, time)
                 continue
             if number == frames.CHANGE_DELETE_ENTRIES:
                 for key in change[1]:
                     last[key] = None
+                    bodies.drop_at(key)
             elif number == frames.CHANGE_CONFIGURE:
                 keep_config(cursor, change[1])
             else:
                 assert number == frames.CHANGE_CLEAR, number
                 last.clear()
+                bodies.drop_all()
                 cursor.execute(schema.DELETE_ALL_ENTRIES)
                 count = size_bytes = 0
             cursor.execute(schema.INSERT_CHANGE, (revision, time, frames.pack(change)))
@@ -148,6 +166,7 @@ def apply_to_kv(
     rows = [row for row in last.values() if row is not None]
     for row in rows:
         size_bytes += len(keys[row[1]]) + len(row[3]) + (len(row[4]) if row[4] else 0)
+        size_bytes += row[6] if len(row) == _ENTRY_COLUMNS else 0
     _insert_entries(cursor, rows)
     return meta.after(
         revision=revision,
@@ -162,6 +181,15 @@ def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
     """Write the store's configuration, whole."""
     text = json.dumps(config, ensure_ascii=False, sort_keys=True) if config else None
     cursor.execute(schema.UPDATE_CONFIG, (text,))
+
+
+def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
+    """Apply a change that only concerns values which are still being uploaded."""
+    if change[0] == frames.CHANGE_PUT_CHUNK:
+        _, upload_id, offset, data, crc32 = change[:5]
+        bodies.put_chunk(upload_id, offset, data, crc32, time)
+    else:
+        bodies.drop_uploads(change[1])
 
 
 def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> None:
@@ -187,8 +215,11 @@ class _Stream:
     """A stream's counters while changes are applied to it, and the appends that wait for the
     next statement."""
 
-    def __init__(self, cursor: apsw.Cursor, meta: StoreMeta, archived: ArchivedBlocks) -> None:
+    def __init__(
+        self, cursor: apsw.Cursor, meta: StoreMeta, bodies: Bodies, archived: ArchivedBlocks
+    ) -> None:
         self._cursor = cursor
+        self._bodies = bodies
         self._archived = archived
         self.revision = meta.revision
         self._time = meta.time
@@ -218,6 +249,8 @@ class _Stream:
             elif change[0] in CONSUMER_CHANGES:
                 # No news to a follower, so the change log, which is bounded, does not keep it.
                 self._consumers.apply(change)
+            elif change[0] in frames.UPLOAD_CHANGES:
+                keep_upload(self._bodies, change, self._time)
             else:
                 self._insert_waiting()
                 self._remove(change)
@@ -256,11 +289,15 @@ class _Stream:
         headers = pack_headers(change[3]) if len(change) > 3 else None
         if len(change) > 4 and change[4] is not None:
             self._msg_ids.append((change[4], seq, self.revision, self._time))
-        self._bytes += len(value) + (len(headers) if headers else 0)
-        row = (seq, self.revision, self._time, value, headers)
+        large = None if type(value) is bytes else LargeValue(*value)
+        self._bytes += len(value) if large is None else large.size_bytes
+        self._bytes += len(headers) if headers else 0
+        row = (seq, self.revision, self._time, value if large is None else b"", headers)
         expires = change[5] if len(change) > 5 else None
         if seq == self._last_seq + 1:
-            if expires is None:
+            if large is not None:
+                self._append_large(row, expires, large)
+            elif expires is None:
                 self._rows.append(row)
             else:
                 self._expiring_rows.append((*row, expires))
@@ -277,7 +314,20 @@ class _Stream:
             self._count += 1
         else:
             self._bytes -= old_bytes
-        self._cursor.execute(schema.REPLACE_MESSAGE, (*row, expires))
+        body_bytes = None
+        if large is None:
+            self._bodies.drop_at(seq)
+        else:
+            self._bodies.put_in_place(large, seq, self.revision, self._time)
+            body_bytes = large.size_bytes
+        self._cursor.execute(schema.REPLACE_MESSAGE, (*row, expires, body_bytes))
+
+    def _append_large(self, row: tuple[Any, ...], expires: int | None, large: LargeValue) -> None:
+        self._insert_waiting()
+        if expires is not None:
+            self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
+        self._bodies.put_in_place(large, row[0], self.revision, self._time)
+        self._cursor.execute(schema.INSERT_LARGE_MESSAGE, (*row, expires, large.size_bytes))
 
     def _remove(self, change: frames.WireChange) -> None:
         if change[0] == frames.CHANGE_DELETE_MESSAGES:
@@ -291,6 +341,7 @@ class _Stream:
                     self._count -= 1
                     self._bytes -= old_bytes
                     self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
+                    self._bodies.drop_at(seq)
             return
         if change[0] == frames.CHANGE_ARCHIVE:
             self._archived.archive(change[1], change[2])
@@ -307,6 +358,7 @@ class _Stream:
             self._count -= gone_count + archived[0]
             self._bytes -= gone_bytes + archived[1]
         self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (change[1],))
+        self._bodies.drop_up_to(change[1])
 
     def _insert_waiting(self) -> None:
         if self._rows:
@@ -319,16 +371,17 @@ class _Stream:
 
 
 def _insert_entries(cursor: apsw.Cursor, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows, of which those with an expiry have one element more."""
+    """Insert rows, of which those with an expiry or a large value have more elements."""
     if not rows:
         return
     if set(map(len, rows)) == {_PLAIN_ENTRY_COLUMNS}:
         cursor.executemany(schema.INSERT_ENTRY, rows)
         return
-    cursor.execute(schema.CREATE_ENTRIES_BY_EXPIRES)
+    if any(len(row) > _PLAIN_ENTRY_COLUMNS and row[5] is not None for row in rows):
+        cursor.execute(schema.CREATE_ENTRIES_BY_EXPIRES)
+    nothing = (None, None)
     cursor.executemany(
-        schema.INSERT_EXPIRING_ENTRY,
-        [row if len(row) > _PLAIN_ENTRY_COLUMNS else (*row, None) for row in rows],
+        schema.INSERT_ANY_ENTRY, [(*row, *nothing[: _ENTRY_COLUMNS - len(row)]) for row in rows]
     )
 
 

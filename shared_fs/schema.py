@@ -4,6 +4,9 @@
 its kind only. Each statement says which index serves it. A file of an earlier version is upgraded, in
 one transaction, when it is opened to be written.
 
+A value that was uploaded in chunks is a row of `bodies` and some of `chunks`, tables that are made when the
+first chunk comes; `value` of its message or entry is empty then, and `body_bytes` says how large it is.
+
 `expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
 has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table `archived`
 and those of consumers are likewise made with their first row; `archived_blocks.py` and `consumer_rows.py`
@@ -66,7 +69,8 @@ CREATE TABLE messages(
     value BLOB NOT NULL,
     headers BLOB,
     replaced INTEGER,
-    expires INTEGER
+    expires INTEGER,
+    body_bytes INTEGER
 ) STRICT;
 CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
 CREATE TABLE msg_ids(
@@ -89,20 +93,42 @@ CREATE TABLE entries(
     time INTEGER NOT NULL,
     value BLOB NOT NULL,
     headers BLOB,
-    expires INTEGER
+    expires INTEGER,
+    body_bytes INTEGER
 ) STRICT;
 """
 )
 
+#: `upload` names a body; without it the body is gone, and its chunks are still to be removed. `place` is
+#: the seq or key whose value it is; without it the upload is not finished.
+CREATE_BODIES: Final = """
+CREATE TABLE bodies(
+    id INTEGER PRIMARY KEY,
+    upload BLOB UNIQUE,
+    size INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL,
+    time INTEGER NOT NULL,
+    sha256 BLOB,
+    place ANY UNIQUE,
+    revision INTEGER
+) STRICT;
+CREATE TABLE chunks(
+    body INTEGER NOT NULL,
+    offset INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (body, offset)
+) STRICT;
+"""
+
 #: What makes a file of the next version out of one of the version before, by the latter.
 UPGRADE_STREAM: Final[dict[int, str]] = {
     1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE messages ADD COLUMN expires INTEGER",
-    # Tables that are made when they are needed, and that an earlier version would overlook.
-    2: "",
+    # And tables that are made when they are needed, and that an earlier version would overlook.
+    2: "ALTER TABLE messages ADD COLUMN body_bytes INTEGER",
 }
 UPGRADE_KV: Final[dict[int, str]] = {
     1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE entries ADD COLUMN expires INTEGER",
-    2: "",
+    2: "ALTER TABLE entries ADD COLUMN body_bytes INTEGER",
 }
 assert max(UPGRADE_STREAM) == max(UPGRADE_KV) == FORMAT_VERSION - 1
 
@@ -131,7 +157,9 @@ SELECT_LIMITS: Final = (
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
 # --- streams: by seq, the primary key, unless said ----------------------------------------------
-_MESSAGE_BYTES: Final = "length(value) + coalesce(length(headers), 0)"
+_MESSAGE_BYTES: Final = (
+    "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
+)
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
@@ -145,8 +173,13 @@ INSERT_EXPIRING_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers, expires) VALUES (?, ?, ?, ?, ?, ?)"
 )
 REPLACE_MESSAGE: Final = (
-    "INSERT OR REPLACE INTO messages(seq, revision, time, value, headers, expires, replaced)"
-    " VALUES (?, ?, ?, ?, ?, ?, 1)"
+    "INSERT OR REPLACE INTO messages"
+    "(seq, revision, time, value, headers, expires, body_bytes, replaced)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, 1)"
+)
+INSERT_LARGE_MESSAGE: Final = (
+    "INSERT INTO messages(seq, revision, time, value, headers, expires, body_bytes)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 SELECT_MESSAGE: Final = (
     "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
@@ -235,8 +268,8 @@ SELECT_BLOCK_AFTER_REVISION: Final = (
 #: By nothing: a row for each two thousand messages.
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
-#: What may be archived: messages that were only appended, and expire with the others.
-_ARCHIVABLE: Final = "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL"
+#: What may be archived: messages that were only appended, expire with the others and are not large.
+_ARCHIVABLE: Final = "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
 SELECT_ARCHIVABLE: Final = (
     f"SELECT seq, revision, time, value, headers FROM messages WHERE {_ARCHIVABLE}"
     " ORDER BY seq LIMIT ?"
@@ -292,12 +325,15 @@ DELETE_DELIVERIES: Final = "DELETE FROM deliveries WHERE consumer = ?"
 SELECT_DELIVERIES: Final = "SELECT consumer, seq, deadline, count FROM deliveries"
 
 # --- kv: by revision, the primary key, or by key, the unique index ------------------------------
-_ENTRY_BYTES: Final = "octet_length(key) + length(value) + coalesce(length(headers), 0)"
+_ENTRY_BYTES: Final = (
+    "octet_length(key) + length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
+)
 INSERT_ENTRY: Final = (
     "INSERT INTO entries(revision, key, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
-INSERT_EXPIRING_ENTRY: Final = (
-    "INSERT INTO entries(revision, key, time, value, headers, expires) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_ANY_ENTRY: Final = (
+    "INSERT INTO entries(revision, key, time, value, headers, expires, body_bytes)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
@@ -330,6 +366,44 @@ SELECT_ENTRIES_BY_EXPIRES: Final = f"{_GOING_ENTRY} WHERE expires IS NOT NULL OR
 CREATE_ENTRIES_BY_EXPIRES: Final = (
     "CREATE INDEX IF NOT EXISTS by_expires ON entries(expires) WHERE expires IS NOT NULL"
 )
+
+# --- large values: by the unique indexes on upload and place, and the primary key of chunks -------
+SELECT_HAS_BODIES: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'bodies')"
+INSERT_BODY: Final = "INSERT INTO bodies(upload, size, crc32, time) VALUES (?, ?, ?, ?) RETURNING id"
+GROW_BODY: Final = "UPDATE bodies SET size = ?, crc32 = ?, time = ? WHERE upload = ? RETURNING id"
+INSERT_CHUNK: Final = "INSERT INTO chunks(body, offset, data) VALUES (?, ?, ?)"
+PLACE_BODY: Final = (
+    "UPDATE bodies SET sha256 = ?, place = ?, revision = ?, time = ? WHERE upload = ?"
+)
+SELECT_BODY: Final = (
+    "SELECT size, crc32, time, sha256, place, revision FROM bodies WHERE upload = ?"
+)
+SELECT_BODY_AT: Final = "SELECT upload, size, sha256, crc32 FROM bodies WHERE place = ?"
+SELECT_STAGED_BODIES: Final = (
+    "SELECT upload, time FROM bodies WHERE place IS NULL AND upload IS NOT NULL ORDER BY id"
+)
+#: The chunk that holds the byte at an offset.
+SELECT_CHUNK: Final = (
+    "SELECT offset, data FROM chunks"
+    " WHERE body = (SELECT id FROM bodies WHERE upload = ? AND place IS NOT NULL)"
+    " AND offset <= ? ORDER BY offset DESC LIMIT 1"
+)
+SELECT_CHUNKS_AT: Final = (
+    "SELECT data FROM chunks WHERE body = (SELECT id FROM bodies WHERE place = ?) ORDER BY offset"
+)
+DROP_UPLOAD: Final = (
+    "UPDATE bodies SET upload = NULL WHERE upload = ? AND place IS NULL"
+)
+DROP_BODY_AT: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE place = ?"
+DROP_BODIES_UP_TO: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE place <= ?"
+DROP_PLACED_BODIES: Final = (
+    "UPDATE bodies SET upload = NULL, place = NULL WHERE place IS NOT NULL"
+)
+SELECT_GONE_BODY: Final = "SELECT id FROM bodies WHERE upload IS NULL LIMIT 1"
+DELETE_SOME_CHUNKS: Final = (
+    "DELETE FROM chunks WHERE rowid IN (SELECT rowid FROM chunks WHERE body = ? LIMIT ?)"
+)
+DELETE_BODY: Final = "DELETE FROM bodies WHERE id = ?"
 
 # --- both ----------------------------------------------------------------------------------------
 INSERT_CHANGE: Final = "INSERT INTO changes VALUES (?, ?, ?)"

@@ -45,7 +45,7 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     StoreDamagedError,
 )
-from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
+from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS, MAX_SWEPT_CHUNKS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.applying import (
@@ -63,6 +63,7 @@ from holdfast.shared_fs.archived_blocks import (
     ArchiveDraft,
     ArchivePlace,
 )
+from holdfast.shared_fs.bodies import Bodies, Body
 from holdfast.shared_fs.consumer_rows import ConsumerRow, read_consumers
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.sqlite_connection import (
@@ -77,6 +78,7 @@ from holdfast.shared_fs.store_image import NewStore, empty_store_image
 
 __all__ = [
     "AppliedBatch",
+    "Body",
     "ConsumerRow",
     "GoingOrder",
     "GoingRow",
@@ -100,6 +102,8 @@ _LARGE_BATCH_CACHE_KIB: Final = 8192
 _MAX_ROWS_AT_ONCE: Final = 64
 #: Fewer pages are left for the next messages.
 _MIN_FREE_PAGES: Final = 256
+#: More than 64 MiB is not written anew only to make a file smaller.
+_MAX_REWRITTEN_PAGES: Final = 65536
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
 _DISK: Final = Disk()
@@ -195,6 +199,10 @@ class StoreFile:
     @functools.cached_property
     def _execute(self) -> Callable[..., apsw.Cursor]:
         return self._cursor.execute
+
+    @functools.cached_property
+    def _bodies(self) -> Bodies:
+        return Bodies(self._execute)
 
     @property
     def has_archived(self) -> bool:
@@ -567,16 +575,39 @@ class StoreFile:
         self.checkpoint()
         return True
 
+    @raises_ours
+    def needs_sweep(self) -> bool:
+        """Tell if there may be chunks of large values that are gone."""
+        return not self.is_sealed and not self.in_memory and self._bodies.has_gone
+
+    @raises_ours
+    def sweep(self) -> None:
+        """Remove chunks of large values that are gone, as many as one checkpoint should, and give the
+        space back if little else is in the file.
+
+        May run in another thread while nothing else uses the file. Raises StorageFailedError.
+        """
+        if not self.needs_sweep():
+            return
+        with self._transaction():
+            self._bodies.sweep(MAX_SWEPT_CHUNKS)
+        used = self._connection.pragma("page_count") - self._connection.pragma("freelist_count")
+        if not self.needs_sweep() and used <= _MAX_REWRITTEN_PAGES:
+            self.shrink()
+
     # --- reading a stream ------------------------------------------------------------------------
     @raises_ours
     def message(self, seq: int) -> Row | None:
-        """Return `(seq, revision, time, value, headers)` with headers packed, or None. Of a message
-        that was archived, here and in all that returns rows, the value is an ArchivedMessage."""
+        """Return `(seq, revision, time, value, headers)` with headers packed, or None.
+
+        Here and in all that returns rows the value is an ArchivedMessage of a message that was
+        archived, and `[upload_id, size_bytes, sha256, crc32]` of one that is large.
+        """
         found: Row | None = self._execute(schema.SELECT_MESSAGE, (seq,)).get
         if found is None and self._archived.exists:
             archived = self._archived.find(seq)
             return archived.row if archived is not None else None
-        return found
+        return None if found is None else self._resolved(found)
 
     @raises_ours
     def message_bytes(self, seq: int) -> int | None:
@@ -599,7 +630,7 @@ class StoreFile:
     def messages(self, start_seq: int, end_seq: int | None, limit: int) -> Iterator[Row]:
         """Yield rows as `message` does, by seq, both ends inclusive."""
         end = _LARGEST_SEQ if end_seq is None else end_seq
-        rows = chain.from_iterable(self._rows(schema.SELECT_MESSAGES, (start_seq, end, limit)))
+        rows = self._large_in(self._rows(schema.SELECT_MESSAGES, (start_seq, end, limit)))
         if self._archived_from(start_seq):
             return islice(self._with_archived(rows, start_seq, end), limit)
         return rows
@@ -620,8 +651,8 @@ class StoreFile:
         rows = self._rows(schema.SELECT_MESSAGES, (start_seq, end, max_rows + 1))
         if self._archived_from(start_seq):
             merged = self._with_archived(chain.from_iterable(rows), start_seq, end)
-            return _mixed_page(merged, max_rows, max_bytes, row_bytes)
-        return _page(rows, max_rows, max_bytes, row_bytes)
+            return self._with_large(_mixed_page(merged, max_rows, max_bytes, row_bytes))
+        return self._with_large(_page(rows, max_rows, max_bytes, row_bytes))
 
     @raises_ours
     def first_seq(self) -> int:
@@ -705,7 +736,7 @@ class StoreFile:
     def entry(self, key: str) -> Row | None:
         """Return `(key, revision, time, value, headers)` with headers packed, or None."""
         found: Row | None = self._execute(schema.SELECT_ENTRY, (key,)).get
-        return found
+        return None if found is None else self._resolved(found)
 
     @raises_ours
     def entry_state(self, key: str) -> tuple[int, int] | None:
@@ -720,7 +751,7 @@ class StoreFile:
         # In the order of UTF-8 bytes nothing lies between a key and the same key with a NUL added.
         start = prefix if after_key is None else max(prefix, after_key + "\x00")
         statement = schema.SELECT_ENTRIES if with_values else schema.SELECT_KEYS
-        return chain.from_iterable(self._rows(statement, (start, _prefix_end(prefix), limit)))
+        return self._large_in(self._rows(statement, (start, _prefix_end(prefix), limit)))
 
     # --- reading both ----------------------------------------------------------------------------
     @raises_ours
@@ -751,6 +782,7 @@ class StoreFile:
                 page = _mixed_page(merged, max_rows, max_bytes, 0)
             else:
                 page = _page(rows, max_rows, max_bytes, 0)
+            page = self._with_large(page)
             found.extend(
                 [(row[1], row[2], [number, row[0], row[3], row[4]]) for row in page.rows]
             )
@@ -767,6 +799,22 @@ class StoreFile:
             last = min(complete_up_to)
             found = [change for change in found if change[0] <= last]
         return found, not complete_up_to
+
+    @raises_ours
+    def body(self, upload_id: bytes) -> Body | None:
+        """Return what there is of an upload, also when it has become a value."""
+        return self._bodies.find(upload_id)
+
+    @raises_ours
+    def staged_bodies(self) -> list[tuple[bytes, int]]:
+        """Return the uploads that are not finished, each with the time of its last chunk."""
+        return self._bodies.staged()
+
+    @raises_ours
+    def read_body(self, upload_id: bytes, offset: int) -> bytes | None:
+        """Return bytes of a large value from `offset` on, up to the end of a chunk: none at the end of
+        the value. None if there is no such value."""
+        return self._bodies.read(upload_id, offset)
 
     @raises_ours
     def outcomes(self, writer: bytes) -> list[tuple[int, bytes]]:
@@ -861,15 +909,17 @@ class StoreFile:
             if self._connection.in_transaction:
                 self._execute("ROLLBACK")
                 self._reload_archived()
+            self._bodies.look_again()
             raise
 
     def _apply(
         self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
     ) -> StoreMeta:
+        bodies = self._bodies
         if self.store.kind == StoreKind.STREAM:
-            meta = apply_to_stream(self._cursor, self.meta, batches, self._archived)
+            meta = apply_to_stream(self._cursor, self.meta, batches, bodies, self._archived)
         else:
-            meta = apply_to_kv(self._cursor, self.meta, batches)
+            meta = apply_to_kv(self._cursor, self.meta, batches, bodies)
         keep_outcomes(self._cursor, outcomes)
         self._write_meta(meta)
         return meta
@@ -892,7 +942,27 @@ class StoreFile:
         if self._connection.in_transaction:
             self._execute("ROLLBACK")
             self._reload_archived()
+        self._bodies.look_again()
         self._connection.pragma("cache_spill", 1)
+
+    @raises_ours
+    def _resolved(self, row: Row) -> Row:
+        """Return a row with what stands for its value, if that is a large one."""
+        return self._bodies.resolve(row)
+
+    @raises_ours
+    def _has_bodies(self) -> bool:
+        return self._bodies.there
+
+    def _large_in(self, chunks: Iterator[list[Row]]) -> Iterator[Row]:
+        rows = chain.from_iterable(chunks)
+        return map(self._resolved, rows) if self._has_bodies() else rows
+
+    def _with_large(self, page: RowPage) -> RowPage:
+        """Return a page with what stands for the large values in it."""
+        if all(map(_value_of, page.rows)) or not self._has_bodies():
+            return page
+        return page._replace(rows=list(map(self._resolved, page.rows)))
 
     def _reload_archived(self) -> None:
         """What was archived in a transaction that was rolled back is not."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import apsw
 
+from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.applying import (
@@ -28,6 +29,7 @@ from holdfast.shared_fs.applying import (
     apply_to_stream,
     keep_outcomes,
 )
+from holdfast.shared_fs.bodies import Bodies
 from holdfast.shared_fs.sqlite_connection import our_error, page_checksum
 
 #: Where a file's header says how to write and to read it, and the number of WAL
@@ -76,7 +78,8 @@ def new_store_image(
     """
     kind = StoreKind(store.kind)
     if any(
-        len(change) > 2 and len(change[2]) >= schema.PAGE_BYTES
+        change[0] == frames.CHANGE_PUT_CHUNK
+        or (len(change) > 2 and len(change[2]) >= schema.PAGE_BYTES)
         for batch in batches
         for change in batch.changes
     ):
@@ -104,7 +107,8 @@ def _build(
         try:
             cursor.execute(schema.INSERT_META, (*store, time, *owner))
             apply = apply_to_stream if kind is StoreKind.STREAM else apply_to_kv
-            meta = apply(cursor, StoreMeta(*owner, 0, 0, 0, 0, 0, 0), batches)
+            first = StoreMeta(*owner, 0, 0, 0, 0, 0, 0)
+            meta = apply(cursor, first, batches, Bodies(cursor.execute))
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
             # Of a database that is only in memory it has what is not committed too.

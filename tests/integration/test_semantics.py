@@ -74,7 +74,7 @@ def test_streams_keep_their_promises(tmp_path: Path) -> None:
         assert (found.value, found.headers) == (b"filled", {})
 
         with pytest.raises(TooLargeError):
-            await stream.append(b"x" * 1_000_001)
+            await stream.append_many([b"x" * 1_000_001])
         with pytest.raises(TooLargeError):
             await stream.append_many([b"x" * 600_000] * 2)
         with pytest.raises(InvalidArgumentError):
