@@ -18,6 +18,7 @@ from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
 from holdfast.client.consumer import Consumer, Delivery
 from holdfast.client.kv import KV
+from holdfast.client.large_value import ValueReader
 from holdfast.client.live_entries import EntryChange
 from holdfast.client.live_kv import DELETE, LiveKV
 from holdfast.client.live_messages import MessageChange, MessageChangeKind
@@ -37,6 +38,7 @@ from holdfast.protocol.errors import (
     InvalidArgumentError,
     InvalidNameError,
     InvalidSeqError,
+    LargeValueDamagedError,
     LimitExceededError,
     MalformedFrameError,
     NoCoordinatorError,
@@ -53,6 +55,8 @@ from holdfast.protocol.errors import (
     TooLargeError,
     UnavailableError,
     UnsupportedVersionError,
+    UploadMismatchError,
+    ValueReplacedError,
     WrongLastSeqError,
     WrongRevisionError,
 )
@@ -64,6 +68,7 @@ from holdfast.protocol.messages import (
     Durability,
     Entry,
     Head,
+    LargeValue,
     Message,
 )
 from holdfast.protocol.names import StoreKind, quote, unquote
@@ -94,6 +99,8 @@ __all__ = [
     "InvalidNameError",
     "InvalidSeqError",
     "KVTransaction",
+    "LargeValue",
+    "LargeValueDamagedError",
     "LimitExceededError",
     "LiveKV",
     "LiveMessage",
@@ -128,6 +135,9 @@ __all__ = [
     "TooLargeError",
     "UnavailableError",
     "UnsupportedVersionError",
+    "UploadMismatchError",
+    "ValueReader",
+    "ValueReplacedError",
     "WrongLastSeqError",
     "WrongRevisionError",
     "connect",

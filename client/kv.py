@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
+from holdfast.client.large_value import (
+    Source,
+    ValueReader,
+    is_large,
+    put_file,
+    put_value,
+    write_file,
+)
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
@@ -24,10 +33,19 @@ from holdfast.client.transaction import KVTransaction
 from holdfast.protocol.errors import (
     MalformedFrameError,
     OperationTimeoutError,
+    ValueReplacedError,
     WrongRevisionError,
 )
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
+from holdfast.protocol.messages import (
+    Ack,
+    Deleted,
+    Durability,
+    Entry,
+    Head,
+    Headers,
+    LargeValue,
+)
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
@@ -70,7 +88,8 @@ class KV:
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Set `key` (any text of at most MAX_KEY_BYTES) to at most MAX_VALUE_BYTES.
+        """Set `key`, any text of at most MAX_KEY_BYTES. A value above MAX_VALUE_BYTES is uploaded in
+        chunks first, each with `timeout_seconds`.
 
         With `expected_revision` only if that is the key's revision (0: there is no such key); else
         WrongRevisionError, which carries the actual one. `ttl_seconds` after it was set the key is
@@ -78,6 +97,11 @@ class KV:
         RateLimitedError where the kv is configured so; nothing was stored or removed then.
         """
         link = self._link
+        if is_large(value):
+            commit = self._committing(
+                key, headers, expected_revision, ttl_seconds, durability, timeout_seconds
+            )
+            return await put_value(link, self._key, value, commit, timeout_seconds)
         packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
@@ -99,7 +123,8 @@ class KV:
         """Start a `set`, with the same arguments, and return without waiting for its ack.
 
         For one producer that keeps many sets under way: they are stored in the order of these
-        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
+        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
+        MAX_VALUE_BYTES each: TooLargeError.
         """
         link = self._link
         packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
@@ -135,14 +160,71 @@ class KV:
         return [Ack(None, result[1], time, stored) for result in results]
 
     async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry | None:
-        """Return the entry of `key`, or None."""
-        link = self._link
-        packed = pack((GET_ENTRY, check_key(key)))
-        if link.full:
-            await link.wait_for_room(timeout_seconds)
-        answer = await link.submit(self._key, packed, False, 0, timeout_seconds)
-        wire = link.unwrap(answer)[0]
-        return None if wire is None else entry_from_wire(wire)
+        """Return the entry of `key`, or None.
+
+        A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
+        """
+        entry = await self._find(key, timeout_seconds)
+        while entry is not None and entry.large is not None:
+            try:
+                value = await self._reader(entry, timeout_seconds).read()
+                return entry._replace(value=value, large=None)
+            except ValueReplacedError:
+                before, entry = entry, await self._find(key, timeout_seconds)
+                if entry is not None and entry.revision == before.revision:
+                    raise
+        return entry
+
+    async def get_reader(
+        self, entry: str | Entry, *, timeout_seconds: float | None = None
+    ) -> ValueReader[Entry] | None:
+        """Return a reader of the value of an entry, given by its key or as `get_all` and `watch` gave
+        it; None if there is no such key. `timeout_seconds` is for each chunk."""
+        found = entry if isinstance(entry, Entry) else await self._find(entry, timeout_seconds)
+        return None if found is None else self._reader(found, timeout_seconds)
+
+    async def get_file(
+        self,
+        entry: str | Entry,
+        path: str | os.PathLike[str],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Entry | None:
+        """Write the value of an entry to `path`, whole and synced or not at all, and return the entry,
+        a large value left out; None, and nothing is written, if there is no such key.
+
+        Raises what a ValueReader raises, OSError.
+        """
+        reader = await self.get_reader(entry, timeout_seconds=timeout_seconds)
+        if reader is None:
+            return None
+        await write_file(reader, path)
+        return reader.row
+
+    async def put_file(
+        self,
+        key: str,
+        source: Source,
+        *,
+        headers: Headers | None = None,
+        expected_revision: int | None = None,
+        ttl_seconds: float | None = None,
+        durability: Durability | str | None = None,
+        upload_id: bytes | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack:
+        """Set `key` to what a path or an open file gives; the other arguments are those of `set`.
+        `timeout_seconds` is for each chunk.
+
+        A put that is interrupted and called again with the same `upload_id` (16 bytes of your own,
+        used for one value only) and the same content sends what is missing, within an hour; if it
+        had been stored after all, the ack is that of the first time, with `duplicate` true and the
+        durability unknown. Raises OSError too.
+        """
+        commit = self._committing(
+            key, headers, expected_revision, ttl_seconds, durability, timeout_seconds
+        )
+        return await put_file(self._link, self._key, source, commit, upload_id, timeout_seconds)
 
     async def get_all(
         self, *, prefix: str = "", timeout_seconds: float | None = None
@@ -150,7 +232,8 @@ class KV:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
-        not. `timeout_seconds` is for each page.
+        not. Large values do not come along: `entry.large` stands for one, and `get_reader` reads it.
+        `timeout_seconds` is for each page.
         """
         async for wire in self._rows(prefix, True, timeout_seconds):
             yield entry_from_wire(wire)
@@ -288,6 +371,43 @@ class KV:
             start_revision=start_revision,
             marks_ready=True,
         )
+
+    async def _find(self, key: str, timeout_seconds: float | None) -> Entry | None:
+        link = self._link
+        packed = pack((GET_ENTRY, check_key(key)))
+        if link.full:
+            await link.wait_for_room(timeout_seconds)
+        answer = await link.submit(self._key, packed, False, 0, timeout_seconds)
+        wire = link.unwrap(answer)[0]
+        return None if wire is None else entry_from_wire(wire)
+
+    def _reader(self, entry: Entry, timeout_seconds: float | None) -> ValueReader[Entry]:
+        what = f"key {entry.key!r} of {self.name}"
+        return ValueReader(self._link, self._key, entry, what, timeout_seconds)
+
+    def _committing(
+        self,
+        key: str,
+        headers: Headers | None,
+        expected_revision: int | None,
+        ttl_seconds: float | None,
+        durability: Durability | str | None,
+        timeout_seconds: float | None,
+    ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
+        """Return what makes a value, or what was uploaded, that of `key`. Raises before anything is
+        sent."""
+        level = checked_durability(durability)
+
+        def operation(value: Value | LargeValue) -> list[Any]:
+            return set_entry_operation(key, value, headers, expected_revision, ttl_seconds)
+
+        async def commit(value: Value | LargeValue) -> Ack:
+            packed = pack(operation(value))
+            answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
+            return answer if type(answer) is Ack else _ack(*self._link.unwrap(answer))
+
+        operation(b"")
+        return commit
 
     async def _rows(
         self, prefix: str, with_values: bool, timeout_seconds: float | None

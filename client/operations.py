@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from holdfast.client.frame import PackedBatch
@@ -20,6 +21,7 @@ from holdfast.protocol.frames import (
     EXPECT,
     SET_ENTRY,
     SET_MESSAGE,
+    large_value_from_wire,
     pack,
 )
 from holdfast.protocol.limits import (
@@ -29,7 +31,14 @@ from holdfast.protocol.limits import (
     MAX_MSG_ID_BYTES,
     MAX_VALUE_BYTES,
 )
-from holdfast.protocol.messages import Durability, Entry, Head, Headers, Message
+from holdfast.protocol.messages import (
+    Durability,
+    Entry,
+    Head,
+    Headers,
+    LargeValue,
+    Message,
+)
 from holdfast.protocol.names import check_key
 from holdfast.protocol.store_config import ttl_ms
 
@@ -37,6 +46,7 @@ Value = bytes | bytearray | memoryview
 WithHeaders = tuple[Value, Headers | None]
 
 _new: Final = tuple.__new__
+_value_of: Final = itemgetter(3)
 
 
 #: What stands before a value of so many bytes in a packed `[APPEND, value]`.
@@ -65,21 +75,22 @@ def packed_append(
 
 
 def append_operation(
-    value: Value,
+    value: Value | LargeValue,
     headers: Headers | None = None,
     msg_id: str | None = None,
     expected_last_seq: int | None = None,
     ttl_seconds: float | None = None,
 ) -> list[Any]:
     """Return the wire form of an append."""
+    wire = value
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
-        value = checked_value(value)
+        wire = wire_value(value)
     if expected_last_seq is not None:
         check_count("expected_last_seq", expected_last_seq)
     return _without_trailing_nil(
         [
             APPEND,
-            value,
+            wire,
             checked_headers(headers),
             _checked_msg_id(msg_id),
             expected_last_seq,
@@ -89,33 +100,37 @@ def append_operation(
 
 
 def set_message_operation(
-    seq: int, value: Value, headers: Headers | None = None, ttl_seconds: float | None = None
+    seq: int,
+    value: Value | LargeValue,
+    headers: Headers | None = None,
+    ttl_seconds: float | None = None,
 ) -> list[Any]:
     """Return the wire form of replacing (or, at last + 1, appending) a message."""
     check_seq("seq", seq)
     return _without_trailing_nil(
-        [SET_MESSAGE, seq, checked_value(value), checked_headers(headers), checked_ttl(ttl_seconds)]
+        [SET_MESSAGE, seq, wire_value(value), checked_headers(headers), checked_ttl(ttl_seconds)]
     )
 
 
 def set_entry_operation(
     key: str,
-    value: Value,
+    value: Value | LargeValue,
     headers: Headers | None = None,
     expected_revision: int | None = None,
     ttl_seconds: float | None = None,
 ) -> list[Any]:
     """Return the wire form of setting a key."""
     check_key(key)
+    wire = value
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
-        value = checked_value(value)
+        wire = wire_value(value)
     if not headers and expected_revision is None and ttl_seconds is None:
-        return [SET_ENTRY, key, value]
+        return [SET_ENTRY, key, wire]
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
     ttl = checked_ttl(ttl_seconds)
     return _without_trailing_nil(
-        [SET_ENTRY, key, value, checked_headers(headers), expected_revision, ttl]
+        [SET_ENTRY, key, wire, checked_headers(headers), expected_revision, ttl]
     )
 
 
@@ -166,6 +181,11 @@ def split_value(item: Value | WithHeaders) -> WithHeaders:
             raise InvalidArgumentError(argument="values", reason="a tuple is (value, headers)")
         return item
     return item, None
+
+
+def wire_value(value: Value | LargeValue) -> Any:
+    """Return what goes in the place of a value."""
+    return list(value) if isinstance(value, LargeValue) else checked_value(value)
 
 
 def checked_value(value: Value) -> bytes:
@@ -247,15 +267,20 @@ def time_ms(time: datetime.datetime | int | None) -> int | None:
 def message_from_wire(wire: Sequence[Any]) -> Message:
     """Return the message in `[seq, revision, time, value, headers | nil]`."""
     headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    if type(wire[3]) is list:
+        large = large_value_from_wire(wire[3])
+        return Message(wire[0], b"", headers, wire[2], wire[1], large)
     return Message(wire[0], wire[3], headers, wire[2], wire[1])
 
 
 def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
     """Return the messages of a page."""
+    if list in set(map(type, map(_value_of, rows))):
+        return [message_from_wire(wire) for wire in rows]
     try:
         return [
             # As the class itself does, without a call of its own for each.
-            _new(Message, (seq, value, headers or {}, time, revision))
+            _new(Message, (seq, value, headers or {}, time, revision, None))
             for seq, revision, time, value, headers in rows
         ]
     except ValueError:
@@ -266,6 +291,9 @@ def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
 def entry_from_wire(wire: Sequence[Any]) -> Entry:
     """Return the entry in `[key, revision, time, value, headers | nil]`."""
     headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    if type(wire[3]) is list:
+        large = large_value_from_wire(wire[3])
+        return Entry(wire[0], b"", headers, wire[1], wire[2], large)
     return Entry(wire[0], wire[3], headers, wire[1], wire[2])
 
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
 from holdfast.client.consumer import Consumer, consumer_infos
+from holdfast.client.large_value import (
+    Source,
+    ValueReader,
+    is_large,
+    put_file,
+    put_value,
+    write_file,
+)
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
@@ -30,9 +39,21 @@ from holdfast.client.operations import (
 from holdfast.client.pending import PendingAck
 from holdfast.client.transaction import StreamTransaction
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    ValueReplacedError,
+)
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
-from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
+from holdfast.protocol.messages import (
+    Ack,
+    Deleted,
+    Durability,
+    Head,
+    Headers,
+    LargeValue,
+    Message,
+)
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
@@ -72,7 +93,8 @@ class Stream:
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Append a message of at most MAX_VALUE_BYTES; return its seq and revision.
+        """Append a message; return its seq and revision. A value above MAX_VALUE_BYTES is uploaded in
+        chunks first, each with `timeout_seconds`.
 
         A `msg_id` that was stored within the last two minutes (or the stream's own
         `dedupe_window_seconds`) is not stored again: the ack is then that of the first time, with
@@ -83,6 +105,11 @@ class Stream:
         """
         # Written out rather than through `Link.call`: this is the path of every message.
         link = self._link
+        if is_large(value):
+            append = self._committing(
+                None, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
+            )
+            return await put_value(link, self._key, value, append, timeout_seconds)
         packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
@@ -104,7 +131,8 @@ class Stream:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
 
         For one producer that keeps many appends under way: they are stored in the order of these
-        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered.
+        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
+        MAX_VALUE_BYTES each: TooLargeError.
         """
         link = self._link
         packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
@@ -151,6 +179,11 @@ class Stream:
 
         Raises InvalidSeqError beyond that. What is replaced has its ttl and age anew.
         """
+        if is_large(value):
+            replace = self._committing(
+                seq, headers, None, None, ttl_seconds, durability, timeout_seconds
+            )
+            return await put_value(self._link, self._key, value, replace, timeout_seconds)
         packed = pack(set_message_operation(seq, value, headers, ttl_seconds))
         level = checked_durability(durability)
         return _ack(*await self._link.call(self._key, packed, True, level, timeout_seconds))
@@ -167,10 +200,72 @@ class Stream:
         return await self._batch(operations, durability, timeout_seconds)
 
     async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message | None:
-        """Return message `seq`; None if it was deleted or trimmed, or is not written yet."""
-        packed = pack([GET_MESSAGE, check_seq("seq", seq)])
-        wire, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
-        return None if wire is None else message_from_wire(wire)
+        """Return message `seq`; None if it was deleted or trimmed, or is not written yet.
+
+        A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
+        """
+        message = await self._find(seq, timeout_seconds)
+        while message is not None and message.large is not None:
+            try:
+                value = await self._reader(message, timeout_seconds).read()
+                return message._replace(value=value, large=None)
+            except ValueReplacedError:
+                before, message = message, await self._find(seq, timeout_seconds)
+                if message is not None and message.revision == before.revision:
+                    raise
+        return message
+
+    async def get_reader(
+        self, message: int | Message, *, timeout_seconds: float | None = None
+    ) -> ValueReader[Message] | None:
+        """Return a reader of the value of a message, given by its seq or as `get_all` and
+        `subscribe` gave it; None if there is no such seq. `timeout_seconds` is for each chunk."""
+        found = message if isinstance(message, Message) else await self._find(message, timeout_seconds)
+        return None if found is None else self._reader(found, timeout_seconds)
+
+    async def get_file(
+        self,
+        message: int | Message,
+        path: str | os.PathLike[str],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Message | None:
+        """Write the value of a message to `path`, whole and synced or not at all, and return the
+        message, a large value left out; None, and nothing is written, if there is no such seq.
+
+        Raises what a ValueReader raises, OSError.
+        """
+        reader = await self.get_reader(message, timeout_seconds=timeout_seconds)
+        if reader is None:
+            return None
+        await write_file(reader, path)
+        return reader.row
+
+    async def put_file(
+        self,
+        source: Source,
+        *,
+        seq: int | None = None,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected_last_seq: int | None = None,
+        ttl_seconds: float | None = None,
+        durability: Durability | str | None = None,
+        upload_id: bytes | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Ack:
+        """Append what a path or an open file gives, or with `seq` set that message; the other
+        arguments are those of `append` and `set`. `timeout_seconds` is for each chunk.
+
+        A put that is interrupted and called again with the same `upload_id` (16 bytes of your own,
+        used for one value only) and the same content sends what is missing, within an hour; if it
+        had been stored after all, the ack is that of the first time, with `duplicate` true and the
+        durability unknown. Raises OSError too.
+        """
+        commit = self._committing(
+            seq, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
+        )
+        return await put_file(self._link, self._key, source, commit, upload_id, timeout_seconds)
 
     async def get_all(
         self,
@@ -187,7 +282,8 @@ class Stream:
         at most `limit`.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
-        not: a message set while the iteration runs may appear in its old or its new state.
+        not: a message set while the iteration runs may appear in its old or its new state. Large
+        values do not come along: `message.large` stands for one, and `get_reader` reads it.
         `timeout_seconds` is for each page.
         """
         next_seq: int | None = check_seq("start_seq", start_seq)
@@ -316,6 +412,41 @@ class Stream:
     async def consumers(self, *, timeout_seconds: float | None = None) -> list[ConsumerInfo]:
         """Return where each consumer of this stream stands, in order of their names."""
         return await consumer_infos(self._link, self._key, None, timeout_seconds)
+
+    async def _find(self, seq: int, timeout_seconds: float | None) -> Message | None:
+        packed = pack([GET_MESSAGE, check_seq("seq", seq)])
+        wire, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
+        return None if wire is None else message_from_wire(wire)
+
+    def _reader(self, message: Message, timeout_seconds: float | None) -> ValueReader[Message]:
+        what = f"message {message.seq} of {self.name}"
+        return ValueReader(self._link, self._key, message, what, timeout_seconds)
+
+    def _committing(
+        self,
+        seq: int | None,
+        headers: Headers | None,
+        msg_id: str | None,
+        expected_last_seq: int | None,
+        ttl_seconds: float | None,
+        durability: Durability | str | None,
+        timeout_seconds: float | None,
+    ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
+        """Return what makes a value, or what was uploaded, a message. Raises before anything is sent."""
+        level = checked_durability(durability)
+
+        def operation(value: Value | LargeValue) -> list[Any]:
+            if seq is None:
+                return append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds)
+            return set_message_operation(seq, value, headers, ttl_seconds)
+
+        async def commit(value: Value | LargeValue) -> Ack:
+            packed = pack(operation(value))
+            answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
+            return answer if type(answer) is Ack else _ack(*self._link.unwrap(answer))
+
+        operation(b"")
+        return commit
 
     async def _batch(
         self,

@@ -30,17 +30,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 
+from holdfast.protocol import limits
 from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
     UnsupportedVersionError,
     error_from_wire,
 )
-from holdfast.protocol.limits import (
-    MAX_FRAME_OPERATIONS,
-    MAX_LARGE_VALUE_BYTES,
-    UPLOAD_ID_BYTES,
-)
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_LARGE_VALUE_BYTES
 from holdfast.protocol.messages import (
     Ack,
     Change,
@@ -52,8 +49,6 @@ from holdfast.protocol.messages import (
 )
 
 PROTOCOL_VERSION: Final = 1
-#: Of a digest.
-SHA256_BYTES: Final = 32
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
 # --- operations: writes below 32, reads from 32 on. Never renumber. ----------------------------
@@ -464,11 +459,11 @@ def large_value_from_wire(wire: Any) -> LargeValue:
         found = LargeValue(*wire[:4])
         if (
             type(found.upload_id) is bytes
-            and len(found.upload_id) == UPLOAD_ID_BYTES
+            and len(found.upload_id) == limits.UPLOAD_ID_BYTES
             and type(found.size_bytes) is int
             and 0 < found.size_bytes <= MAX_LARGE_VALUE_BYTES
             and type(found.sha256) is bytes
-            and len(found.sha256) == SHA256_BYTES
+            and len(found.sha256) == limits.SHA256_BYTES
             and type(found.crc32) is int
             and 0 <= found.crc32 < 1 << 32
         ):

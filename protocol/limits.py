@@ -34,6 +34,8 @@ CHUNKS_IN_FLIGHT: Final = 4
 MAX_LARGE_VALUE_BYTES: Final = 64 * KIB * MIB
 #: The id of an upload: as long as a UUID.
 UPLOAD_ID_BYTES: Final = 16
+#: The digest of a large value.
+SHA256_BYTES: Final = 32
 #: Uploads of one store that are not finished. Each takes the space of what it has.
 MAX_STAGED_UPLOADS: Final = 64
 #: An upload that gets no chunk for this long was given up, and is removed.

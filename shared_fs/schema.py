@@ -269,7 +269,9 @@ SELECT_BLOCK_AFTER_REVISION: Final = (
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
 #: What may be archived: messages that were only appended, expire with the others and are not large.
-_ARCHIVABLE: Final = "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
+_ARCHIVABLE: Final = (
+    "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
+)
 SELECT_ARCHIVABLE: Final = (
     f"SELECT seq, revision, time, value, headers FROM messages WHERE {_ARCHIVABLE}"
     " ORDER BY seq LIMIT ?"

@@ -526,13 +526,13 @@ class AgainstAModel(RuleBasedStateMachine):
     def configure(
         self, count: int | None, size_bytes: int | None, age_seconds: int | None, discard: str
     ) -> None:
+        self._expire()
         self.limits = {
             "max_messages": count,
             "max_bytes": size_bytes,
             "max_age_seconds": age_seconds,
             "discard": discard,
         }
-        self._expire()
         configure(self.bench, **self.limits)
         self._evict()
 

@@ -21,7 +21,7 @@ from holdfast.protocol.errors import (
     WrongLastSeqError,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from holdfast.protocol.messages import Ack, ChangeKind, Durability
+from holdfast.protocol.messages import Ack, ChangeKind, Durability, LargeValue
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -215,19 +215,39 @@ def test_each_change_becomes_what_applications_see() -> None:
         return frames.change_from_wire(list(wire), 9, 1000)
 
     message = seen(frames.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
-    assert message == (4, b"v", {"h": "x"}, 1000, 9)
+    assert message == (4, b"v", {"h": "x"}, 1000, 9, None)
     assert seen(frames.CHANGE_SET_MESSAGE, 4, b"v", None, "id").message.headers == {}
-    assert seen(frames.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000)
+    assert seen(frames.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000, None)
     assert seen(frames.CHANGE_DELETE_MESSAGES, [1, 2]).seqs == (1, 2)
     assert seen(frames.CHANGE_DELETE_ENTRIES, ["a"]).keys == ("a",)
     assert seen(frames.CHANGE_TRIM, 7).end_seq == 7
     assert seen(frames.CHANGE_CLEAR).kind is ChangeKind.TRIM
+    large = LargeValue(bytes(16), 5 << 20, bytes(32), 7)
+    for wire in ([frames.CHANGE_SET_MESSAGE, 4, list(large)], [frames.CHANGE_SET_ENTRY, "k", list(large)]):
+        change = seen(*wire)
+        row = change.message or change.entry
+        assert (row.value, row.large, row.size_bytes) == (b"", large, 5 << 20)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        None, [], [bytes(16), 1, bytes(32)], [bytes(15), 1, bytes(32), 0], ["", 1, bytes(32), 0],
+        [bytes(16), 0, bytes(32), 0], [bytes(16), 1 << 60, bytes(32), 0], [bytes(16), 1, b"", 0],
+        [bytes(16), 1, bytes(32), -1], [bytes(16), 1, bytes(32), 1 << 32], [bytes(16), 1.0, bytes(32), 0],
+    ],
+)  # fmt: skip
+def test_what_cannot_stand_for_a_large_value_is_malformed(wire: Any) -> None:
+    with pytest.raises(MalformedFrameError):
+        frames.large_value_from_wire(wire)
+    with pytest.raises(MalformedFrameError):
+        frames.change_from_wire([frames.CHANGE_SET_MESSAGE, 1, wire], 1, 1)
 
 
 def test_operation_numbers_say_if_they_read_or_write() -> None:
     reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
-        "get", "get_all", "head", "changes", "config", "consumers",
+        "get", "get_all", "head", "changes", "config", "upload", "read_chunk", "consumers",
     }  # fmt: skip
 
 
