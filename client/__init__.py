@@ -12,6 +12,7 @@ the `coalescer.py`, which gathers it with others of its store (`store_queue.py`)
 reads what is there and then what `merge.py` put in order, fed by `follower.py`; many stores at once:
 `pattern.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`,
 shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.
+Values too large to travel in one piece: `large_value.py`.
 """
 
 from holdfast.client.codec import Codec
