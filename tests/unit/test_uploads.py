@@ -1,0 +1,443 @@
+"""Values that come in chunks: staged, put in place by one operation, read, taken over, given up, removed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from holdfast.persist import operations, reads
+from holdfast.persist.ownership import Arrival
+from holdfast.persist.store import Store
+from holdfast.persist.takeover import plan
+from holdfast.persist.tick import Tick
+from holdfast.protocol import frames
+from holdfast.protocol.limits import MAX_CHUNK_BYTES, MAX_STAGED_UPLOADS, UPLOAD_RETENTION_SECONDS
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.store_file import StoreFile
+
+RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
+
+
+def upload_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def reference(number: int, value: bytes) -> list[Any]:
+    return [upload_id(number), len(value), hashlib.sha256(value).digest(), zlib.crc32(value)]
+
+
+class Bench:
+    """One store on a real file, its ticks, and the log that they leave."""
+
+    def __init__(self, directory: Path, kind: StoreKind) -> None:
+        self.id = StoreId("acme", kind, "a.b")
+        self.directory = directory
+        self.path = directory / "store.db"
+        self.number = 0
+        self.time = 1000
+        self.records: list[LogRecord] = []
+        self.broadcasts: list[Any] = []
+        self.store = Store(self.id, 1, None, self.create)
+
+    def create(self) -> StoreFile:
+        return StoreFile.create(self.path, self.id, time=self.time)
+
+    def tick(self, *wanted: list[Any]) -> None:
+        """Carry out one group of writes as a server does: log and broadcasts are kept."""
+        self.number += 1
+        tick = Tick(self.number, self.time, Durability.SYNCED)
+        assert tick.expire(self.store)
+        group = frames.Group(self.id.kind, self.id.name, self.number, 1, 0, list(wanted))
+        tick.write(self.store, Arrival("reply", 0, b"w" * 16, self.id, group))
+        self.records += tick.records()
+        self.broadcasts += [
+            frames.decode_changes(payload).changes for _, payload in tick.broadcasts
+        ]
+        tick.committed(segment=1)
+        self.store.validate()
+
+    def do(self, *operation: Any) -> Any:
+        """Execute one operation in a tick of its own; return its result."""
+        store = self.store
+        store.begin()
+        store.time = max(store.time, self.time)
+        results = operations.execute(store, frames.unpack(frames.pack([list(operation)])))
+        if isinstance(results, frames.Run):
+            results = [[results.seq, results.revision]]
+        self._commit()
+        return results[0]
+
+    def fail(self, *operation: Any) -> None:
+        self.store.begin()
+        operations.execute(self.store, frames.unpack(frames.pack([list(operation)])))
+        self.store.fail_tick()
+        self.store.validate()
+
+    def expire(self) -> None:
+        """What the owner does in each tick before anything else."""
+        tick = Tick(self.number + 1, self.time, Durability.SYNCED)
+        assert tick.expire(self.store)
+        if self.store.mark is not None:
+            self._commit()
+
+    def _commit(self) -> None:
+        store = self.store
+        assert store.mark is not None
+        self.number += 1
+        previous = store.mark.revision
+        payload = frames.encode_changes(1, previous, store.time, store.changes)
+        self.records.append(LogRecord(self.id, 1, previous, store.revision, [payload], []))
+        store.finish_tick(self.number, 1)
+        store.validate()
+
+    def stage(self, number: int, value: bytes, chunk_bytes: int = 3) -> None:
+        for offset in range(0, len(value), chunk_bytes):
+            data = value[offset : offset + chunk_bytes]
+            assert self.do(frames.PUT_CHUNK, upload_id(number), offset, data)[0] == offset + len(data)
+
+    def materialise(self) -> None:
+        self.store.materialise(self.number)
+
+    def read(self, *operation: Any) -> Any:
+        self.materialise()
+        return reads.execute(self.store, "s1", [list(operation)])[0]
+
+    def value(self, place: int | str) -> bytes | None:
+        """What a client would read, chunk by chunk."""
+        number = frames.GET_MESSAGE if self.store.is_stream else frames.GET_ENTRY
+        row = self.read(number, place)
+        if row is None or type(row[3]) is bytes:
+            return None if row is None else row[3]
+        wire = frames.large_value_from_wire(row[3])
+        value = b""
+        while chunk := self.read(frames.READ_CHUNK, wire.upload_id, len(value)):
+            value += chunk
+        assert (len(value), hashlib.sha256(value).digest()) == (wire.size_bytes, wire.sha256)
+        return value
+
+    def count(self, table: str) -> int:
+        self.materialise()
+        assert self.store.file is not None
+        return int(self.store.file._execute(f"SELECT count(*) FROM {table}").get)
+
+    def reopen(self) -> None:
+        self.materialise()
+        if self.store.file is not None:
+            self.store.file.close()
+            self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
+
+    def take_over(self) -> None:
+        """Go on as the next owner, who has nothing but the log."""
+        if self.store.file is not None:
+            self.store.file.abandon()
+        for path in self.directory.glob("store.db*"):
+            path.unlink()
+        found = plan(self.id, self.records, file_epoch=0, file_revision=0)
+        file = self.create()
+        file.apply(found.batches, found.outcomes)
+        self.store = Store(self.id, 1, file, self.create)
+
+    def close(self) -> None:
+        if self.store.file is not None:
+            self.store.file.abandon()
+
+
+@pytest.fixture(params=[StoreKind.STREAM, StoreKind.KV], ids=["stream", "kv"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, request.param)
+    yield bench
+    bench.close()
+
+
+def put(bench: Bench, number: int, value: bytes) -> list[Any]:
+    """What makes an upload the value of message or key 1."""
+    if bench.store.is_stream:
+        return [frames.SET_MESSAGE, 1, reference(number, value)]
+    return [frames.SET_ENTRY, "1", reference(number, value)]
+
+
+def place(bench: Bench) -> int | str:
+    return 1 if bench.store.is_stream else "1"
+
+
+def test_chunks_are_a_value_only_once_one_operation_says_so(bench: Bench) -> None:
+    value = b"0123456789"
+    bench.stage(7, value)
+    assert bench.value(place(bench)) is None
+    assert bench.read(frames.UPLOAD, upload_id(7)) == [10, zlib.crc32(value), None]
+    assert bench.read(frames.READ_CHUNK, upload_id(7), 0) is None
+    assert bench.store.count == bench.store.bytes == 0
+    revision = bench.do(*put(bench, 7, value))[-1]
+    assert bench.value(place(bench)) == value
+    assert bench.store.bytes == 10 + (not bench.store.is_stream)
+    seq = 1 if bench.store.is_stream else 0
+    assert bench.read(frames.UPLOAD, upload_id(7))[2] == [seq, revision, 1000]
+
+
+def test_a_chunk_may_be_sent_twice_but_none_left_out(bench: Bench) -> None:
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 0, b"abc") == [3, 1]
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 0, b"abc") == [3, 1]
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 4, b"x")[0] == "upload_mismatch"
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 2, b"xx")[0] == "upload_mismatch"
+    assert bench.do(frames.PUT_CHUNK, upload_id(2), 3, b"x")[0] == "upload_mismatch"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [None, 0, b"x"], [b"short", 0, b"x"], [bytes(16), -1, b"x"], [bytes(16), 0, b""],
+        [bytes(16), 0, "x"], [bytes(16), 0, bytes(MAX_CHUNK_BYTES + 1)], [bytes(16), 1 << 62, b"x"],
+        [bytes(16)],
+    ],
+)  # fmt: skip
+def test_a_chunk_that_makes_no_sense_is_a_typed_refusal(bench: Bench, wrong: list[Any]) -> None:
+    result = bench.do(frames.PUT_CHUNK, *wrong)
+    assert result[0] in ("invalid_argument", "too_large", "malformed_frame")
+    assert bench.store.revision == 0
+
+
+def test_what_is_incomplete_or_of_another_content_is_not_put_in_place(bench: Bench) -> None:
+    bench.stage(1, b"abcdef")
+    for value in (b"abcdefg", b"abcde", b"abcdeF"):
+        assert bench.do(*put(bench, 1, value))[0] == "upload_mismatch"
+    assert bench.do(*put(bench, 2, b"abcdef"))[0] == "upload_mismatch"
+    assert bench.store.count == 0
+    bench.do(*put(bench, 1, b"abcdef"))
+    assert bench.value(place(bench)) == b"abcdef"
+
+
+def test_an_upload_is_one_value_only(bench: Bench) -> None:
+    bench.stage(1, b"abcdef")
+    other = 2 if bench.store.is_stream else "2"
+    second = [put(bench, 1, b"abcdef")[0], other, reference(1, b"abcdef")]
+    assert bench.do(frames.BATCH, [put(bench, 1, b"abcdef"), second])[0] == "upload_mismatch"
+    assert bench.store.count == 0
+    bench.do(*put(bench, 1, b"abcdef"))
+    assert bench.do(*second)[0] == "upload_mismatch"
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"g")[0] == "upload_mismatch"
+    assert bench.do(frames.DROP_UPLOADS, [upload_id(1)])[0] == 0
+    assert bench.value(place(bench)) == b"abcdef"
+
+
+def test_a_tick_that_failed_has_staged_and_placed_nothing(bench: Bench) -> None:
+    bench.stage(1, b"abcdef")
+    bench.fail(frames.PUT_CHUNK, upload_id(1), 6, b"g")
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"G")[0] == 7
+    bench.fail(*put(bench, 1, b"abcdefG"))
+    bench.do(*put(bench, 1, b"abcdefG"))
+    assert bench.value(place(bench)) == b"abcdefG"
+
+
+def test_who_reads_what_was_replaced_is_told_and_its_chunks_are_swept(bench: Bench) -> None:
+    for number in (1, 2):
+        bench.stage(number, b"value %d" % number)
+        bench.do(*put(bench, number, b"value %d" % number))
+    assert bench.read(frames.READ_CHUNK, upload_id(1), 3) is None
+    assert bench.value(place(bench)) == b"value 2"
+    removal = [frames.TRIM, 1] if bench.store.is_stream else [frames.CLEAR]
+    bench.do(*removal)
+    assert bench.read(frames.READ_CHUNK, upload_id(2), 0) is None
+    assert bench.store.bytes == 0
+    file = bench.store.file
+    assert file is not None and bench.store.needs_sweep
+    assert bench.count("chunks") > 0
+    file.sweep()
+    assert bench.count("chunks") == bench.count("bodies") == 0
+    assert not file.needs_sweep()
+
+
+def test_the_next_owner_goes_on_with_an_upload(bench: Bench) -> None:
+    bench.stage(1, b"abcdef")
+    bench.take_over()
+    assert bench.read(frames.UPLOAD, upload_id(1)) == [6, zlib.crc32(b"abcdef"), None]
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"ghi")[0] == 9
+    bench.do(*put(bench, 1, b"abcdefghi"))
+    bench.take_over()
+    assert bench.value(place(bench)) == b"abcdefghi"
+
+
+def test_an_upload_that_gets_no_chunks_is_dropped_after_its_time_also_by_the_next_owner(
+    bench: Bench,
+) -> None:
+    bench.stage(1, b"abcdef")
+    bench.stage(2, b"placed")
+    bench.do(*put(bench, 2, b"placed"))
+    bench.take_over()
+    bench.time += RETENTION_MS - 1
+    bench.expire()
+    assert bench.read(frames.UPLOAD, upload_id(1)) is not None
+    bench.stage(3, b"younger")
+    bench.time += 1
+    bench.expire()
+    assert bench.read(frames.UPLOAD, upload_id(1)) is None
+    assert bench.read(frames.UPLOAD, upload_id(3)) is not None
+    assert bench.value(place(bench)) == b"placed"
+    bench.take_over()
+    assert bench.read(frames.UPLOAD, upload_id(1)) is None
+    bench.time += RETENTION_MS
+    bench.expire()
+    assert bench.store.staged() == {}
+
+
+def test_limits_count_all_of_a_large_value(bench: Bench) -> None:
+    bench.do(frames.CONFIGURE, {"max_bytes": 12, "max_message_bytes": 10})
+    bench.stage(1, b"12345678")
+    assert bench.do(frames.PUT_CHUNK, upload_id(1), 8, b"9ab")[0] == "limit_exceeded"
+    bench.do(*put(bench, 1, b"12345678"))
+    assert bench.store.bytes >= 8
+
+
+def test_a_store_takes_so_many_uploads_at_a_time(bench: Bench) -> None:
+    for number in range(MAX_STAGED_UPLOADS):
+        bench.do(frames.PUT_CHUNK, upload_id(number), 0, b"x")
+    assert bench.do(frames.PUT_CHUNK, upload_id(999), 0, b"x")[0] == "limit_exceeded"
+    assert bench.do(frames.DROP_UPLOADS, [upload_id(0), upload_id(999)])[0] == 1
+    assert bench.do(frames.PUT_CHUNK, upload_id(999), 0, b"x")[0] == 1
+
+
+def test_followers_are_told_of_chunks_without_their_bytes_and_the_log_has_them(
+    bench: Bench,
+) -> None:
+    bench.tick([frames.PUT_CHUNK, upload_id(1), 0, b"abc"])
+    ((change,),) = bench.broadcasts
+    assert change == [frames.CHANGE_PUT_CHUNK, upload_id(1), 0, None, zlib.crc32(b"abc")]
+    (record,) = bench.records
+    assert b"abc" in record.payloads[0]
+    bench.tick(put(bench, 1, b"abc"))
+    assert bench.broadcasts[-1][-1][2] == reference(1, b"abc")
+
+
+# --- anything, against a model -------------------------------------------------------------------
+class AgainstAModel(RuleBasedStateMachine):
+    """Random chunks, commits, removals and losses: what is readable is what a plain model says, and who
+    applies the log to an empty file has the same."""
+
+    kind: StoreKind
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.bench = Bench(self.folder, self.kind)
+        self.staged: dict[int, bytes] = {}
+        self.placed: dict[Any, tuple[int, bytes]] = {}
+        self.next_id = 0
+
+    def teardown(self) -> None:
+        self.bench.close()
+        shutil.rmtree(self.folder)
+
+    def _place(self, key: int) -> Any:
+        return min(key, self.bench.store.last_seq + 1) if self.bench.store.is_stream else f"{key}"
+
+    @rule(which=st.integers(0, 2), data=st.binary(min_size=1, max_size=6), again=st.booleans())
+    def chunk(self, which: int, data: bytes, again: bool) -> None:
+        if which < len(self.staged):
+            number = sorted(self.staged)[which]
+        else:
+            self.next_id = number = self.next_id + 1
+        value = self.staged.get(number, b"")
+        for _ in range(1 + again):
+            result = self.bench.do(frames.PUT_CHUNK, upload_id(number), len(value), data)
+            assert result[0] == len(value) + len(data)
+        self.staged[number] = value + data
+
+    @rule(which=st.integers(0, 2), key=st.integers(1, 3), fails=st.booleans())
+    def commit(self, which: int, key: int, fails: bool) -> None:
+        if which >= len(self.staged):
+            return
+        number = sorted(self.staged)[which]
+        value, at = self.staged[number], self._place(key)
+        set_number = frames.SET_MESSAGE if self.bench.store.is_stream else frames.SET_ENTRY
+        if fails:
+            self.bench.fail(set_number, at, reference(number, value))
+            return
+        assert type(self.bench.do(set_number, at, reference(number, value))[0]) is int
+        self.placed[at] = number, self.staged.pop(number)
+
+    @rule(key=st.integers(1, 3), value=st.none() | st.binary(max_size=4))
+    def replace_or_delete(self, key: int, value: bytes | None) -> None:
+        at, is_stream = self._place(key), self.bench.store.is_stream
+        if value is not None:
+            number = frames.SET_MESSAGE if is_stream else frames.SET_ENTRY
+            self.bench.do(number, at, value)
+            self.placed[at] = 0, value
+        elif at in self.placed:
+            number = frames.DELETE_MESSAGES if is_stream else frames.DELETE_ENTRIES
+            self.bench.do(number, [at])
+            del self.placed[at]
+
+    @rule()
+    def remove_all(self) -> None:
+        is_stream = self.bench.store.is_stream
+        operation = [frames.TRIM, self.bench.store.last_seq] if is_stream else [frames.CLEAR]
+        self.bench.do(*operation)
+        self.placed.clear()
+
+    @rule(which=st.integers(0, 2))
+    def drop(self, which: int) -> None:
+        if which < len(self.staged):
+            number = sorted(self.staged)[which]
+            assert self.bench.do(frames.DROP_UPLOADS, [upload_id(number)])[0] == 1
+            del self.staged[number]
+
+    @rule()
+    def materialise(self) -> None:
+        self.bench.materialise()
+
+    @rule()
+    def sweep(self) -> None:
+        self.bench.materialise()
+        if self.bench.store.file is not None:
+            self.bench.store.file.sweep()
+
+    @rule()
+    def reopen(self) -> None:
+        self.bench.reopen()
+
+    @rule()
+    def take_over(self) -> None:
+        self.bench.take_over()
+
+    @rule()
+    def read(self) -> None:
+        for at in (1, 2, 3) if self.bench.store.is_stream else ("1", "2", "3"):
+            found = self.placed.get(at)
+            assert self.bench.value(at) == (None if found is None else found[1])
+
+    @invariant()
+    def what_is_staged_and_counted_is_known(self) -> None:
+        store = self.bench.store
+        assert store.staged().keys() == {upload_id(number) for number in self.staged}
+        for number, value in self.staged.items():
+            upload = store.upload(upload_id(number))
+            assert upload is not None
+            assert (upload.size_bytes, upload.crc32) == (len(value), zlib.crc32(value))
+        key_bytes = 0 if store.is_stream else 1
+        expected = sum(len(value) + key_bytes for _, value in self.placed.values())
+        assert (store.count, store.bytes) == (len(self.placed), expected)
+
+
+class StreamAgainstAModel(AgainstAModel):
+    kind = StoreKind.STREAM
+
+
+class KvAgainstAModel(AgainstAModel):
+    kind = StoreKind.KV
+
+
+TestStreamAgainstAModel = StreamAgainstAModel.TestCase
+TestStreamAgainstAModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestKvAgainstAModel = KvAgainstAModel.TestCase
+TestKvAgainstAModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
