@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.messages import Entry, Headers, Message
+from holdfast.protocol.messages import Entry, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind
 
 COLUMNS: Final[dict[str, DataType]] = {
@@ -61,7 +61,8 @@ class Rows(NamedTuple):
     revisions: Sequence[int]
     times: Sequence[int]
     headers: Sequence[Headers]
-    values: Sequence[bytes]
+    #: None of a large value: it stays in its store.
+    values: Sequence[bytes | None]
 
     @property
     def row_count(self) -> int:
@@ -69,19 +70,29 @@ class Rows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(map(len, self.values))
+        return sum(map(len, filter(None, self.values)))
 
 
 def rows_of_messages(name: str, messages: Sequence[Message]) -> Rows:
     """`messages` are not empty."""
-    seqs, values, headers, times, revisions = zip(*messages, strict=True)
-    return Rows(StoreKind.STREAM, name, seqs, revisions, times, headers, values)
+    seqs, values, headers, times, revisions, large = zip(*messages, strict=True)
+    held = _without_large(values, large)
+    return Rows(StoreKind.STREAM, name, seqs, revisions, times, headers, held)
 
 
 def rows_of_entries(name: str, entries: Sequence[Entry]) -> Rows:
     """`entries` are not empty."""
-    keys, values, headers, revisions, times = zip(*entries, strict=True)
-    return Rows(StoreKind.KV, name, keys, revisions, times, headers, values)
+    keys, values, headers, revisions, times, large = zip(*entries, strict=True)
+    held = _without_large(values, large)
+    return Rows(StoreKind.KV, name, keys, revisions, times, headers, held)
+
+
+def _without_large(
+    values: Sequence[bytes], large: Sequence[LargeValue | None]
+) -> Sequence[bytes | None]:
+    if not any(large):
+        return values
+    return [value if one is None else None for value, one in zip(values, large, strict=True)]
 
 
 class Gathering:

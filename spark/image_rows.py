@@ -47,15 +47,16 @@ _revision: Final = attrgetter("revision")
 
 #: All that is asked of every image: preparing a statement costs more than a row of it. The last two say
 #: if there is anything of what most stores have none of.
+_BODIES: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'bodies'"
 _META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
-    ", created, EXISTS(SELECT 1 FROM changes), {} FROM meta WHERE id = 1"
+    ", created, EXISTS(SELECT 1 FROM changes), {}, EXISTS(" + _BODIES + ") FROM meta WHERE id = 1"
 )
 _SELECT_META: Final = {
     StoreKind.STREAM: _META.format("EXISTS(SELECT 1 FROM messages WHERE replaced = 1)"),
     StoreKind.KV: _META.format("0"),
 }
 _SELECT_APPENDED: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages"
+    "SELECT seq, revision, time, {value}, headers FROM messages"
     " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
 )
 _PROBE_APPENDED: Final = (
@@ -66,11 +67,11 @@ _LAST_APPENDED: Final = (
     " ORDER BY seq DESC LIMIT 1"
 )
 _SELECT_REPLACED: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages"
+    "SELECT seq, revision, time, {value}, headers FROM messages"
     " WHERE replaced = 1 AND revision > ? AND revision <= ? ORDER BY revision"
 )
 _SELECT_ENTRIES: Final = (
-    "SELECT key, revision, time, value, headers FROM entries"
+    "SELECT key, revision, time, {value}, headers FROM entries"
     " WHERE revision > ? AND revision <= ? ORDER BY revision"
 )
 _SELECT_CHANGES: Final = (
@@ -129,12 +130,17 @@ class StoreImage:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
         if row is None or (*row[:3],) != store:
             raise StoreDamagedError(store=str(store), reason="its image is of something else")
-        *meta, self.created, self._has_changes, self._has_replaced = row[3:]
+        *meta, self.created, self._has_changes, self._has_replaced, has_large = row[3:]
+        #: Earlier formats have no such column. Large values stay in their stores.
+        self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
         self.meta = StoreMeta(*meta)
 
     def close(self) -> None:
         if not self._is_borrowed:
             self._connection.close(True)
+
+    def _with_value(self, statement: str) -> str:
+        return statement.format(value=self._value)
 
     def watermark(self) -> Watermark:
         """Return how far a table goes that has all of this."""
@@ -210,7 +216,7 @@ class StoreImage:
     # --- streams ---------------------------------------------------------------------------------
     def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
         appended = self._connection.execute(
-            _SELECT_APPENDED, (self._first_seq_after(reading.after),)
+            self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
         others = _Queue(self._replaced_and_changes(reading))
         yield from self._interleaved(origin, appended, others, reading.upto)
@@ -221,7 +227,7 @@ class StoreImage:
         replaced = (
             Row(SET, revision, seq, None, time, headers, value)
             for seq, revision, time, value, headers in self._connection.execute(
-                _SELECT_REPLACED, (reading.after, reading.upto)
+                self._with_value(_SELECT_REPLACED), (reading.after, reading.upto)
             )
         )
         return _merged(replaced, self._changes(reading))
@@ -242,7 +248,9 @@ class StoreImage:
 
     # --- kvs -------------------------------------------------------------------------------------
     def _entries(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
-        entries = self._connection.execute(_SELECT_ENTRIES, (reading.after, reading.upto))
+        entries = self._connection.execute(
+            self._with_value(_SELECT_ENTRIES), (reading.after, reading.upto)
+        )
         yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
 
     def _interleaved(

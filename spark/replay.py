@@ -174,6 +174,14 @@ class _Row(NamedTuple):
         return len(self.value) + headers + len(self.key or "") + 16
 
 
+def _checked(row: _Row) -> _Row:
+    if row.value is None:
+        at = f"seq {row.seq}" if row.key is None else f"key {row.key!r}"
+        reason = f"no value at {at} of {row.store}: tables leave large values in their stores"
+        raise InvalidArgumentError(argument="source", reason=reason)
+    return row
+
+
 class _Written(NamedTuple):
     tenant: str
     kind: str
@@ -185,7 +193,7 @@ class _Written(NamedTuple):
 
 def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write rows that come by store, and yield what became of each store."""
-    rows = (_Row(*row) for batch in batches for row in zip(*_lists(batch), strict=True))
+    rows = (_checked(_Row(*row)) for batch in batches for row in zip(*_lists(batch), strict=True))
     with running_loop() as loop:
         for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
             connecting = connect(

@@ -68,10 +68,10 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
     number = change[0]
     if number == frames.CHANGE_SET_MESSAGE:
         headers = change[3] if len(change) > 3 else None
-        return [Row(SET, revision, change[1], None, time, headers, change[2])]
+        return [Row(SET, revision, change[1], None, time, headers, _held(change[2]))]
     if number == frames.CHANGE_SET_ENTRY:
         headers = change[3] if len(change) > 3 else None
-        return [Row(SET, revision, None, change[1], time, headers, change[2])]
+        return [Row(SET, revision, None, change[1], time, headers, _held(change[2]))]
     if number == frames.CHANGE_DELETE_MESSAGES:
         return [Row(DELETE, revision, seq, None, time, None, None) for seq in change[1]]
     if number == frames.CHANGE_DELETE_ENTRIES:
@@ -82,6 +82,11 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
         return [Row(CLEAR, revision, None, None, time, None, None)]
     # What else there is changes no message and no entry.
     return []
+
+
+def _held(value: Any) -> bytes | None:
+    """Return a value; None for a large one, which stays in its store."""
+    return value if type(value) is bytes else None
 
 
 class Shape(StrEnum):

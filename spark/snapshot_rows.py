@@ -133,6 +133,9 @@ def _rows(file: StoreFile, one: SeqRange, start_time: int | None) -> Iterator[Ro
     while some := list(islice(rows, size)):
         ids, revisions, times, values, packed = zip(*some, strict=True)
         headers = [{} if one is None else msgpack.unpackb(one) for one in packed]
+        if list in set(map(type, values)):
+            # What stands for a large value, which stays in its store.
+            values = tuple(None if type(value) is list else value for value in values)
         yield Rows(one.kind, one.name, ids, revisions, times, headers, values)
 
 

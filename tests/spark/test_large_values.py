@@ -1,0 +1,74 @@
+"""A table tells that a large value was set, and when; the value itself stays in its store."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.messages import Entry, LargeValue, Message
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.spark.columns import rows_of_entries, rows_of_messages
+from holdfast.spark.image_rows import StoreImage
+from holdfast.spark.replay import Target, write_rows
+from holdfast.spark.rows import rows_of_change
+
+VALUE = b"large enough"
+LARGE = LargeValue(bytes(16), len(VALUE), hashlib.sha256(VALUE).digest(), zlib.crc32(VALUE))
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_an_image_gives_null_for_a_large_value_and_all_of_the_others(
+    tmp_path: Path, kind: StoreKind
+) -> None:
+    store = StoreId("acme", kind, "a")
+    places: list[Any] = [1, 2, 3] if kind is StoreKind.STREAM else ["1", "2", "3"]
+    number = frames.CHANGE_SET_MESSAGE if kind is StoreKind.STREAM else frames.CHANGE_SET_ENTRY
+    changes = [
+        [frames.CHANGE_PUT_CHUNK, LARGE.upload_id, 0, VALUE, LARGE.crc32],
+        [number, places[0], b"one"],
+        [number, places[1], list(LARGE)],
+        [number, places[2], b""],
+    ]
+    file = StoreFile.create(tmp_path / "a.db", store, time=1)
+    file.apply([AppliedBatch(0, 1000, changes)], [])
+    file.close()
+    image = StoreImage(store, tmp_path / "a.db")
+    try:
+        pieces = image.pieces(image.reading(None), 1, "a snapshot")
+        found = [row[3] for piece in pieces for row in piece.rows]
+    finally:
+        image.close()
+    assert found == [b"one", None, b""]
+    logged = [row for change in changes for row in rows_of_change(change, 1, 1000)]
+    assert [row.value for row in logged] == [b"one", None, b""]
+
+
+def test_what_a_client_read_has_null_for_a_large_value() -> None:
+    messages = [Message(1, b"one", {}, 1, 1), Message(2, b"", {}, 1, 2, LARGE)]
+    assert rows_of_messages("a", messages).values == [b"one", None]
+    assert rows_of_messages("a", messages[:1]).values == (b"one",)
+    entries = [Entry("k", b"", {}, 1, 1, LARGE)]
+    assert (rows_of_entries("a", entries).values, rows_of_entries("a", entries).size_bytes) == (
+        [None],
+        0,
+    )
+
+
+def test_an_import_refuses_what_a_table_has_not(tmp_path: Path) -> None:
+    row = {
+        "tenant": "acme", "kind": "stream", "store": "films", "seq": 7, "key": None,
+        "headers": None, "value": None,
+    }  # fmt: skip
+    batch = pa.RecordBatch.from_pylist([row])
+    target = Target("nats://127.0.0.1:1", DEFAULT_PREFIX)
+    with pytest.raises(InvalidArgumentError, match="seq 7 of films"):
+        list(write_rows(target, [batch]))
