@@ -24,6 +24,7 @@ blocks. What no version names any more is the collector's to delete.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ import zstandard
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket import Bucket, Object
 from holdfast.shared_fs.bucket_errors import (
     BucketUnavailableError,
     ObjectConflictError,
@@ -60,7 +61,7 @@ _MAX_SHARD_BYTES: Final = 256 * MIB
 #: have to be this many times as fast for one to give up.
 _CAS_TRIES: Final = 32
 _COMPRESSION_LEVEL: Final = 3
-#: Large shards that are kept after they were read, and how large those are.
+#: Large shards of which the bodies are kept after they were read, and how large those are.
 _KEPT_SHARDS: Final = 32
 _SMALL_SHARD_BYTES: Final = 32 * KIB
 
@@ -239,18 +240,52 @@ class Shard:
     @classmethod
     def decode(cls, key: str, body: bytes) -> Shard:
         """Raises ObjectDamagedError, NewerFormatError."""
-        try:
-            packed = zstandard.ZstdDecompressor().decompress(
-                body, max_output_size=_MAX_SHARD_BYTES
-            )
-            content = msgpack.unpackb(packed, use_list=False)
-            if content[0] > _SHARD_FORMAT:
-                raise NewerFormatError(what=key, found=content[0], known=_SHARD_FORMAT)
+        with _decoding(key):
+            content = msgpack.unpackb(_decompressed(body), use_list=False)
+            _check_format(key, content[0])
             _, generation, stores, collected_before = content[:4]
             rows = {StoreId(*row[:3]): row[3:] for row in stores}
             return cls(generation, rows, collected_before)
-        except (zstandard.ZstdError, ValueError, TypeError, IndexError) as error:
-            raise ObjectDamagedError(key=key, reason=f"not a manifest: {error}") from error
+
+
+def find_entry(key: str, body: bytes, store: StoreId) -> StoreEntry | None:
+    """Return what `Shard.decode(key, body).get(store)` would. Of a shard of 4,000 stores that takes a
+    fifth of the time, nearly all of which is the garbage collector's, who looks at all these rows.
+
+    Raises ObjectDamagedError, NewerFormatError.
+    """
+    with _decoding(key):
+        unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=_MAX_SHARD_BYTES)
+        unpacker.feed(_decompressed(body))
+        unpacker.read_array_header()
+        _check_format(key, unpacker.unpack())
+        unpacker.skip()
+        for _ in range(unpacker.read_array_header()):
+            values_left = unpacker.read_array_header() - len(StoreId._fields)
+            if (unpacker.unpack(), unpacker.unpack(), unpacker.unpack()) == store:
+                return _entry_of([unpacker.unpack() for _ in range(values_left)])
+            for _ in range(values_left):
+                unpacker.skip()
+        return None
+
+
+@contextlib.contextmanager
+def _decoding(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (
+        zstandard.ZstdError, msgpack.UnpackException, ValueError, TypeError, IndexError
+    ) as error:  # fmt: skip
+        raise ObjectDamagedError(key=key, reason=f"not a manifest: {error}") from error
+
+
+def _decompressed(body: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_SHARD_BYTES)
+
+
+def _check_format(key: str, found: int) -> None:
+    if found > _SHARD_FORMAT:
+        raise NewerFormatError(what=key, found=found, known=_SHARD_FORMAT)
 
 
 class Manifests:
@@ -259,7 +294,7 @@ class Manifests:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self._lock = threading.Lock()
-        self._kept: dict[int, tuple[Shard, str]] = {}
+        self._kept: dict[int, Object] = {}
 
     def read(self, number: int) -> Shard:
         """Return a shard as it is now; an empty one if nothing was ever published to it.
@@ -271,19 +306,22 @@ class Manifests:
     def find(self, store: StoreId) -> StoreEntry | None:
         """Return a store's entry as it is now."""
         number = shard_of(store)
+        key = shard_key(number)
         with self._lock:
-            kept = self._kept.get(number)
-        if kept is not None and self._version_of(number) == kept[1]:
-            return kept[0].get(store)
-        shard, version, size_bytes = self._read(number)
+            found = self._kept.get(number)
+        try:
+            if found is None or self.bucket.head(key).version != found.version:
+                found = self.bucket.get(key)
+        except ObjectMissingError:
+            return None
         with self._lock:
             self._kept.pop(number, None)
             # To look if a small one has changed takes as long as to read it.
-            if version is not None and size_bytes > _SMALL_SHARD_BYTES:
-                self._kept[number] = shard, version
+            if found.size_bytes > _SMALL_SHARD_BYTES:
+                self._kept[number] = found
             while len(self._kept) > _KEPT_SHARDS:
                 del self._kept[next(iter(self._kept))]
-        return shard.get(store)
+        return find_entry(key, found.body, store)
 
     def entries(self) -> Iterator[tuple[StoreId, StoreEntry]]:
         """Yield every entry of every shard, one shard in memory at a time."""
@@ -324,7 +362,7 @@ class Manifests:
     def _replace(self, number: int, next_of: Callable[[Shard], Shard | None]) -> Shard:
         key = shard_key(number)
         for _ in range(_CAS_TRIES):
-            shard, version, _ = self._read(number)
+            shard, version = self._read(number)
             newer = next_of(shard)
             if newer is None:
                 return shard
@@ -381,19 +419,13 @@ class Manifests:
             self.update(number, add)
         return outcomes
 
-    def _read(self, number: int) -> tuple[Shard, str | None, int]:
+    def _read(self, number: int) -> tuple[Shard, str | None]:
         key = shard_key(number)
         try:
             found = self.bucket.get(key)
         except ObjectMissingError:
-            return Shard(), None, 0
-        return Shard.decode(key, found.body), found.version, found.size_bytes
-
-    def _version_of(self, number: int) -> str | None:
-        try:
-            return self.bucket.head(shard_key(number)).version
-        except ObjectMissingError:
-            return None
+            return Shard(), None
+        return Shard.decode(key, found.body), found.version
 
 
 def open_manifests(bucket: Bucket) -> Manifests:

@@ -28,6 +28,7 @@ from holdfast.shared_fs.manifest import (
     StoreEntry,
     Tombstone,
     deleted,
+    find_entry,
     open_manifests,
     pruned,
     shard_key,
@@ -154,6 +155,8 @@ def test_a_shard_comes_back_as_it_was(entries: dict[StoreId, StoreEntry], genera
     decoded = Shard.decode("manifests/00", shard.encode())
     assert decoded.generation == generation + 1
     assert dict(decoded.entries()) == entries
+    for each in [*entries, store("unknown")]:
+        assert find_entry("manifests/00", shard.encode(), each) == entries.get(each)
     assert decoded.encode() == shard.encode()
 
 
@@ -161,6 +164,8 @@ def test_a_shard_comes_back_as_it_was(entries: dict[StoreId, StoreEntry], genera
 def test_whatever_is_no_shard_is_damaged(body: bytes) -> None:
     with pytest.raises(ObjectDamagedError):
         Shard.decode("manifests/00", body)
+    with pytest.raises(ObjectDamagedError):
+        find_entry("manifests/00", body, store())
 
 
 def test_a_kv_and_a_stream_of_one_name_are_two_stores() -> None:
