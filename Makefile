@@ -47,7 +47,7 @@ power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or a
 	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
-bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, tiers, spark, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
+bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large, tiers, spark, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 

@@ -215,6 +215,15 @@ def fairness(options: BenchOptions, json_file: Path | None) -> None:
 
 
 @bench.command()
+@_bench_options("rounds", *_COMMON)
+def large(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure a value of 1 GiB, there and back: how fast, and in what memory."""
+    with _needed_packages():
+        from holdfast.bench import large as large_value
+    _finish([_run(lambda: large_value.run(options), large_value.table, options)], json_file)
+
+
+@bench.command()
 @_bench_options("rounds", "only", *_COMMON)
 @click.option("--cold-stores", type=click.IntRange(1), help="How many cold stores to list.")
 def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None) -> None:
@@ -269,11 +278,12 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench import engine as store_layer
         from holdfast.bench import fairness as neighbours
         from holdfast.bench import idle as idle_stores
+        from holdfast.bench import large as large_value
         from holdfast.bench import tiers as bucket_tiers
     reports: list[Report] = []
     for module in (
         *(compare_jetstream, store_layer, users),
-        *(idle_stores, neighbours, bucket_tiers),
+        *(idle_stores, neighbours, large_value, bucket_tiers),
     ):
         reports.append(_run(partial(module.run, options), module.table, options))
         # After each, so that what was measured outlives a later failure.

@@ -20,6 +20,8 @@ If an outage of five minutes and more hides an own write that was stored, and so
 since, it is merged with itself: a merge that is idempotent, as those of sets and texts usually are, is
 not disturbed by that.
 
+Large values are not held: their keys show an empty value. Use `Client.kv` for them.
+
 A value is decoded anew at each read, so to change a dictionary that is a value, assign it again.
 """
 

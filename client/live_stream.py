@@ -57,6 +57,7 @@ from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     InvalidArgumentError,
+    MalformedFrameError,
     NoCoordinatorError,
     NoServerError,
     ProtocolError,
@@ -101,7 +102,8 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
     TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
     MAX_UNSAVED_BYTES are unsaved (`await save()` makes room), and ConnectionFailedError when the
-    replica is not open. Reading raises MalformedFrameError for a value that its codec did not write.
+    replica is not open. Reading raises MalformedFrameError for a value that its codec did not write,
+    and for a large one, which is not held: read that through `Client.stream`.
     """
 
     _core: LiveMessages
@@ -278,6 +280,9 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
                 return
 
     def _shown(self, message: Held) -> LiveMessage[V]:
+        if isinstance(message, Message) and message.large is not None:
+            reason = f"message {message.seq} is large, and a live stream does not hold it"
+            raise MalformedFrameError(reason=reason)
         value = self._codec.decode(message.value)
         if isinstance(message, Draft):
             return LiveMessage(None, value, message.headers, None, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import engine, fairness, idle, users
+from holdfast.bench import engine, fairness, idle, large, users
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import running_cluster
@@ -139,4 +139,13 @@ def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
     assert set(work.sides) == {"alone", "writer", "reader"}
     assert all(target.measured(work.sides) is not None for target in work.targets)
     assert fairness.table(report).rows
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_value_is_measured(tmp_path: Path) -> None:
+    report = large.run(options(tmp_path))
+    assert_measured(report)
+    [work] = report.works
+    assert all(target.measured(work.sides) is not None for target in work.targets)
+    assert large.table(report).rows
     assert list(tmp_path.iterdir()) == []

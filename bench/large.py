@@ -1,0 +1,131 @@
+"""Large values: how fast one goes there and back, and what memory that takes.
+
+A file of random bytes is put into a stream and got back into another file, each time in a new cluster of
+one server. Memory is the peak of a process while that goes on, less what it took right before. The sha256
+of what came back is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from holdfast.bench.figures import figures_table
+from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
+from holdfast.bench.machine import machine_facts
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import running_cluster, usage_of
+from holdfast.bench.read_back import WrongReadBackError
+from holdfast.client import connect
+from holdfast.protocol.limits import MIB
+
+_TENANT: Final = "bench"
+_SERVER: Final = "s1"
+_SIDE: Final = "holdfast"
+_SHOWN: Final = ("*_per_second", "*_bytes")
+_TIMEOUT_SECONDS: Final = 60.0
+_MEMORY_BYTES: Final = 64e6
+#: In `/proc/<pid>/clear_refs`: let the peak of its memory begin anew; proc(5).
+_RESET_PEAK: Final = "5"
+WORK_NAMES: Final = ("large",)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeSettings:
+    """How large the value is."""
+
+    size_bytes: int = 1024 * MIB
+
+
+QUICK: Final = LargeSettings(size_bytes=8 * MIB)
+
+
+def run(options: BenchOptions, settings: LargeSettings | None = None) -> Report:
+    """Measure. Raises WrongReadBackError, BenchProcessError."""
+    settings = settings or (QUICK if options.quick else LargeSettings())
+    rounds: list[Figures] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-large-", dir=options.directory) as folder:
+        machine = machine_facts(Path(folder), options.nats_server)
+        source = Path(folder) / "source"
+        sha256 = _write_random(source, settings.size_bytes)
+        for number in range(1, options.rounds + 1):
+            options.say(f"large: round {number}")
+            with tempfile.TemporaryDirectory(dir=folder) as one:
+                figures = uvloop.run(
+                    _measure(options, source, settings.size_bytes, Path(one), sha256)
+                )
+            rounds.append(figures)
+    targets = (
+        Target(_SIDE, "server_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Target(_SIDE, "client_memory_bytes", _MEMORY_BYTES, at_least=False),
+    )
+    work = Work("large", "a large value", {_SIDE: Measurement(tuple(rounds))}, targets)
+    return Report("large", machine, options.to_json() | asdict(settings), (work,))
+
+
+def table(report: Report) -> Table:
+    """Return the report for people."""
+    return figures_table(report, _SHOWN)
+
+
+async def _measure(
+    options: BenchOptions, source: Path, size_bytes: int, folder: Path, sha256: str
+) -> Figures:
+    target = folder / "target"
+    with running_cluster(options, folder / "holdfast") as cluster:
+        async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
+            stream = client.stream("large")
+            await stream.append(b"first")
+            server = cluster.processes[_SERVER]
+            pids = (server.pid, os.getpid())
+            before = [_forget_peak(pid) for pid in pids]
+            cpu_seconds = server.usage().cpu_seconds
+            began_at = time.perf_counter()
+            ack = await stream.put_file(source)
+            put_seconds = time.perf_counter() - began_at
+            assert ack.seq is not None
+            began_at = time.perf_counter()
+            await stream.get_file(ack.seq, target)
+            get_seconds = time.perf_counter() - began_at
+            memory = [usage_of(pid).peak_rss_bytes for pid in pids]
+            used_seconds = server.usage().cpu_seconds - cpu_seconds
+        cluster.check()
+    if await asyncio.to_thread(_sha256, target) != sha256:
+        raise WrongReadBackError(reason="what was got is not what was put")
+    return {
+        "put_bytes_per_second": size_bytes / put_seconds,
+        "get_bytes_per_second": size_bytes / get_seconds,
+        "server_cpu_seconds": used_seconds,
+        "server_memory_bytes": float(memory[0] - before[0]),
+        "client_memory_bytes": float(memory[1] - before[1]),
+    }
+
+
+def _forget_peak(pid: int) -> int:
+    Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+    return usage_of(pid).rss_bytes
+
+
+def _write_random(path: Path, size_bytes: int) -> str:
+    """Write a file that does not compress; return its sha256."""
+    digest, source = hashlib.sha256(), random.Random(size_bytes)
+    with path.open("wb") as file:
+        for start in range(0, size_bytes, MIB):
+            piece = source.randbytes(min(MIB, size_bytes - start))
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
