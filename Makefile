@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
 # The longest first, so that all processes end at about the same time.
-TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/conformance tests/power tests/unit)
+TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/conformance tests/power \
+	tests/crashes tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
 JOBS ?= 3
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.

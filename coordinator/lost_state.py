@@ -93,7 +93,8 @@ def open_state(
 
 
 def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
-    """Yield each store that has a file, once for each generation. What is not ours is passed over.
+    """Yield each store that has a file, once for each generation. What is not ours is passed over, and
+    so are files of deleted stores, whose removal was cut short.
 
     Blocking; lists one folder at a time. Raises StorageFailedError.
     """
@@ -106,12 +107,15 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
             continue
         for folder_name in filter(HASH_FOLDER.fullmatch, disk.names(root / tenant)):
             folder = root / tenant / folder_name
-            for name in disk.names(folder):
+            names = disk.names(folder)
+            has_graves = any(name.endswith(".deleted") for name in names)
+            for name in names:
                 store = _store_of(tenant, name)
                 if store is None:
                     continue
                 if layout.store(store).parent == folder:
-                    yield store
+                    if not (has_graves and _is_deleted(layout, disk, store)):
+                        yield store
                 else:
                     logger.warning("coordinator.survey_stranger path=%s", folder / name)
 
@@ -127,6 +131,15 @@ def stores_in(bucket: Bucket) -> Iterator[tuple[StoreId, int, int | None]]:
             yield store, entry.newest.epoch, entry.newest.revision
         elif entry.deleted is not None:
             yield store, entry.deleted.epoch, None
+
+
+def _is_deleted(layout: Layout, disk: Disk, store: StoreId) -> bool:
+    """Tell if all files of a store are of one that was deleted. Raises StorageFailedError."""
+    try:
+        return not layout.generations(disk, store)
+    except StoreDamagedError:
+        # Whoever opens it is refused, and hears why.
+        return False
 
 
 def _store_of(tenant: str, file_name: str) -> StoreId | None:

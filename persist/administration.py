@@ -325,14 +325,15 @@ class Administrator:
 
     # --- the end of a store ------------------------------------------------------------------
     async def _delete(self, store: StoreId) -> dict[str, Any]:
-        # One that is damaged can be deleted all the same.
-        with contextlib.suppress(StorageError):
+        # One that is damaged can be deleted all the same, and one that is half deleted.
+        with contextlib.suppress(StorageError, NotFoundError):
             await self._opened(store)
         with self._alone(store):
             async with self._held(store) as held:
-                if held.state == StoreState.UNKNOWN and not held.revision:
-                    raise NotFoundError(what="store", name=store.name)
                 generations = self._layout.generations(self._disk, store, with_deleted=True)
+                # Files of one that is gone are what a deletion left that was cut short.
+                if held.state == StoreState.UNKNOWN and not held.revision and not generations:
+                    raise NotFoundError(what="store", name=store.name)
                 epoch = max([held.epoch, *generations])
                 if epoch > held.epoch:
                     epoch = await self._coordination.raise_epoch(store, epoch)

@@ -38,11 +38,14 @@ class BucketDeadLogs:
         self._own = incarnation
         self._loaded: dict[_Key, DeadLog] = {}
         self._listed: dict[_Key, ListedLog] = {}
+        #: Marked, and without a fence: somebody is about to put it, or died before that.
+        self.half_fenced: list[_Key] = []
 
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Raises StorageError."""
         loaded: dict[_Key, DeadLog] = {}
         listed: dict[_Key, ListedLog] = {}
+        half_fenced: list[_Key] = []
         for log in list_logs(self._bucket):
             key = (log.server, log.incarnation)
             if log.incarnation == self._own or not log.marked:
@@ -50,13 +53,14 @@ class BucketDeadLogs:
             known = self._loaded.get(key)
             if known is None:
                 if fence_slot(self._bucket, log) is None:
-                    # Somebody is about to finish this; until then nobody may take over from it.
+                    # Until somebody finishes this nobody may take over from it.
+                    half_fenced.append(key)
                     continue
                 known = self._read(log)
             elif len(log.slots) <= 1:
                 known = DeadLog(*key)
             loaded[key], listed[key] = known, log
-        self._loaded, self._listed = loaded, listed
+        self._loaded, self._listed, self.half_fenced = loaded, listed, half_fenced
 
     def logs(self) -> list[DeadLog]:
         """Return every log read so far."""

@@ -19,6 +19,7 @@ from holdfast.persist.pipeline import RunInThread
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.bucket_log import fence_log
 from holdfast.shared_fs.manifest import open_manifests
 
 logger = logging.getLogger("holdfast.persist")
@@ -76,4 +77,8 @@ class BucketReaper:
         fence_the_dead(self._bucket, self._incarnation, self._is_dead)
         dead_logs = self._dead_logs or BucketDeadLogs(self._bucket, self._incarnation)
         dead_logs.refresh()
+        for server, incarnation in dead_logs.half_fenced:
+            # Who began it may be dead as well; the next pass reads what is finished now.
+            if self._is_dead(server, incarnation):
+                fence_log(self._bucket, server, incarnation)
         return dead_logs.remove_needless(partial(needed_by, open_manifests(self._bucket)))

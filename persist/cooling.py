@@ -53,6 +53,9 @@ logger = logging.getLogger("holdfast.persist")
 
 #: A closed file without a snapshot of its last change is somebody's omission after so long.
 _FORGOTTEN_SECONDS: Final = 600.0
+#: What was written to be renamed at once, and was not for so long, is of somebody who died. One who only
+#: slept finds it gone and fails, as if by the disk: nothing rests on this being long enough.
+_ABANDONED_SECONDS: Final = 3600.0
 #: Files looked at together: each shard is then read once for many of them.
 _SLICE_FILES: Final = 16_384
 #: Stores that go cold together: they share the coordinator's sync.
@@ -117,7 +120,9 @@ class Cooler:
         forgotten_ms = int(max(_FORGOTTEN_SECONDS, self._tiering.policy.snapshot_seconds) * 1000)
         youngest_ms = min(cold_ms, forgotten_ms)
         lives: set[str] = await self._run_in_thread(self._lives)
-        files = resting_files(self._layout, partial(self._remove_draft, lives))
+        files = resting_files(
+            self._layout, partial(self._remove_draft, lives), self._remove_temporary
+        )
         while True:
             now_ms = self._clock_ms()
             found: list[Resting] = await self._run_in_thread(
@@ -143,6 +148,12 @@ class Cooler:
         if incarnation not in lives and incarnation < max(lives, default=""):
             self._disk.remove(draft)
             logger.info("store.draft_removed path=%s", draft.name)
+
+    def _remove_temporary(self, path: Path, changed: int) -> None:
+        """Remove what somebody wrote and did not live to rename."""
+        if changed + int(_ABANDONED_SECONDS * 1000) <= self._clock_ms():
+            self._disk.remove(path)
+            logger.info("store.draft_removed path=%s", path.name)
 
     async def _look(self, found: list[Resting], cold_before: int) -> None:
         newest: dict[StoreId, SnapshotVersion] = await self._run_in_thread(
@@ -300,13 +311,23 @@ class Cooler:
 
 
 def resting_files(
-    layout: Layout, on_draft: Callable[[Path, str], None] = lambda path, incarnation: None
+    layout: Layout,
+    on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
+    on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
 ) -> Iterator[Resting]:
     """Yield the store files that nobody has open, folder by folder; `on_draft` hears of each
-    unfinished copy, with the incarnation that made it. Raises StorageFailedError."""
+    unfinished copy, with the incarnation that made it, `on_temporary` of what is about to be renamed,
+    with the time of its last change in milliseconds. Raises StorageFailedError."""
     for folder in walk_stores(layout):
         for draft, incarnation in folder.drafts:
             on_draft(draft, incarnation)
+        for temporary in folder.temporaries:
+            try:
+                on_temporary(temporary, temporary.stat().st_mtime_ns // 1_000_000)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageFailedError(reason=f"{temporary}: {error.strerror}") from error
         for found in folder.stores:
             if found.misplaced:
                 continue

@@ -43,12 +43,15 @@ class PastStates:
         *,
         disk: Disk,
         layout: Layout,
+        incarnation: str,
         clock_ms: Callable[[], int],
         keep: KeepPolicy,
     ) -> None:
+        """`incarnation` is in the names of drafts: those of one that has died are removed."""
         self._manifests = manifests
         self._disk = disk
         self._layout = layout
+        self._incarnation = incarnation
         self._clock_ms = clock_ms
         self._keep = keep
 
@@ -103,7 +106,7 @@ class PastStates:
             if found.beginning:
                 file.go_on_from(found.beginning, time=time)
         else:
-            partial = path.with_name(f"{path.name}part")
+            partial = path.with_name(f"{path.name}.part")
             fetched = fetch(self._manifests().bucket, source, found.version, partial)
             fetched.place(disk, path)
             file = StoreFile.open(path, source, disk=disk)
@@ -139,7 +142,8 @@ class PastStates:
 
     def _publish(self, file: StoreFile) -> SnapshotVersion:
         file.checkpoint()
-        draft = file.path.with_name(f"{file.path.name}.image")
+        path = self._layout.store(file.store)
+        draft = path.with_name(f"{path.name}.{self._incarnation}.image")
         made = compress(take_image(file, draft), self._clock_ms())
         manifests = self._manifests()
         version = snapshots.put(manifests.bucket, made, secrets.token_hex(8))

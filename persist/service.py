@@ -314,6 +314,7 @@ class PersistServer:
                 tier.tiering.manifests,
                 disk=self._disk,
                 layout=self._layout,
+                incarnation=self.incarnation,
                 clock_ms=self._clock_ms,
                 keep=self._tier_policy.keep,
             )

@@ -44,8 +44,10 @@ from holdfast.shared_fs.store_file import StoreMeta, checksum_vfs
 LOOK_SECONDS: Final = 0.5
 _STORE_FILE: Final = re.compile(
     r"(?P<name>.+)\.(?P<kind>stream|kv)\.(?P<generation>[1-9][0-9]{0,8})\.db"
-    r"(?:\.(?P<draft>[0-9A-Za-z]+))?(?P<wal>-wal)?"
+    r"(?:\.(?P<draft>[0-9A-Za-z]+)(?:\.(?:part|image|draft))?)?(?P<wal>-wal)?"
 )
+#: What `Disk.write_durably` renames in the end.
+_TEMPORARY: Final = ".tmp"
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _ATTEMPTS: Final = 3
 #: Steps of SQLite between two looks at the clock: some tenths of a millisecond.
@@ -156,6 +158,8 @@ class FoundFolder:
     lone_wals: list[Path] = field(default_factory=list)
     #: Unfinished copies, each with the incarnation that made it.
     drafts: list[tuple[Path, str]] = field(default_factory=list)
+    #: What was to take the place of a small file in one step, and has not, or not yet.
+    temporaries: list[Path] = field(default_factory=list)
     strangers: list[Path] = field(default_factory=list)
 
 
@@ -205,6 +209,9 @@ def _sort_out(
     wals: list[tuple[StoreId, int, str]] = []
     for name in names:
         if name.endswith(".deleted"):
+            continue
+        if name.endswith(_TEMPORARY):
+            found.temporaries.append(folder / name)
             continue
         parts = _STORE_FILE.fullmatch(name)
         store = None if parts is None else _store(tenant, parts)

@@ -82,6 +82,7 @@ class Sent:
     store: StoreId
     counter: int
     operations: Operations
+    durability: Durability = Durability.DEFAULT
     answer: bytes | None = None
 
 
@@ -93,12 +94,16 @@ class Application:
         self.sent: dict[StoreId, list[Sent]] = {}
 
     # --- writing -----------------------------------------------------------------------------
-    async def write(self, *writes: tuple[StoreId, Operations]) -> None:
+    async def write(
+        self,
+        *writes: tuple[StoreId, Operations],
+        durability: Durability = Durability.DEFAULT,
+    ) -> None:
         """Send one frame with a group for each store; return when all are answered."""
         groups = []
         for store, operations in writes:
             earlier = self.sent.setdefault(store, [])
-            earlier.append(Sent(store, len(earlier) + 1, operations))
+            earlier.append(Sent(store, len(earlier) + 1, operations, durability))
             groups.append(earlier[-1])
         await self._deliver(groups)
 
@@ -176,7 +181,7 @@ class Application:
                 group.store.name,
                 group.counter,
                 1,
-                Durability.DEFAULT,
+                group.durability,
                 group.operations,
             ]
             for group in groups
@@ -190,7 +195,7 @@ class Application:
         answers: dict[int, bytes] = {}
         while len(answers) < len(wire):
             try:
-                owners = await self._resolve(stores)
+                owners = await self.owners_of(stores)
             except HoldfastError as error:
                 _require_retryable(error)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -241,7 +246,8 @@ class Application:
         finally:
             await subscription.unsubscribe()
 
-    async def _resolve(self, stores: list[StoreId]) -> list[tuple[str, str]]:
+    async def owners_of(self, stores: list[StoreId]) -> list[tuple[str, str]]:
+        """Return server and incarnation of each store's owner. Raises HoldfastError."""
         answer = await self._bus.request(
             _SUBJECTS.coordinator(TENANT, "resolve"),
             frames.encode_control(stores=[[store.kind, store.name] for store in stores]),

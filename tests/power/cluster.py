@@ -106,27 +106,7 @@ class Life:
 
     async def _live(self, cluster: Cluster) -> None:
         try:
-            layout = open_layout(ROOT, self.disk)
-            if self.name == COORDINATOR:
-                self.part = Coordinator(
-                    self.bus,
-                    layout,
-                    self.disk,
-                    clock_ms=cluster.now_ms,
-                    run_blocking=cluster.run_in_thread,
-                )
-            else:
-                self.part = PersistServer(
-                    self.bus,
-                    layout,
-                    self.disk,
-                    self.name,
-                    incarnation=self.incarnation,
-                    clock_ms=cluster.now_ms,
-                    run_in_thread=cluster.run_in_thread,
-                    idle_close_seconds=cluster.idle_close_seconds,
-                    watch=no_watch,
-                )
+            self.part = cluster.make_part(self)
             await self.part.run()
         finally:
             self.disk.kill()
@@ -175,6 +155,29 @@ class Cluster:
         logger.level, logger.propagate = self._log_state
 
     # --- processes ---------------------------------------------------------------------------
+    def make_part(self, life: Life) -> PersistServer | Coordinator:
+        """Return what a process is to run."""
+        layout = open_layout(ROOT, life.disk)
+        if life.name == COORDINATOR:
+            return Coordinator(
+                life.bus,
+                layout,
+                life.disk,
+                clock_ms=self.now_ms,
+                run_blocking=self.run_in_thread,
+            )
+        return PersistServer(
+            life.bus,
+            layout,
+            life.disk,
+            life.name,
+            incarnation=life.incarnation,
+            clock_ms=self.now_ms,
+            run_in_thread=self.run_in_thread,
+            idle_close_seconds=self.idle_close_seconds,
+            watch=no_watch,
+        )
+
     def start(self, *names: str) -> None:
         """Start what is not running; without names, everything."""
         for name in names or self.names:

@@ -101,12 +101,13 @@ def in_the_simulation(
         (bucket_ground, "BucketThread", Thread),
         (slot_putter, "threading", types.SimpleNamespace(Event=SimulatedEvent)),
         (slot_putter, "time", types.SimpleNamespace(monotonic=clock)),
-        (bucket_log, "ThreadPoolExecutor", _OneByOne),
-        (cooling, "resting_files", functools.partial(_resting_files, files)),
+        (bucket_log, "ThreadPoolExecutor", OneByOne),
+        (cooling, "resting_files", functools.partial(resting_files, files)),
         (Cooler, "_free_ratio", lambda cooler: 1.0),
         (coordinator_service, "Collector", collector),
         # Limits, so small that a short run reaches them.
         (cooling, "_FORGOTTEN_SECONDS", chance.choice((2.0, 5.0))),
+        (cooling, "_ABANDONED_SECONDS", 5.0),
         (cooling, "_GROUP_STORES", chance.choice((1, 64))),
         (coordinator_service, "COLLECT_SECONDS", chance.choice((1.0, 4.0))),
         (bucket_reaper, "_PASS_SECONDS", chance.choice((2.0, 60.0))),
@@ -142,7 +143,7 @@ def rebuild(bucket: Bucket, root: Path, disk: Disk, clock_ms: Callable[[], int])
     return problems + [f"a rebuild finds the log {log} damaged" for log in folded.damaged]
 
 
-class _OneByOne:
+class OneByOne:
     """Stands where a pool of threads would: one after the other, in the caller's."""
 
     def __init__(self, *_: Any) -> None: ...
@@ -156,10 +157,11 @@ class _OneByOne:
         return map(function, values)
 
 
-def _resting_files(
+def resting_files(
     files: SimulatedFileSystem,
     layout: Layout,
     on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
+    on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
 ) -> Iterator[Resting]:
     """As `cooling.resting_files`, of the simulated files."""
     stores = layout.root / "stores"
@@ -169,6 +171,10 @@ def _resting_files(
             found = _sort_out(layout, tenant, folder, _names(files, folder), 1.0)
             for draft, incarnation in found.drafts:
                 on_draft(draft, incarnation)
+            for temporary in found.temporaries:
+                inode = files.find(temporary)
+                assert isinstance(inode, Inode)
+                on_temporary(temporary, inode.changed_ms)
             for each in found.stores:
                 inode = files.find(each.path)
                 wal = each.path.with_name(each.path.name + "-wal")

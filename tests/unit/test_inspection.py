@@ -308,12 +308,16 @@ def test_wals_drafts_and_strangers_are_told_apart(layout: Layout) -> None:
     lone = folder / "gone.stream.1.db-wal"
     stranger = folder / "notes.txt"
     old_wal = folder / path.name.replace(".1.db", ".0.db-wal")
-    drafts = [folder / f"{path.name}.0abc", folder / f"{path.name}.0abc-wal"]
-    for each in (lone, stranger, old_wal, *drafts, folder / f"{path.name}-wal"):
+    drafts = [
+        folder / f"{path.name}.0abc{rest}" for rest in ("", "-wal", ".draft", ".image", ".part")
+    ]
+    temporary = folder / f"{path.name}.0abc.4711-01234567.tmp"
+    for each in (lone, stranger, old_wal, temporary, *drafts, folder / f"{path.name}-wal"):
         each.write_bytes(b"")
     found = folder_of(layout)
     assert found.lone_wals == [lone]
     assert found.drafts == [(each, "0abc") for each in drafts]
+    assert found.temporaries == [temporary]
     # There is no generation 0.
     assert sorted(found.strangers) == sorted([stranger, old_wal])
 

@@ -15,6 +15,7 @@ from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import create_fence, is_open
 from holdfast.shared_fs.fences import FileFences
 from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.tombstone import Grave, write_tombstone
 
 NOTES = StoreId("acme", 1, "project.42.notes")
 SETTINGS = StoreId("acme", 2, "stream.1.db")
@@ -153,6 +154,23 @@ def test_a_survey_finds_every_store_and_passes_over_what_is_not_ours(
     (stores / "acme" / "lost+found").mkdir()
     assert set(stores_on_disk(layout, disk)) == {NOTES, SETTINGS, OTHER}
     assert "survey_stranger" in caplog.text
+
+
+def test_files_that_a_deletion_left_are_of_no_store(layout: Layout, disk: Disk) -> None:
+    touch(layout, NOTES)
+    touch(layout, NOTES, generation=2)
+    write_tombstone(disk, layout.tombstone(NOTES), Grave(2, 7, 1_000))
+    assert list(stores_on_disk(layout, disk)) == []
+    touch(layout, NOTES, generation=3)
+    assert set(stores_on_disk(layout, disk)) == {NOTES}
+
+
+def test_a_store_whose_tombstone_is_damaged_is_found_and_not_forgotten(
+    layout: Layout, disk: Disk
+) -> None:
+    touch(layout, NOTES)
+    layout.tombstone(NOTES).write_bytes(b"")
+    assert list(stores_on_disk(layout, disk)) == [NOTES]
 
 
 def test_a_survey_that_cannot_read_a_folder_does_not_count_as_done(

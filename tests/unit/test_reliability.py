@@ -72,6 +72,18 @@ def scenarios_of_power() -> set[str]:
     }
 
 
+def crashed_operations() -> set[str]:
+    return {
+        str(ast.literal_eval(statement.value))
+        for node in tree("crashes/operations.py").body
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Name)
+        and statement.targets[0].id == "name"
+    }
+
+
 def faults_of_the_nemesis() -> set[str]:
     """What its `__init__` lists: `(self._name, weight)`."""
     return {
@@ -131,6 +143,14 @@ def test_every_test_that_is_named_exists() -> None:
 def test_every_scenario_of_the_power_cuts_is_listed() -> None:
     listed = [names_in(row[0]) for row in table("scenario", "the power goes while")]
     assert scenarios_of_power() == set.union(*listed)
+
+
+def test_every_operation_that_is_crashed_is_listed() -> None:
+    rows = table("operation", "what is crashed", "crashes, of points")
+    operations = crashed_operations()
+    assert len(operations) > 5
+    assert operations == set.union(*(names_in(row[0]) for row in rows))
+    assert bugs_planted_in("crashes/planted.py") <= names_in(DOCUMENT)
 
 
 def test_every_fault_of_the_simulation_is_listed_and_in_the_matrix() -> None:

@@ -1,0 +1,1 @@
+"""Crashes at every step of what the tiers do: see `run.py`."""
