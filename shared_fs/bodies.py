@@ -15,6 +15,7 @@ and their files do not pay for it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -152,6 +153,22 @@ class Bodies:
             return row
         value = self.value_at(row[0])
         return row if value is None else (*row[:3], value, row[4])
+
+    def damage(self) -> str:
+        """Return what is wrong with the first value whose bytes are not what was stored, else nothing.
+        Reads all of them, a chunk at a time."""
+        placed = self._execute(schema.SELECT_PLACED_BODIES).fetchall() if self.there else []
+        for place, size_bytes, sha256 in placed:
+            digest = hashlib.sha256()
+            found_bytes = 0
+            for (data,) in self._execute(schema.SELECT_CHUNKS_AT, (place,)):
+                digest.update(data)
+                found_bytes += len(data)
+            if found_bytes != size_bytes:
+                return f"{found_bytes} bytes of {size_bytes} are there of the large value at {place!r}"
+            if digest.digest() != sha256:
+                return f"the large value at {place!r} has another sha256"
+        return ""
 
     def read(self, upload_id: bytes, offset: int) -> bytes | None:
         """Return bytes of a value from `offset` on, up to the end of a chunk: none at the end of the

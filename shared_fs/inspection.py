@@ -34,6 +34,7 @@ import apsw
 from holdfast.protocol.errors import InvalidNameError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs import fence, schema
+from holdfast.shared_fs.bodies import Bodies
 from holdfast.shared_fs.commit_log import LogContents, read_log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import HASH_FOLDER, Layout
@@ -380,8 +381,11 @@ def _check_content(
     if verdict != "ok":
         # The first line only names the database.
         return FileState.DAMAGED, f"{check}: {verdict.splitlines()[-1]}"
-    if not deep:
+    if not deep or connection.pragma("user_version") < schema.FORMAT_VERSION:
+        # A file of an earlier format has not all the columns that are counted.
         return FileState.SOUND, ""
+    if damage := Bodies(connection.execute).damage():
+        return FileState.DAMAGED, damage
     if StoreKind(store.kind) is StoreKind.STREAM:
         everything = (1, (1 << 63) - 1)
         count, size_bytes = connection.execute(schema.SUM_MESSAGES, everything).fetchall()[0]

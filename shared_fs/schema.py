@@ -390,6 +390,8 @@ SELECT_CHUNK: Final = (
     " WHERE body = (SELECT id FROM bodies WHERE upload = ? AND place IS NOT NULL)"
     " AND offset <= ? ORDER BY offset DESC LIMIT 1"
 )
+#: Of every large value, by a scan.
+SELECT_PLACED_BODIES: Final = "SELECT place, size, sha256 FROM bodies WHERE place IS NOT NULL"
 SELECT_CHUNKS_AT: Final = (
     "SELECT data FROM chunks WHERE body = (SELECT id FROM bodies WHERE place = ?) ORDER BY offset"
 )

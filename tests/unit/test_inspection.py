@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,6 +259,33 @@ def test_rows_that_do_not_add_up_are_noticed_when_all_of_it_is_read(
     connection.close()
     assert state_of(path, store) is FileState.SOUND
     assert state_of(path, store, deep=True) is FileState.MISCOUNTED
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM chunks WHERE offset = 3", "UPDATE chunks SET data = 'xyz' WHERE offset = 3"],
+)
+def test_a_large_value_that_is_not_what_was_stored_is_noticed_when_all_of_it_is_read(
+    layout: Layout, damage: str
+) -> None:
+    path = layout.store(STREAM)
+    path.parent.mkdir(parents=True)
+    upload_id, value = bytes(16), b"abcdef"
+    large = [upload_id, len(value), hashlib.sha256(value).digest(), zlib.crc32(value)]
+    changes = [
+        [frames.CHANGE_PUT_CHUNK, upload_id, 0, value[:3], zlib.crc32(value[:3])],
+        [frames.CHANGE_PUT_CHUNK, upload_id, 3, value[3:], zlib.crc32(value)],
+        [frames.CHANGE_SET_MESSAGE, 1, large],
+    ]
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([AppliedBatch(0, 1000, changes)], [])
+    file.close()
+    assert state_of(path, deep=True) is FileState.SOUND
+    connection = apsw.Connection(str(path), vfs="cksmvfs")
+    connection.execute(damage.replace("'xyz'", "x'78797a'"))
+    connection.close()
+    assert state_of(path) is FileState.SOUND
+    assert state_of(path, deep=True) is FileState.DAMAGED
 
 
 def test_a_folder_in_the_place_of_a_file_is_unreadable(layout: Layout) -> None:
