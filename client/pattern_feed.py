@@ -9,9 +9,10 @@ One subscription on the bus covers all of them. A store is in one of three state
 
 Stores that exist are found through the coordinator's listing at the beginning, after the bus knows of
 the listener. Who is heard of later and is not known was born since, so all that it has is news. A store
-whose birth was lost is found by listing again, every PATTERN_LIST_SECONDS; there too it shows that one
-was deleted: its owner is asked, and its end is a RESET that nothing follows. Idle stores are asked for
-their heads in turn, PATTERN_IDLE_CHECKS_PER_SECOND, and all of them soon after a reconnect.
+whose birth was lost is found by listing again, every PATTERN_LIST_SECONDS and after a reconnect; there
+too it shows that one was deleted: its owner is asked, and its end is a RESET that nothing follows. Idle
+stores are asked for their heads in turn, PATTERN_IDLE_CHECKS_PER_SECOND, and all of them soon after a
+reconnect.
 
 Owners are asked by short tasks, PATTERN_CATCH_UPS at the most, so that one store whose owner is away
 does not keep the others; a store that has something for the consumer waits for it without a task.
@@ -42,6 +43,7 @@ from holdfast.protocol.limits import (
     PATTERN_CATCH_UPS,
     PATTERN_IDLE_CHECKS_PER_SECOND,
     PATTERN_LIST_SECONDS,
+    PATTERN_LIST_STORES,
 )
 from holdfast.protocol.messages import Change
 from holdfast.protocol.names import StoreKind, check_store, literal_start, matches
@@ -54,6 +56,7 @@ _QUIET_SECONDS: Final = FOLLOW_CHECK_MAX_SECONDS / 4
 _LOOK_SECONDS: Final = 1.0
 #: A pause after what could not be asked, and before what no retry can help is tried again.
 _RETRY_SECONDS: Final = 0.5
+_LIST_RETRY_SECONDS: Final = 5.0
 _HOPELESS_SECONDS: Final = 30.0
 
 
@@ -116,6 +119,7 @@ class PatternFeed:
         #: Idle stores that are still to be looked at in this round, and how many of them in haste.
         self._round: deque[str] = deque()
         self._hasty = 0
+        self._list_at = 0.0
         self._subject_start = link.subjects.changes_start(link.tenant, int(kind))
 
     @property
@@ -142,6 +146,7 @@ class PatternFeed:
         if not self._with_history:
             await self._find_heads()
         self._begun = True
+        self._list_later()
         self._follower.pattern_started(self)
         self._link.spawn(self._look_after())
         self._go_on()
@@ -185,8 +190,9 @@ class PatternFeed:
     # For the follower and the stores' feeds
 
     def reconnected(self) -> None:
-        """Broadcasts were lost: active stores know, idle ones are looked at soon."""
+        """Broadcasts were lost: active stores know, idle and new ones are looked for soon."""
         self._hasty = len(self._stores)
+        self._list_at = 0.0
         self._wake()
 
     def news(self, feed: StoreFeed) -> None:
@@ -271,17 +277,21 @@ class PatternFeed:
         """Learn where each listed store stands, which is where it begins."""
         while self._listed:
             names = list(itertools.islice(self._listed, FOLLOW_CHECK_STORES))
-            cursors = await asyncio.gather(*[self._head(name) for name in names])
+            kind = int(self._kind)
+            asked = [self._link.submit((kind, name), PACKED_HEAD, False) for name in names]
+            answers = await asyncio.gather(*asked)
+            cursors = [self._cursor(answer) for answer in answers]
             for name, cursor in zip(names, cursors, strict=True):
                 self._listed.popleft()
                 self._stores[name] = cursor
                 if cursor is None or self._heard.pop(name, False):
                     self._activate(name, start_revision=cursor)
 
-    async def _head(self, name: str) -> Cursor | None:
-        """Return where a store stands; None if no retry can help, which its track will tell."""
+    def _cursor(self, answer: Any) -> Cursor | None:
+        """Return where a store stands, by its owner's answer; None if no retry can help, which its
+        track will tell. Raises what a retry can help."""
         try:
-            wire, *_ = await self._link.call((int(self._kind), name), PACKED_HEAD, False)
+            wire, *_ = self._link.unwrap(answer)
         except OUTAGES:
             raise
         except HoldfastError:
@@ -345,16 +355,22 @@ class PatternFeed:
 
     async def _look_after(self) -> None:
         """List the stores now and then, and look at idle ones in turn, until the end."""
-        list_at = self._loop.time() + PATTERN_LIST_SECONDS
         while not self.closed:
             await asyncio.sleep(_LOOK_SECONDS)
             self._check_idle()
-            if self._loop.time() >= list_at:
+            if self._loop.time() >= self._list_at:
+                self._list_later()
                 try:
                     await self._list_again()
                 except HoldfastError as error:
                     logger.info("client.listing_failed pattern=%s reason=%s", self._pattern, error)
-                list_at = self._loop.time() + PATTERN_LIST_SECONDS
+                    self._list_at = self._loop.time() + _LIST_RETRY_SECONDS
+
+    def _list_later(self) -> None:
+        """Many stores are listed less often, so that the coordinator has so many rows a second to
+        read for this."""
+        parts = max(1.0, len(self._stores) / PATTERN_LIST_STORES)
+        self._list_at = self._loop.time() + PATTERN_LIST_SECONDS * parts
 
     async def _list_again(self) -> None:
         known = set(self._stores)

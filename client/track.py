@@ -60,8 +60,7 @@ class Track:
         or state is complete; of a kv that was reset it always does."""
         self.begun = False
         self.closed = False
-        #: The owner knows nothing of a store of which it had given out changes.
-        self.deleted = False
+        self._deleted = False
         self._link = link
         self._buffers = buffers
         self._key = key
@@ -106,6 +105,13 @@ class Track:
         if self._reading:
             return False
         return bool(merge.ready) or (self._announce is not None and not merge.behind)
+
+    @property
+    def deleted(self) -> bool:
+        """The owner knows nothing of a store of which it had given out changes, nor was anything heard
+        of another of that name since."""
+        cursor = self.merge.cursor
+        return self._deleted and cursor is not None and cursor.revision == 0
 
     @property
     def revision(self) -> int | None:
@@ -173,7 +179,7 @@ class Track:
         self._until = Cursor(head.revision, head.last_seq)
         self._next_row = self._row_given = None if self._is_kv else start_seq
         self._reading = self._is_kv or (start_seq is not None and start_seq <= head.last_seq)
-        self.deleted = self.begun and head.revision == 0
+        self._deleted = self.begun and head.revision == 0
         self._begin_live(self._until)
 
     def _begin_live(self, cursor: Cursor) -> None:

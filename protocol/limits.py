@@ -99,6 +99,8 @@ FOLLOW_CHECK_MAX_SECONDS: Final = 30.0
 FOLLOW_CHECK_STORES: Final = 2048
 #: How often a subscription to a pattern lists the stores, to find those that were born unheard.
 PATTERN_LIST_SECONDS: Final = 30.0
+#: With more stores than that the listing comes less often by as much.
+PATTERN_LIST_STORES: Final = 10_000
 #: Idle stores of a pattern that are asked for their heads each second: a lost broadcast of one is
 #: noticed in the end, and a million of them cost the servers next to nothing.
 PATTERN_IDLE_CHECKS_PER_SECOND: Final = 16

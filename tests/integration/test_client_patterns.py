@@ -166,6 +166,20 @@ def test_a_birth_whose_broadcasts_were_lost_is_found(hurried: None) -> None:
     run(test)
 
 
+def test_a_birth_while_the_bus_was_away_is_found_when_it_is_back() -> None:
+    async def test(client: Client, cluster: FakeCluster, bus: MemoryBus) -> None:
+        async with (
+            connect(bus=bus.network.connect("writer")) as writer,
+            client.subscribe("p.*") as changes,
+        ):
+            bus.drop()
+            await writer.stream("p.born").append(b"1")
+            bus.come_back()
+            assert values((await take(changes, 1))["p.born"]) == [b"1"]
+
+    run(test)
+
+
 def test_a_lost_last_broadcast_is_noticed_of_active_and_of_idle_stores(hurried: None) -> None:
     async def test(client: Client, cluster: FakeCluster, bus: MemoryBus) -> None:
         stream, idle = client.stream("p.active"), client.stream("p.idle")
@@ -223,6 +237,23 @@ def test_a_deleted_store_ends_and_may_be_born_again(hurried: None, noticed_by: s
                 await client.stream("p.1").append(b"new")
                 seen = (await take(changes, 1))["p.1"]
             assert values(seen) == [b"new"]
+
+    run(test)
+
+
+def test_a_store_that_is_born_again_before_its_end_was_told_is_followed_on(hurried: None) -> None:
+    async def test(client: Client, cluster: FakeCluster, bus: MemoryBus) -> None:
+        await client.stream("p.1").append_many([b"1", b"2", b"3"])
+        async with client.subscribe("p.*", start_seq=1) as changes:
+            await take(changes, 3)
+            cluster.delete((int(StoreKind.STREAM), "p.1"))
+            feed = feed_of(changes)
+            await until(lambda: bool(feed._line))
+            await client.stream("p.1").append(b"new")
+            seen = (await take(changes, 2))["p.1"]
+            assert [c.kind for c in seen] == ["reset", "set"]
+            await client.stream("p.1").append(b"newer")
+            assert values((await take(changes, 1))["p.1"]) == [b"newer"]
 
     run(test)
 
