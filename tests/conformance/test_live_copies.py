@@ -1,0 +1,148 @@
+"""Live kvs and streams: local copies that are read and written at once, and are the same everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from conforming import Run
+
+from holdfast.client import (
+    DELETE,
+    Client,
+    EntryChange,
+    LimitExceededError,
+    MessageChange,
+    MessageChangeKind,
+    Origin,
+    Rejection,
+)
+
+Words = list[int] | None
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def test_a_live_kv_is_the_same_dictionary_everywhere(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        async with hf.live_kv("k", codec="json") as ada, other.live_kv("k", codec="json") as bob:
+            heard: list[EntryChange[Any]] = []
+            bob.on_change(heard.append)
+            ada["theme"] = "dark"
+            ada.update(font=12, size=None)
+            assert (ada["theme"], ada.get("absent"), len(ada)) == ("dark", None, 3)
+            assert ada.unsaved == ("theme", "font", "size")
+            await ada.save()
+            await until(lambda: len(bob) == 3)
+            assert bob == ada == {"theme": "dark", "font": 12, "size": None}
+            assert heard[0] == EntryChange("theme", "dark", None, Origin.REMOTE)
+            del bob["theme"]
+            assert list(bob.keys()) == ["font", "size"], "D16: keys do not list what was deleted"
+            assert bob.pop("font") == 12
+            with pytest.raises(KeyError):
+                del bob["theme"]
+            await until(lambda: list(ada) == ["size"])
+            entry = ada.entry("size")
+            assert entry is not None
+            assert entry.value == b"null"
+            ada.clear()
+            await until(lambda: not bob)
+
+    run(test)
+
+
+def test_concurrent_writes_of_one_key_are_merged_and_none_is_lost(run: Run) -> None:
+    def union(base: Words, local: Words, remote: Words) -> Any:
+        old, mine, theirs = set(base or []), set(local or []), set(remote or [])
+        return sorted((theirs | (mine - old)) - (old - mine)) or DELETE
+
+    async def test(hf: Client, other: Client) -> None:
+        async with AsyncExitStack() as stack:
+            replicas = [
+                await stack.enter_async_context(client.live_kv("k", codec="json", merge=union))
+                for client in (hf, other, hf, other)
+            ]
+            for number in range(40):
+                replica = replicas[number % 4]
+                replica["numbers"] = sorted([*replica.get("numbers", []), number])
+                if number % 7 == 0:
+                    await asyncio.sleep(0)
+            await asyncio.gather(*[replica.save() for replica in replicas])
+            await until(lambda: all(r.get("numbers") == list(range(40)) for r in replicas))
+
+    run(test)
+
+
+def test_a_live_stream_is_the_same_list_everywhere(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        async with hf.live_stream("s") as ada, other.live_stream("s") as bob:
+            heard: list[MessageChange[Any]] = []
+            ada.on_change(heard.append)
+            for number in range(50):
+                ada.append(b"a%d" % number)
+                bob.append(b"b%d" % number)
+                if number % 10 == 0:
+                    await asyncio.sleep(0)
+            assert (ada[-1].seq, ada[-1].value) == (None, b"a49")
+            assert ada.unsaved[-1] == ada[-1]
+            await asyncio.gather(ada.save(), bob.save())
+            await until(lambda: len(ada) == len(bob) == 100)
+            assert list(ada) == list(bob)
+            assert [message.seq for message in ada] == list(range(1, 101))
+            for name in (b"a", b"b"):
+                own = [message.value for message in bob if message.value[:1] == name]
+                assert own == [b"%s%d" % (name, number) for number in range(50)]
+            kinds = [change.kind for change in heard]
+            assert kinds.count(MessageChangeKind.ADDED) == 100
+            assert kinds.count(MessageChangeKind.CONFIRMED) == 50
+
+    run(test)
+
+
+def test_a_live_stream_follows_what_happens_to_older_messages(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        stream = hf.stream("s")
+        await stream.append_many([b"%d" % number for number in range(1, 101)])
+        async with other.live_stream("s") as live, other.live_stream("s", last=2) as late:
+            assert (len(live), [message.seq for message in late]) == (100, [99, 100])
+            await stream.delete_all(end_seq=90)
+            await stream.delete(95)
+            await stream.set(96, b"set")
+            await stream.configure(max_messages=5)
+            await until(lambda: len(live) == 5)
+            assert [(message.seq, message.value) for message in live[:2]] == [
+                (96, b"set"),
+                (97, b"97"),
+            ]
+            await late.load(97)
+            assert [message.seq for message in late] == [97, 98, 99, 100]
+            await late.load()
+            assert list(late) == list(live)
+
+    run(test)
+
+
+def test_what_the_store_will_not_have_is_rejected_and_the_rest_stored(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        await hf.kv("k").configure(max_message_bytes=20)
+        await hf.kv("k").set("a", b"old")
+        async with hf.live_kv("k") as live:
+            rejected: list[Rejection[bytes]] = []
+            live.on_reject(rejected.append)
+            live["a"] = b"x" * 30
+            live["b"] = b"fits"
+            with pytest.raises(LimitExceededError) as error:
+                await live.save()
+            assert "rejected: a write of 'a'" in error.value.__notes__[0]
+            assert [(each.key, each.value) for each in rejected] == [("a", b"x" * 30)]
+            assert dict(live) == {"a": b"old", "b": b"fits"}
+            await live.save()
+
+    run(test)
