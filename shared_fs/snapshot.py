@@ -48,8 +48,9 @@ from holdfast.shared_fs.sqlite_connection import checksum_vfs, page_checksum
 from holdfast.shared_fs.store_file import StoreFile, StoreMeta
 
 SNAPSHOT_PREFIX: Final = "snapshots/"
-#: Images up to this size are made and restored in memory.
-SMALL_IMAGE_BYTES: Final = 64 * MIB
+#: Images up to this size are made and restored in memory, which then has them twice or three times: so a
+#: server of large values stays small.
+SMALL_IMAGE_BYTES: Final = 16 * MIB
 #: Snapshots below this size share objects (`pack.py`): a million requests cost more than a year of
 #: storing what they put.
 TINY_SNAPSHOT_BYTES: Final = 64 * KIB
