@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, stream
+from bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, state_of, stream
 from deltalake import DeltaTable
 from moto_server import running_moto
 from pyspark.sql import SparkSession
@@ -67,8 +67,8 @@ def table_of(world: BucketWorld) -> str:
     return default_table(world.url)
 
 
-def shows(spark: SparkSession, world: BucketWorld) -> None:
-    assert rows_of(latest(spark, table_of(world))) == world.state()
+def shows(world: BucketWorld) -> None:
+    assert state_of(table_of(world)) == world.state()
 
 
 @pytest.mark.parametrize("kind", ["directory", "s3"])
@@ -84,7 +84,7 @@ def test_each_export_adds_what_is_new_and_the_sum_is_what_the_stores_hold(
         world.publish(SETTINGS, CHAT, packed=True)
         first = export(spark, url)
         assert (first.stores, first.resets, first.damaged) == (3, 0, [])
-        shows(spark, world)
+        shows(world)
 
         nothing = export(spark, url)
         assert (nothing.rows, nothing.files, nothing.runs) == (0, 0, 0)
@@ -95,7 +95,7 @@ def test_each_export_adds_what_is_new_and_the_sum_is_what_the_stores_hold(
         world.publish(PATCHES, SETTINGS)
         second = export(spark, url)
         assert (second.stores, second.rows) == (2, 5)
-        shows(spark, world)
+        assert rows_of(latest(spark, second.table)) == state_of(second.table) == world.state()
         world.close()
 
 
@@ -136,7 +136,7 @@ def test_the_log_brings_what_was_overwritten_before_a_snapshot(
     world.log("s1", "i1", records[:2], records[2:])
     report = export(spark, world.url)
     assert (report.rows, report.stores) == (4, 3)
-    shows(spark, world)
+    shows(world)
     rows = read_table(spark, table_of(world)).where("seq = 52").orderBy("revision").collect()
     assert [bytes(row["value"]) for row in rows] == [b"first try", b"second try"]
 
@@ -158,7 +158,7 @@ def test_what_an_epoch_put_beyond_the_beginning_of_the_next_is_left_out(
     world.log("s1", "i1", [kept, never])
     world.log("s2", "i2", [later])
     export(spark, world.url)
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_deleted_store_is_gone_from_the_state_and_stays_in_the_history(
@@ -169,7 +169,7 @@ def test_a_deleted_store_is_gone_from_the_state_and_stays_in_the_history(
     export(spark, world.url)
     world.delete(CHAT)
     assert export(spark, world.url).rows == 1
-    shows(spark, world)
+    shows(world)
     assert export(spark, world.url).rows == 0
     history = read_table(spark, table_of(world)).where("store = 'chat'")
     assert [row["operation"] for row in history.orderBy("run").collect()] == ["set", "drop"]
@@ -178,7 +178,7 @@ def test_a_deleted_store_is_gone_from_the_state_and_stays_in_the_history(
     world.change(CHAT, message(1, b"another store"))
     world.publish(CHAT)
     export(spark, world.url)
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_store_that_was_deleted_and_made_anew_between_two_exports_is_read_whole(
@@ -194,7 +194,7 @@ def test_a_store_that_was_deleted_and_made_anew_between_two_exports_is_read_whol
     world.publish(CHAT)
     report = export(spark, world.url)
     assert report.resets == 1
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_store_that_was_set_back_is_read_whole(spark: SparkSession, world: BucketWorld) -> None:
@@ -212,7 +212,7 @@ def test_a_store_that_was_set_back_is_read_whole(spark: SparkSession, world: Buc
     world.change(PATCHES, *[message(seq, b"new") for seq in range(5, 15)])
     world.publish()
     assert export(spark, world.url).resets == 1
-    shows(spark, world)
+    shows(world)
 
 
 def test_deletes_that_the_file_has_forgotten_make_the_store_be_read_whole(
@@ -227,7 +227,7 @@ def test_deletes_that_the_file_has_forgotten_make_the_store_be_read_whole(
     world.publish()
     report = export(spark, world.url)
     assert report.resets == 1
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_large_store_is_read_in_parts_by_several_tasks(
@@ -241,14 +241,14 @@ def test_a_large_store_is_read_in_parts_by_several_tasks(
     monkeypatch.setattr(planning, "MIN_TASK_BYTES", 20_000)
     report = export(spark, world.url)
     assert report.files > 3
-    shows(spark, world)
+    shows(world)
 
     world.change(PATCHES, *[message(seq, b"more") for seq in range(5001, 9001)])
     world.publish()
     export(spark, world.url)
     rows = read_table(spark, table_of(world))
     assert rows.count() == rows.select("revision", "seq").distinct().count()
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_task_whose_process_is_killed_is_done_again_and_what_it_left_is_collected(
@@ -266,14 +266,14 @@ def test_a_task_whose_process_is_killed_is_done_again_and_what_it_left_is_collec
         return outcome
 
     report = export(spark, world.url, task=killed_once)
-    shows(spark, world)
+    shows(world)
     assert mark.exists()
     folder = TableLocation(report.table).folder
     assert len(list(folder.rglob("*.parquet"))) == 2 * report.files
     collected = export(spark, world.url, keep_hours=0).collected
     assert collected == report.files
     assert len(list(folder.rglob("*.parquet"))) == report.files
-    shows(spark, world)
+    shows(world)
 
 
 ON_CLUSTER = """
@@ -283,9 +283,13 @@ from holdfast.spark.session import session
 from holdfast.spark.table import ChangesTable
 
 light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-settings = {f"spark.{who}.extraJavaOptions": light for who in ("driver", "executor")}
-settings["spark.executor.memory"] = "512m"
-spark = session("cluster", master="local-cluster[1,2,512]", settings=settings)
+settings = {f"spark.{who}.extraJavaOptions": light for who in ("driver", "executor")} | {
+    "spark.executor.memory": "512m",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
+spark = session("cluster", master="local-cluster[1,1,512]", settings=settings)
 whole, killed = sys.argv[1:]
 read = spark.read.format("holdfast").options(bucket=whole, tenant="acme", stream=">").load()
 print("read", read.count())
@@ -313,13 +317,13 @@ def test_executors_of_their_own_work_and_a_driver_killed_before_its_commit_leave
     assert ended.returncode == -9, ended.stderr.decode()
     streams = [held for store, held in world.held.items() if store == PATCHES]
     assert ended.stdout.decode().split() == ["read", str(len(streams[0].rows)), "exported", "54"]
-    shows(spark, world)
+    shows(world)
 
     table = ChangesTable(TableLocation(default_table(other.as_uri())))
     assert table.files() == []
     assert len(list(table.location.folder.rglob("*.parquet"))) > 0
     report = export(spark, other.as_uri(), keep_hours=0)
-    assert rows_of(latest(spark, report.table)) == world.state()
+    assert state_of(report.table) == world.state()
     # Its files, and its watermarks.
     assert report.collected == report.files + 1
 
@@ -341,7 +345,7 @@ def test_of_two_exports_at_once_one_is_refused(spark: SparkSession, world: Bucke
     with pytest.raises(TableConflictError):
         export(spark, world.url, progress=another)
     assert inner[0].rows == 1
-    shows(spark, world)
+    shows(world)
     assert export(spark, world.url).rows == 0
 
 
@@ -362,7 +366,7 @@ def test_a_snapshot_that_is_removed_while_it_is_to_be_read_is_left_for_the_next_
     removed: list[str] = []
     report = export(spark, world.url, progress=remove)
     assert removed and report.runs == 2 and not report.stale
-    shows(spark, world)
+    shows(world)
 
 
 def test_what_an_export_reads_is_not_collected_and_a_store_that_is_deleted_meanwhile_is_left_out(
@@ -394,7 +398,7 @@ def test_what_an_export_reads_is_not_collected_and_a_store_that_is_deleted_meanw
     rows = read_table(spark, table_of(world)).where("store = 'project.42.patches'")
     sources = {(row["run"], row["source"]) for row in rows.select("run", "source").collect()}
     assert (1, published[PATCHES].key) in sources
-    shows(spark, world)
+    shows(world)
     collect()
     remaining = {listed.key for listed in world.bucket.list()}
     assert published[PATCHES].key not in remaining
@@ -415,7 +419,7 @@ def test_a_bucket_that_takes_no_pin_is_exported_without(
 
     monkeypatch.setattr(Bucket, "put_new", read_only)
     assert export(spark, world.url).pinned is False
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_log_object_that_is_retired_while_it_is_to_be_read_is_no_loss(
@@ -431,7 +435,7 @@ def test_a_log_object_that_is_retired_while_it_is_to_be_read_is_no_loss(
 
     report = export(spark, world.url, progress=retire)
     assert not report.stale
-    shows(spark, world)
+    shows(world)
 
 
 def test_a_damaged_snapshot_is_reported_and_holds_up_nobody_else(
@@ -448,14 +452,14 @@ def test_a_damaged_snapshot_is_reported_and_holds_up_nobody_else(
     report = export(spark, world.url)
     assert len(report.damaged) == 1 and "project.42.patches" in report.damaged[0]
     held = world.held.pop(PATCHES)
-    shows(spark, world)
+    shows(world)
 
     world.held[PATCHES] = held
     world.change(PATCHES, message(52, b"newer"))
     world.publish(PATCHES)
     assert damaged.revision < held.revision
     assert export(spark, world.url).damaged == []
-    shows(spark, world)
+    shows(world)
 
 
 def test_manifests_learn_how_far_their_streams_are_archived(
@@ -516,7 +520,7 @@ def test_the_state_of_an_earlier_version_and_time_can_be_asked_for(
     world.publish()
     export(spark, world.url)
     assert rows_of(latest(spark, table_of(world), version=version)) == before
-    shows(spark, world)
+    shows(world)
 
 
 
@@ -545,6 +549,6 @@ def test_if_a_part_of_a_large_store_is_missing_none_of_its_rows_is_committed(
     assert mark.exists() and report.runs == 2
     rows = read_table(spark, table_of(world))
     assert rows.count() == 4001
-    shows(spark, world)
+    shows(world)
 
 

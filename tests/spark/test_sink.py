@@ -90,22 +90,10 @@ def test_a_write_with_a_name_is_done_once_and_others_each_time(
     assert len(messages(cluster, "sink-3", "unnamed")) == 200
 
 
-@pytest.mark.parametrize(
-    ("columns", "told"),
-    [
-        (["'a' as store"], "value"),
-        (["id as value", "'a' as store"], "value"),
-        (["cast(id as string) as value"], "store"),
-        (["cast(id as string) as value", "'a' as store", "id as offset"], "offset"),
-        (["cast(null as string) as value", "'a' as store"], "null"),
-        (["'x' as value", "'a b' as store"], "InvalidNameError"),
-    ],
-)
-def test_rows_that_cannot_be_messages_are_refused(
-    spark: SparkSession, cluster: RunningUp, columns: list[str], told: str
-) -> None:
-    with pytest.raises(PySparkException, match=told):
-        write(spark.range(1).selectExpr(*columns), cluster, "sink-4")
+def test_rows_that_cannot_be_messages_are_refused(spark: SparkSession, cluster: RunningUp) -> None:
+    frame = spark.range(1).selectExpr("cast(null as string) as value", "'a' as store")
+    with pytest.raises(PySparkException, match="a row has null there"):
+        write(frame, cluster, "sink-4")
 
 
 def test_a_batch_of_a_streaming_query_that_is_run_again_stores_its_rows_once(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringStartsWith,
 )
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
@@ -37,6 +38,7 @@ from holdfast.spark.offsets import Loss, Offsets, advance, between, bounded, los
 from holdfast.spark.options import NamePattern, read_options, write_options
 from holdfast.spark.pushdown import wanted_of
 from holdfast.spark.ranges import Extent, limited, tasks
+from holdfast.spark.sink import BatchSink, _rows
 
 NATS = {"nats": "nats://127.0.0.1:4222"}
 
@@ -324,3 +326,30 @@ def test_other_rows_or_another_order_make_another_mark() -> None:
     one, two = OutputRow(b"1", {}), OutputRow(b"2", {"a": "b"})
     assert mark(one, two) == mark(one, two)
     assert len({mark(one, two), mark(two, one), mark(one), mark(OutputRow(b"12", {}), one)}) == 4
+
+
+# --- what can be written -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"store": StringType()}, "value"),
+        ({"value": LongType(), "store": StringType()}, "value"),
+        ({"value": StringType()}, "store"),
+        ({"value": StringType(), "store": StringType(), "offset": LongType()}, "offset"),
+    ],
+)
+def test_columns_that_streams_have_not_are_refused(columns: dict[str, DataType], told: str) -> None:
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    with pytest.raises(InvalidArgumentError, match=told):
+        BatchSink(write_options({"nats": "nats://127.0.0.1:9"}), schema)
+
+
+def test_a_row_without_a_value_or_with_a_bad_name_is_refused() -> None:
+    options = write_options({"nats": "nats://127.0.0.1:9"})
+    for row, error in (
+        ({"value": None, "store": "a"}, InvalidArgumentError),
+        ({"value": "x", "store": None}, InvalidArgumentError),
+        ({"value": "x", "store": "a b"}, InvalidNameError),
+    ):
+        with pytest.raises(error):
+            list(_rows(options, iter([pa.RecordBatch.from_pylist([row])])))

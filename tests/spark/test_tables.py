@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from bucket_world import BucketWorld, entry, kv, message, rows_of, stream
+from bucket_world import BucketWorld, entry, kv, message, state_of, stream
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 from holdfast_up import RunningUp
@@ -64,7 +64,7 @@ def test_compaction_makes_few_large_files_of_many_and_changes_no_row(
     assert (report.files_before, report.files_after, report.rows) == (5, 1, 55)
     assert report.bytes_after < report.bytes_before
     assert {tuple(map(str, row)) for row in read_table(spark, table).collect()} == before
-    assert rows_of(latest(spark, table)) == world.state()
+    assert state_of(table) == world.state()
 
     [file] = ChangesTable(TableLocation(table)).files()
     batch = DeltaTable(TableLocation(table).uri).to_pyarrow_table().to_pylist()
@@ -85,7 +85,7 @@ def test_an_export_may_commit_while_a_compaction_is_at_work(
 
     report = compact(spark, table, progress=meanwhile)
     assert (report.merged_files, report.files_after) == (2, 2)
-    assert rows_of(latest(spark, table)) == world.state()
+    assert state_of(table) == world.state()
 
 
 def exported_in_runs_again(spark: SparkSession, world: BucketWorld) -> None:
@@ -108,7 +108,7 @@ def test_of_two_compactions_at_once_one_is_refused(
     with pytest.raises(TableConflictError):
         compact(spark, table, progress=another)
     assert compacted == [2]
-    assert rows_of(latest(spark, table)) == world.state()
+    assert state_of(table) == world.state()
 
 
 # --- import --------------------------------------------------------------------------------------
