@@ -110,7 +110,8 @@ class LiveEntries:
         #: Keys in the states WAITING and CONFLICT, in order.
         self._waiting: dict[str, None] = {}
         self._conflicts: dict[str, None] = {}
-        #: How far the follower has got, and what is known of keys beyond that, by ascending revision.
+        #: How far the follower has got, and what is known of keys beyond that, in the order in which it
+        #: was learnt: some may be older than the first one.
         self._revision = 0
         self._ahead: dict[str, tuple[int, Entry | None]] = {}
         #: The state that is being read, which replaces `confirmed` when it is complete.
@@ -266,8 +267,9 @@ class LiveEntries:
         staged, self._staged = self._staged or {}, None
         self._revision = revision
         self._forget_ahead()
-        for key, (_, entry) in self._ahead.items():
-            self._hold(staged, key, entry)
+        for key, (at, entry) in self._ahead.items():
+            if at > revision:
+                self._hold(staged, key, entry)
         before, self.confirmed = self.confirmed, staged
         for key in [*before, *(key for key in staged if key not in before), *self._conflicts]:
             self._moved(key)
@@ -286,7 +288,10 @@ class LiveEntries:
         return self._known(key).revision
 
     def _forget_ahead(self) -> None:
-        for key in [key for key, (at, _) in self._ahead.items() if at <= self._revision]:
+        while self._ahead:
+            key = next(iter(self._ahead))
+            if self._ahead[key][0] > self._revision:
+                return
             del self._ahead[key]
 
     def _known(self, key: str) -> _Known:
