@@ -22,6 +22,9 @@ not disturbed by that.
 
 Large values are not held: their keys show an empty value. Use `Client.kv` for them.
 
+A large value (over MAX_VALUE_BYTES) that `KV.set` wrote does not come along: its bytes show as empty, and
+`entry(key).large` says so; `KV.get` has them. It cannot be written here.
+
 A value is decoded anew at each read, so to change a dictionary that is a value, assign it again.
 """
 

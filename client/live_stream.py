@@ -16,6 +16,9 @@ and `on_reject` hears of it.
 It follows everything that happens to the stream: messages replaced by `Stream.set`, deleted, trimmed,
 expired and evicted. `start_seq`, or the `last` so many, says from where on it is held in memory.
 
+A large value (over MAX_VALUE_BYTES) that `Stream.append` wrote does not come along: its bytes show as
+empty; `Stream.get` has them. It cannot be appended here.
+
 So that it knows its messages again, it adds a header to each (`live`), which it hides from its own
 readers; others see it.
 """
