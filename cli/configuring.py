@@ -15,7 +15,13 @@ from holdfast.client import KV, Stream
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind
-from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig, ttl_ms
+from holdfast.protocol.store_config import (
+    DEFAULT_CONFIG,
+    OF_STREAMS,
+    Discard,
+    StoreConfig,
+    ttl_ms,
+)
 
 _NONE: Final = "none"
 
@@ -86,6 +92,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "SECONDS",
         "help": "How long a msg_id is remembered; 0: not at all.",
     },
+    "archive_after_seconds": {
+        "type": _number,
+        "metavar": "SECONDS",
+        "help": "Messages older than this are kept in the archive alone, once they are there.",
+    },
     "description": {"metavar": "TEXT", "help": "What it is for."},
 }
 
@@ -95,7 +106,7 @@ def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[.
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, options in reversed(_OPTIONS.items()):
-            if kind is StoreKind.STREAM or name != "dedupe_window_seconds":
+            if kind is StoreKind.STREAM or name not in OF_STREAMS:
                 command = click.option(f"--{name.replace('_', '-')}", **options)(command)
         return command
 

@@ -37,7 +37,7 @@ from holdfast.protocol.limits import (
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
-from holdfast.protocol.store_config import ttl_ms
+from holdfast.protocol.store_config import OF_STREAMS, ttl_ms
 from holdfast.shared_fs.store_file import pack_headers
 
 _BYTES: Final = {bytes}
@@ -209,8 +209,8 @@ def _configure(store: Store, operation: list[Any]) -> Result:
     if type(wanted) is not dict:
         raise InvalidArgumentError(argument="config", reason="not a map of settings")
     config = store.config.changed(wanted)
-    if not store.is_stream and "dedupe_window_seconds" in wanted:
-        raise InvalidArgumentError(argument="dedupe_window_seconds", reason="a kv has no msg_ids")
+    if not store.is_stream and (foreign := OF_STREAMS & wanted.keys()):
+        raise InvalidArgumentError(argument=min(foreign), reason="it is of streams")
     if config != store.config:
         store.configure(config)
     return [store.revision, config.to_wire()]

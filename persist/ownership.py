@@ -21,6 +21,7 @@ from typing import NamedTuple
 from holdfast.persist.store import Store
 from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archived_blocks import Bodies
 
 
 class Arrival(NamedTuple):
@@ -33,6 +34,8 @@ class Arrival(NamedTuple):
     group: Group
     #: Its share of the frame that it came in.
     size_bytes: int = 0
+    #: Of a read that has waited for the archive: what it lacked.
+    archived: Bodies | None = None
 
     @property
     def writes(self) -> bool:

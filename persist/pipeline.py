@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.persist import eviction, reads
+from holdfast.persist.archive_reads import ArchiveReads
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.persist.store import Store
 from holdfast.persist.stored_writer import StoredWriter
@@ -33,6 +34,7 @@ from holdfast.persist.tick import Answers, Tick
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.errors import (
+    ArchiveUnreadableError,
     BusyError,
     FencedError,
     HoldfastError,
@@ -112,10 +114,12 @@ class Pipeline:
         log_level: Durability = Durability.SYNCED,
         paced: Callable[[], Awaitable[None]] | None = None,
         confirm_open: Callable[[], Awaitable[None]] | None = None,
+        archive_reads: ArchiveReads | None = None,
     ) -> None:
         """`stored`: the way into the bucket of what is to be `stored` besides. `log_level`: what the
         sync of `log` achieves. `paced` returns when the next sync is due, at once if it is None.
-        `confirm_open` asks if `gate` is open, where looking at it does not."""
+        `confirm_open` asks if `gate` is open, where looking at it does not. `archive_reads` brings
+        what reads lack."""
         self._server = server
         self._log = log
         self._gate = gate
@@ -131,6 +135,7 @@ class Pipeline:
         self._log_level = log_level
         self._paced = paced
         self._confirm_open = confirm_open
+        self._archive_reads = archive_reads
         self._inbox: deque[Arrival] = deque()
         self._refusals: list[tuple[str, int, HoldfastError]] = []
         self._pings: list[str] = []
@@ -138,6 +143,7 @@ class Pipeline:
         self._held: dict[StoreId, list[Arrival]] = {}
         #: Stores of which something may have to go, though nobody asks for them.
         self._overdue: dict[StoreId, Store] = {}
+        self._archives: deque[tuple[Store, int, str, asyncio.Future[int]]] = deque()
         self._turn_scheduled = False
         self._written_tick = 0
         self._synced_tick = 0
@@ -182,6 +188,7 @@ class Pipeline:
             or self._releasing
             or self._written_tick > self._synced_tick
             or (self._stored is not None and not self._stored.idle)
+            or (self._archive_reads is not None and self._archive_reads.waiting_count > 0)
         )
 
     def answer(self, answers: Answers) -> None:
@@ -230,6 +237,17 @@ class Pipeline:
     def turn_away(self, store: StoreId, error: HoldfastError) -> None:
         """The store's file does not come back: refuse what waited for it."""
         self.refuse_waiting(self._held.pop(store, ()), error)
+
+    async def archive(self, store: Store, end_seq: int, table: str) -> bool:
+        """Let the values up to `end_seq` leave a store's file, as a change like any other; return,
+        once it is durable, whether they do."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._archives.append((store, end_seq, table, done))
+        self._schedule_turn()
+        tick = await done
+        if tick:
+            await self.settled(tick)
+        return tick > 0
 
     async def settled(self, tick: int) -> None:
         """Return once `tick` is durable and everything that waited for that has left."""
@@ -283,6 +301,10 @@ class Pipeline:
         while self._overdue and room > 0:
             room -= _MATERIALISE_OPERATIONS
             self._expire(tick, self._overdue.popitem()[1])
+        archives = list(self._archives)
+        self._archives.clear()
+        for store, end_seq, table, _ in archives:
+            self._archive(tick, store, end_seq, table)
         while self._inbox and room > 0:
             arrival = self._inbox.popleft()
             length = len(arrival.group.operations)
@@ -295,6 +317,9 @@ class Pipeline:
         self.operation_count += operation_count
         self._evict(tick)
         records = self._append(tick)
+        for store, _, _, done in archives:
+            if not done.done():
+                done.set_result(tick.number if records and store.last_tick == tick.number else 0)
         self._queue(tick)
         if self._stored is not None:
             self._stored.take(tick, records)
@@ -352,6 +377,15 @@ class Pipeline:
             tick.abort(store, error)
             return True
         return False
+
+    def _archive(self, tick: Tick, store: Store, end_seq: int, table: str) -> None:
+        if store.busy or not store.writable or self._ownership.find(store.id) is not store:
+            return
+        try:
+            tick.archive(store, end_seq, table)
+        except StorageError as error:
+            logger.warning("store.archive_failed store=%s reason=%s", store.id, error)
+            tick.abort(store, error)
 
     def _evict(self, tick: Tick) -> None:
         """Bring the stores that were written back to their limits, in the same tick."""
@@ -458,7 +492,7 @@ class Pipeline:
             while self._waiting and self._waiting[0].wait_for <= tick:
                 self._ready.append(self._waiting.popleft())
             self._to_release.set()
-            if self._inbox or self._refusals or self._pings:
+            if self._inbox or self._refusals or self._pings or self._archives:
                 self._schedule_turn()
 
     # --- gate and release --------------------------------------------------------------------
@@ -542,29 +576,43 @@ class Pipeline:
         if store.busy or self._ownership.find(store.id) is not store:
             self.submit_again([arrival])
             return 0
-        self._inbox_bytes -= arrival.size_bytes
-        elements = answers.setdefault(arrival.reply, [])
         try:
-            results = self._read_synced(store, arrival.group.operations)
+            results = self._read_synced(store, arrival)
         except FencedError:
             raise
+        except reads.ArchiveNeededError as needed:
+            self._wait_for_archive(arrival, needed)
+            return 0
         except StorageError as error:
+            self._inbox_bytes -= arrival.size_bytes
             logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+            elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, error))
             return 0
+        self._inbox_bytes -= arrival.size_bytes
+        elements = answers.setdefault(arrival.reply, [])
         outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         elements.append([arrival.position, 0, outcome])
         return len(outcome)
 
-    def _read_synced(self, store: Store, operations: list[list[Any]]) -> list[Any]:
+    def _wait_for_archive(self, arrival: Arrival, needed: reads.ArchiveNeededError) -> None:
+        """Put a read aside; it goes on counting as waiting."""
+        if self._archive_reads is None:
+            error = ArchiveUnreadableError(store=str(arrival.store), reason="it has no archive")
+            self.refuse_waiting([arrival], error)
+            return
+        self._archive_reads.want(arrival, needed.messages)
+
+    def _read_synced(self, store: Store, arrival: Arrival) -> list[Any]:
+        operations, archived = arrival.group.operations, arrival.archived
         try:
             store.materialise(self._synced_tick)
         except StorageFailedError as error:
             # The disk takes no writes; what is acknowledged can be read all the same.
             logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
             with store.previewed(self._synced_tick):
-                return reads.execute(store, self._server, operations)
-        return reads.execute(store, self._server, operations)
+                return reads.execute(store, self._server, operations, archived)
+        return reads.execute(store, self._server, operations, archived)
 
     async def _send_answers(self, answers: Answers) -> None:
         for reply, elements in answers.items():

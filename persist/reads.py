@@ -13,6 +13,7 @@ from holdfast.persist.store import Store
 from holdfast.persist.uploads import check_upload_id
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
+    HoldfastError,
     InvalidArgumentError,
     MalformedFrameError,
     ProtocolError,
@@ -22,22 +23,48 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.names import StoreKind, check_key
-from holdfast.shared_fs.store_file import StoreFile, unpack_headers
+from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
+from holdfast.shared_fs.store_file import Row, StoreFile, unpack_headers
 
+_NO_BODIES: Final[Bodies] = {}
 #: What a row takes beside its value and headers, roughly.
 _ROW_BYTES: Final = 32
 
 
-def execute(store: Store, server: str, operations: list[list[Any]]) -> list[Any]:
+class ArchiveNeededError(HoldfastError):
+    """The answer has `messages` whose values are in the archive. Never leaves the server."""
+
+    code = "archive_needed"
+    template = "messages are in the archive"
+
+    def __init__(self, messages: list[ArchivedMessage]) -> None:
+        super().__init__()
+        self.messages = messages
+
+
+def execute(
+    store: Store, server: str, operations: list[list[Any]], archived: Bodies | None = None
+) -> list[Any]:
     """Return a result, or an error's wire form, for the first of `operations`, at least one.
 
-    Raises StorageError when the file cannot be read.
+    `archived` are bodies that an earlier try lacked. Raises ArchiveNeededError if the first one needs
+    others, StorageError when the file cannot be read.
     """
     results: list[Any] = []
     size_bytes = 0
+    needed: list[ArchivedMessage] = []
     for operation in operations:
         try:
-            result, result_bytes = _execute_one(store, server, operation)
+            result, result_bytes = _execute_one(store, server, operation, archived or _NO_BODIES)
+        except ArchiveNeededError as error:
+            if results:
+                break
+            # What the next ones need comes with it, so that many single ones are brought at once.
+            needed += error.messages
+            size_bytes += sum(message.size_bytes for message in error.messages)
+            if size_bytes > PAGE_BYTES or len(needed) > PAGE_ROWS:
+                break
+            continue
         except (IndexError, TypeError) as error:
             reason = f"operation {operation[0]}: {error}"
             result = error_to_wire(MalformedFrameError(reason=reason))
@@ -45,24 +72,28 @@ def execute(store: Store, server: str, operations: list[list[Any]]) -> list[Any]
         except (RequestError, ProtocolError) as error:
             result = error_to_wire(error)
             result_bytes = len(frames.pack(result))
-        if results and size_bytes + result_bytes > PAGE_BYTES:
+        if needed or (results and size_bytes + result_bytes > PAGE_BYTES):
             break
         results.append(result)
         size_bytes += result_bytes
+    if needed:
+        raise ArchiveNeededError(needed)
     return results
 
 
-def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, int]:
+def _execute_one(
+    store: Store, server: str, operation: list[Any], bodies: Bodies
+) -> tuple[Any, int]:
     number = operation[0]
     file = store.file
     if store.is_stream:
         if number == frames.GET_MESSAGE:
             seq = _integer("seq", operation[1])
-            return _row(file.message(seq) if file is not None and seq > 0 else None)
+            return _message(file.message(seq) if file is not None and seq > 0 else None, bodies)
         if number == frames.GET_MESSAGES:
-            return _messages(file, operation)
+            return _messages(file, operation, bodies)
         if number == frames.GET_SEQS:
-            return _messages_of(file, operation)
+            return _messages_of(file, operation, bodies)
         if number == frames.CONSUMERS:
             return _consumers(file, operation)
     elif number == frames.GET_ENTRY:
@@ -73,7 +104,7 @@ def _execute_one(store: Store, server: str, operation: list[Any]) -> tuple[Any, 
     if number == frames.HEAD:
         return _head(store, server), _ROW_BYTES * 2
     if number == frames.CHANGES:
-        return _changes(store, operation)
+        return _changes(store, operation, bodies)
     if number == frames.CONFIG:
         config = file.limits()[0] if file is not None else {}
         return config, len(frames.pack(config))
@@ -102,7 +133,9 @@ def _head(store: Store, server: str) -> list[Any]:
     ]
 
 
-def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+def _messages(
+    file: StoreFile | None, operation: list[Any], bodies: Bodies
+) -> tuple[Any, int]:
     _, start_seq, end_seq, start_time, limit, last = (operation + [None] * 6)[:6]
     start_seq = 1 if start_seq is None else _integer("start_seq", start_seq)
     end_seq = None if end_seq is None else _integer("end_seq", end_seq)
@@ -120,25 +153,31 @@ def _messages(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     page = file.message_page(
         start_seq, end_seq, max_rows=row_limit, max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
     )
-    return [page.rows, page.rows[-1][0] + 1 if page.more else None], page.size_bytes
+    rows = _filled(page.rows, bodies) if file.has_archived else page.rows
+    return [rows, rows[-1][0] + 1 if page.more else None], page.size_bytes
 
 
-def _messages_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+def _messages_of(
+    file: StoreFile | None, operation: list[Any], bodies: Bodies
+) -> tuple[Any, int]:
     seqs = operation[1]
     if type(seqs) is not list or len(seqs) > PAGE_ROWS:
         raise InvalidArgumentError(argument="seqs", reason=f"not a list of at most {PAGE_ROWS}")
     rows: list[Any] = []
     size_bytes = 0
+    next_index = None
     for index, seq in enumerate(seqs):
         row = None if file is None else file.message(_integer("seq", seq))
         if row is None:
             continue
-        wire, row_bytes = _row(row)
+        is_archived = isinstance(row[3], ArchivedMessage)
+        wire, row_bytes = (row, _ROW_BYTES + row[3].size_bytes) if is_archived else _row(row)
         if rows and size_bytes + row_bytes > PAGE_BYTES:
-            return [rows, index], size_bytes
+            next_index = index
+            break
         rows.append(wire)
         size_bytes += row_bytes
-    return [rows, None], size_bytes
+    return [_filled(rows, bodies), next_index], size_bytes
 
 
 def _consumers(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
@@ -170,7 +209,7 @@ def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     return [rows, rows[-1][0] if more else None], size_bytes
 
 
-def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
+def _changes(store: Store, operation: list[Any], bodies: Bodies) -> tuple[Any, int]:
     _, after_revision, after_seq, limit, state_revision = (operation + [None] * 5)[:5]
     revision = _integer("after_revision", after_revision)
     seq = 0 if after_seq is None else _integer("after_seq", after_seq)
@@ -194,12 +233,14 @@ def _changes(store: Store, operation: list[Any]) -> tuple[Any, int]:
     kept: list[Any] = []
     size_bytes = 0
     for change in found:
-        change_bytes = Store.bytes_of((change[2],))
+        change_bytes = _bytes_of_change(change[2])
         if kept and (size_bytes + change_bytes > PAGE_BYTES or len(kept) == row_limit):
             complete = False
             break
         kept.append(change)
         size_bytes += change_bytes
+    if store.file.has_archived:
+        kept = _filled_changes(kept, bodies)
     if complete:
         return [kept, meta.revision, meta.last_seq, meta.revision, False], size_bytes
     next_seq = max([seq, *(change[2][1] for change in kept if _sets_message(change[2]))])
@@ -224,6 +265,46 @@ def _chunk(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
         raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
     data = file.read_body(upload_id, offset) if file is not None else None
     return data, _ROW_BYTES + len(data or b"")
+
+
+def _filled(rows: list[Row], bodies: Bodies) -> list[Row]:
+    """Return rows with the values that are in the archive. Raises ArchiveNeededError."""
+    needed = [
+        row[3]
+        for row in rows
+        if isinstance(row[3], ArchivedMessage) and (row[0], row[1]) not in bodies
+    ]
+    if needed:
+        raise ArchiveNeededError(needed)
+    return [
+        (*row[:3], *bodies[row[0], row[1]]) if isinstance(row[3], ArchivedMessage) else row
+        for row in rows
+    ]
+
+
+def _filled_changes(changes: list[Any], bodies: Bodies) -> list[Any]:
+    rows = [
+        (change[1], revision, time, change[2], None)
+        for revision, time, change in changes
+        if _sets_message(change) and isinstance(change[2], ArchivedMessage)
+    ]
+    filled = {row[1]: [frames.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)}
+    return [
+        (revision, time, filled.get(revision, change)) for revision, time, change in changes
+    ]
+
+
+def _bytes_of_change(change: frames.WireChange) -> int:
+    if _sets_message(change) and isinstance(change[2], ArchivedMessage):
+        return Store.bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + change[2].size_bytes
+    return Store.bytes_of((change,))
+
+
+def _message(row: Row | None, bodies: Bodies) -> tuple[Any, int]:
+    if row is None or not isinstance(row[3], ArchivedMessage):
+        return _row(row)
+    [filled] = _filled([row], bodies)
+    return filled, _ROW_BYTES + row[3].size_bytes
 
 
 def _sets_message(change: frames.WireChange) -> bool:

@@ -18,10 +18,12 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.persist.administration import Administrator
+from holdfast.persist.archive_reads import ArchiveReads
+from holdfast.persist.archiving import Archiver
 from holdfast.persist.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.bucket_ground import BucketGround
 from holdfast.persist.bucket_reaper import BucketReaper
@@ -65,6 +67,7 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, check_server
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_log import BucketLog
 from holdfast.shared_fs.commit_log import CommitLog, Log
@@ -226,6 +229,15 @@ class PersistServer:
         else:
             self._stand_on_files()
         ground = self._ground
+        self._archive = (
+            Archive(self._bucket.url) if self._bucket is not None and self._bucket.url else None
+        )
+        self._archive_reads = ArchiveReads(
+            self._archive,
+            run_in_thread=self._in_archive_thread,
+            resubmit=lambda arrivals: self._pipeline.submit_again(arrivals),
+            refuse=lambda arrivals, error: self._pipeline.refuse_waiting(arrivals, error),
+        )
         self._pipeline = Pipeline(
             server=self.server,
             log=self._log,
@@ -241,6 +253,7 @@ class PersistServer:
             log_level=Durability.SYNCED if ground is None else Durability.STORED,
             paced=ground.paced if ground is not None else None,
             confirm_open=ground.confirm_open if ground is not None else None,
+            archive_reads=self._archive_reads,
         )
         if self._bucket is not None:
             self._tier = Tier(
@@ -392,6 +405,24 @@ class PersistServer:
             cold_stores=self._tier.cold_stores if self._tier is not None else None,
         )
 
+    def _in_archive_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
+        assert self._tier is not None
+        return self._tier.archive_threads(function)
+
+    def _make_archiver(self) -> Archiver | None:
+        if self._archive is None or self._tier is None:
+            return None
+        return Archiver(
+            self._archive,
+            manifests=self._tier.tiering.manifests,
+            ownership=self._ownership,
+            pipeline=self._pipeline,
+            checkpointer=self._checkpointer,
+            run_in_thread=self._in_archive_thread,
+            clock_ms=self._clock_ms,
+            look_seconds=self._tier_policy.archive_look_seconds,
+        )
+
     async def _snapshot_now(self, stores: Sequence[StoreId]) -> None:
         assert self._tier is not None
         await self._tier.tiering.snapshot(stores)
@@ -450,6 +481,9 @@ class PersistServer:
         """Yield what runs beside, by where the truth is."""
         if self._tier is not None:
             yield from self._tier.work()
+        yield self._archive_reads.run()
+        if (archiver := self._make_archiver()) is not None:
+            yield archiver.run()
         if self._ground is not None:
             yield self._ground.run()
             return

@@ -100,6 +100,13 @@ class Tick:
             self._stores[store.id] = store
         return complete
 
+    def archive(self, store: Store, end_seq: int, table: str) -> None:
+        """Let the values up to `end_seq` leave the store's file. Raises StorageError."""
+        store.begin()
+        self._stores[store.id] = store
+        store.time = max(self.time, store.time)
+        store.archive(end_seq, table)
+
     def limited(self) -> list[Store]:
         """Return the stores of this tick with limits."""
         return [store for store in self._stores.values() if store.retention is not None]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from holdfast.persist.archive_reads import PARALLEL_READS
 from holdfast.persist.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.persist.cooling import Cooler
 from holdfast.persist.coordination import Coordination
@@ -81,6 +82,8 @@ class Tier:
             ask_again=ask_again,
             refuse=refuse,
         )
+        #: For whoever waits for the archive.
+        self.archive_threads = run_in_thread or self._made("archive", PARALLEL_READS)
         self.tiering = Tiering(
             bucket,
             server=server,

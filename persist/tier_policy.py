@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.protocol.limits import MIB
+from holdfast.protocol.limits import ARCHIVE_LOOK_SECONDS, MIB
 from holdfast.shared_fs.manifest import KeepPolicy
 
 #: When the file system is nearly full, whatever was not changed for so long goes cold.
@@ -39,6 +39,8 @@ class TierPolicy:
     cold_after_seconds: float = 86_400.0
     #: Below this share of free space files go cold as early as they can.
     min_free_ratio: float = 0.1
+    #: How often open stores are looked at for messages that may leave for the archive.
+    archive_look_seconds: float = ARCHIVE_LOOK_SECONDS
     keep: KeepPolicy = field(default_factory=KeepPolicy)
 
     def cold_seconds(self, free_ratio: float) -> float:

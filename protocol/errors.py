@@ -29,6 +29,8 @@
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
     │   ├── LargeValueDamagedError  what was read of a large value has another sha256
     │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
+    │   ├── ArchiveMissingError     the archive has not what was moved there
+    │   ├── ArchiveUnreadableError  this server has not what it needs to read the archive
     │   ├── NewerFormatError        written by a later holdfast
     │   ├── FencedError             this incarnation has been fenced
     │   └── AlreadyRunningError     another process holds the lock
@@ -231,6 +233,20 @@ class LargeValueDamagedError(StorageError):
 class StorageFailedError(StorageError):
     code = "storage_failed"
     template = "the file system refused: {reason}"
+
+
+class ArchiveMissingError(StorageError):
+    """Messages that left their store's file for the archive are not there. No other is affected."""
+
+    code = "archive_missing"
+    template = (
+        "messages {first_seq} to {last_seq} of {store} are not in the archive {table}: {reason}"
+    )
+
+
+class ArchiveUnreadableError(StorageError):
+    code = "archive_unreadable"
+    template = "{store} has archived messages, which this server cannot read: {reason}"
 
 
 class NewerFormatError(StorageError):

@@ -156,6 +156,10 @@ IDLE_CLOSE_SECONDS: Final = 10.0
 #: Images of cold stores that are read in memory, one and all of them: above, they get files again.
 MAX_COLD_READ_BYTES: Final = 256 * KIB
 MAX_COLD_MEMORY_BYTES: Final = 64 * MIB
+#: A read of the archive that takes longer is answered `unavailable`; clients ask again.
+ARCHIVE_READ_SECONDS: Final = 20.0
+#: How often open stores are looked at for messages that may leave for the archive.
+ARCHIVE_LOOK_SECONDS: Final = 60.0
 #: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.
 OUTCOME_RETENTION_SECONDS: Final = 600.0
 #: How long a `msg_id` is remembered (JetStream's default duplicate window).
@@ -190,6 +194,7 @@ assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SYNC_STALL_SECONDS
 assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
+assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
 assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS

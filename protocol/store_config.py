@@ -45,6 +45,7 @@ class ConfigSettings(TypedDict, total=False):
     discard: Discard | str | None
     durability: Durability | str | None
     dedupe_window_seconds: float | None
+    archive_after_seconds: float | None
     description: str | None
 
 
@@ -68,6 +69,8 @@ class StoreConfig:
     durability: Durability = Durability.DEFAULT
     #: How long a `msg_id` is remembered.
     dedupe_window_seconds: float = DEDUPE_WINDOW_SECONDS
+    #: Messages older than this leave the store's file once they are in the archive.
+    archive_after_seconds: float | None = None
     description: str = ""
 
     @classmethod
@@ -169,8 +172,11 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "discard": _discard,
     "durability": _durability,
     "dedupe_window_seconds": _window,
+    "archive_after_seconds": _seconds,
     "description": _text,
 }
 _DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
+#: A kv has neither msg_ids nor an archive.
+OF_STREAMS: Final = frozenset(("dedupe_window_seconds", "archive_after_seconds"))
 DEFAULT_CONFIG: Final = StoreConfig()
 assert list(_CHECKS) == list(_DEFAULTS) == list(ConfigSettings.__annotations__)

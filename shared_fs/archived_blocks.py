@@ -75,6 +75,10 @@ class ArchivedMessage:
         return self.seq, self.revision, self.time, self, None
 
 
+#: Values and headers of archived messages, by seq and revision.
+Bodies = dict[tuple[int, int], tuple[bytes, dict[str, str] | None]]
+
+
 class ArchiveDraft(NamedTuple):
     """What the next block could be: messages that are still in the file, and the digest of all of them,
     values and headers included."""

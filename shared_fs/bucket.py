@@ -105,6 +105,8 @@ class Bucket:
     ) -> None:
         self._backend = backend
         self._surroundings = surroundings
+        #: What it was opened by; empty if it was not.
+        self.url = ""
         self.usage = BucketUsage()
         #: Does the bucket heed `expected_version` in `delete`? The probe finds out.
         self.conditional_deletes = True
@@ -328,22 +330,20 @@ def open_bucket(
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or parts.query or not parts.path.startswith("/"):
             raise InvalidArgumentError(argument="bucket", reason="write file:///FOLDER")
-        return Bucket(
-            DirectoryBackend(Path(unquote(parts.path))), retry=retry, surroundings=surroundings
-        )
-    if parts.scheme == "s3":
+        backend: Backend = DirectoryBackend(Path(unquote(parts.path)))
+    elif parts.scheme == "s3":
         # Here, because boto3 takes 0.2 s to import and most processes never talk to S3.
         from holdfast.shared_fs.bucket_s3 import S3Backend
 
-        return Bucket(
-            S3Backend.from_url(url, connections=connections),
-            retry=retry,
-            surroundings=surroundings,
+        backend = S3Backend.from_url(url, connections=connections)
+    else:
+        raise InvalidArgumentError(
+            argument="bucket",
+            reason=f"{parts.scheme or 'no'} scheme: write file:///FOLDER or s3://NAME",
         )
-    raise InvalidArgumentError(
-        argument="bucket",
-        reason=f"{parts.scheme or 'no'} scheme: write file:///FOLDER or s3://NAME",
-    )
+    bucket = Bucket(backend, retry=retry, surroundings=surroundings)
+    bucket.url = url
+    return bucket
 
 
 def _verify(key: str, head: ObjectHead, size_bytes: int, sha256: str) -> None:

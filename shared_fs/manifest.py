@@ -100,6 +100,15 @@ class Tombstone(NamedTuple):
     revision: int = 0
 
 
+class ArchiveMark(NamedTuple):
+    """Which changes of a store a table has: all up to a revision, by an owner of this epoch."""
+
+    epoch: int
+    revision: int
+    #: Its URL; empty: the table that lies in the bucket itself.
+    table: str
+
+
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
     """What the bucket knows of one store. `versions` are newest first."""
@@ -108,6 +117,8 @@ class StoreEntry:
     #: Messages up to this seq are in the archive's tables.
     archived_seq: int = 0
     deleted: Tombstone | None = None
+    #: Where that is; None of what an export of an earlier version archived.
+    archive: ArchiveMark | None = None
 
     @property
     def newest(self) -> SnapshotVersion | None:
@@ -463,7 +474,8 @@ def _row_of(entry: StoreEntry) -> Sequence[Any]:
         values = list(_values_of(version))
         values[_SHA256] = bytes.fromhex(version.sha256)
         versions.append(values)
-    return versions, entry.archived_seq, entry.deleted
+    row = (versions, entry.archived_seq, entry.deleted)
+    return row if entry.archive is None else (*row, entry.archive)
 
 
 def _entry_of(row: Sequence[Any]) -> StoreEntry:
@@ -478,4 +490,5 @@ def _entry_of(row: Sequence[Any]) -> StoreEntry:
         tuple(versions),
         archived_seq,
         Tombstone(*tombstone[:3]) if tombstone is not None else None,
+        ArchiveMark(*row[3][:3]) if len(row) > 3 and row[3] is not None else None,
     )

@@ -28,7 +28,14 @@ from pyspark.sql import SparkSession
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.bucket_usage import Usage
-from holdfast.shared_fs.manifest import Manifests, Shard, StoreEntry, open_manifests, shard_of
+from holdfast.shared_fs.manifest import (
+    ArchiveMark,
+    Manifests,
+    Shard,
+    StoreEntry,
+    open_manifests,
+    shard_of,
+)
 from holdfast.spark import watermarks
 from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.log_rows import read_coverage
@@ -119,7 +126,8 @@ def export(
                 entries, marks = one_round.do(report, progress)
                 usage = _sum(usage, one_round.usage)
                 if moves_watermark:
-                    report.archived += _archive(manifests, entries, marks)
+                    own = "" if url == default_table(bucket) else url
+                    report.archived += _archive(manifests, entries, marks, own)
                 if not report.stale:
                     break
                 target.refresh()
@@ -351,9 +359,13 @@ def _watching(
 
 
 def _archive(
-    manifests: Manifests, entries: Mapping[StoreId, StoreEntry], marks: Watermarks
+    manifests: Manifests,
+    entries: Mapping[StoreId, StoreEntry],
+    marks: Watermarks,
+    table: str,
 ) -> int:
-    """Tell the manifests up to which seq each stream is in the table. Returns how many learned it."""
+    """Tell the manifests up to which seq and revision each stream is in the table. Returns how many
+    learned it."""
     by_shard: dict[int, dict[StoreId, Watermark]] = {}
     for store, entry in entries.items():
         mark = marks.get(store)
@@ -362,7 +374,7 @@ def _archive(
             and mark is not None
             and not mark.dropped
             and entry.deleted is None
-            and mark.last_seq > entry.archived_seq
+            and _is_news(entry, mark, table)
             and _is_of(entry, mark)
         ):
             by_shard.setdefault(shard_of(store), {})[store] = mark
@@ -377,12 +389,23 @@ def _archive(
                 entry = shard.get(store)
                 if entry is not None and entry.deleted is None and _is_of(entry, mark):
                     seq = max(entry.archived_seq, mark.last_seq)
-                    changed[store] = replace(entry, archived_seq=seq)
+                    where = ArchiveMark(mark.epoch, mark.revision, table)
+                    changed[store] = replace(entry, archived_seq=seq, archive=where)
             return changed
 
         manifests.update(number, change)
         count += len(wanted)
     return count
+
+
+def _is_news(entry: StoreEntry, mark: Watermark, table: str) -> bool:
+    known = entry.archive
+    return mark.last_seq > 0 and (
+        mark.last_seq > entry.archived_seq
+        or known is None
+        or known.table != table
+        or known.epoch != mark.epoch
+    )
 
 
 def _is_of(entry: StoreEntry, mark: Watermark) -> bool:

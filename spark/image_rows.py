@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from heapq import merge
+from itertools import islice, takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +26,16 @@ from urllib.parse import quote
 import apsw
 
 from holdfast.protocol import frames
-from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import (
+    ArchiveUnreadableError,
+    NewerFormatError,
+    StoreDamagedError,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
-from holdfast.shared_fs.store_file import StoreMeta
+from holdfast.shared_fs.archive_table import Archive
+from holdfast.shared_fs.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
+from holdfast.shared_fs.store_file import StoreMeta, pack_headers
 from holdfast.spark.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -83,6 +90,9 @@ _LAST_TIMES: Final = (
     "SELECT max(time) FROM (SELECT time FROM changes WHERE revision <= ?1"
     " ORDER BY revision DESC LIMIT 1)"
 )
+_LAST_ARCHIVED_TIME: Final = (
+    "SELECT coalesce(max(last_time), 0) FROM archived WHERE last_revision <= ?"
+)
 _LAST_ENTRY_TIME: Final = (
     "SELECT time FROM entries WHERE revision <= ? ORDER BY revision DESC LIMIT 1"
 )
@@ -104,11 +114,17 @@ class StoreImage:
     """An image, opened for reading: from memory, or from a file that nobody else changes."""
 
     def __init__(
-        self, store: StoreId, content: bytes | Path, memory: apsw.Connection | None = None
+        self,
+        store: StoreId,
+        content: bytes | Path,
+        archive: Archive | None = None,
+        memory: apsw.Connection | None = None,
     ) -> None:
-        """`memory` is a connection whose last image was closed: to make one takes as long as to read fifty
-        rows. It stays open. Raises StoreDamagedError, NewerFormatError."""
+        """`archive` is where the values of archived messages are. `memory` is a connection whose last
+        image was closed: to make one takes as long as to read fifty rows. It stays open. Raises
+        StoreDamagedError, NewerFormatError."""
         self.store = store
+        self._archive = archive
         self._is_borrowed = memory is not None
         try:
             if isinstance(content, bytes):
@@ -134,6 +150,8 @@ class StoreImage:
         #: Earlier formats have no such column. Large values stay in their stores.
         self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
         self.meta = StoreMeta(*meta)
+        self._archived = ArchivedBlocks(self._connection.execute)
+        self._archived.load()
 
     def close(self) -> None:
         if not self._is_borrowed:
@@ -195,6 +213,8 @@ class StoreImage:
             ).get
             if appended is not None:
                 yield appended[1]
+            if self._archived.exists:
+                yield self._connection.execute(_LAST_ARCHIVED_TIME, (revision,)).get
         else:
             statements.append(_LAST_ENTRY_TIME)
         for statement in statements:
@@ -215,11 +235,36 @@ class StoreImage:
 
     # --- streams ---------------------------------------------------------------------------------
     def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
-        appended = self._connection.execute(
+        appended: Iterator[Any] = self._connection.execute(
             self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
+        if self._archived.exists:
+            # What the table has already is not asked of it: nearly always that is all of it.
+            appended = merge(appended, self._brought_back(reading))
         others = _Queue(self._replaced_and_changes(reading))
         yield from self._interleaved(origin, appended, others, reading.upto)
+
+    def _brought_back(self, reading: Reading) -> Iterator[tuple[Any, ...]]:
+        """Yield the archived messages of a reading as rows: for a table that has them not, or that is
+        to hold the store anew."""
+        wanted = takewhile(
+            lambda message: message.revision <= reading.upto,
+            self._archived.after_revision(reading.after),
+        )
+        for messages in iter(lambda: list(islice(wanted, ARCHIVE_BLOCK_ROWS)), []):
+            if self._archive is None:
+                reason = "nobody said where its archive is"
+                raise ArchiveUnreadableError(store=str(self.store), reason=reason)
+            bodies = self._archive.bodies(messages)
+            for message in messages:
+                value, headers = bodies[message.seq, message.revision]
+                yield (
+                    message.seq,
+                    message.revision,
+                    message.time,
+                    value,
+                    pack_headers(headers),
+                )
 
     def _replaced_and_changes(self, reading: Reading) -> Iterator[Row]:
         if not self._has_replaced:

@@ -23,6 +23,7 @@ import zstandard
 from pyspark import SparkFiles
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshot import SMALL_IMAGE_BYTES, fetch
@@ -47,6 +48,7 @@ class Images:
 
     def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
         self._bucket = bucket
+        self._archive = Archive(bucket.url)
         self._spans = _spans([work.version for work in works])
         self._read: dict[str, bytes] = {}
         self._memory = apsw.Connection(":memory:")
@@ -65,16 +67,16 @@ class Images:
         if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
             content = self._content(work)
             try:
-                yield StoreImage(work.store, content, self._memory)
+                yield StoreImage(work.store, content, self._archive, self._memory)
             except BaseException:
                 # Somebody may still hold a cursor of it.
                 self._memory = apsw.Connection(":memory:")
                 raise
             return
         if work.parts == 1 and image_bytes <= SMALL_IMAGE_BYTES:
-            image = StoreImage(work.store, self._content(work))
+            image = StoreImage(work.store, self._content(work), self._archive)
         else:
-            image = _open_shared(self._bucket, work, _folder())
+            image = _open_shared(self._bucket, work, _folder(), self._archive)
         try:
             yield image
         finally:
@@ -127,7 +129,9 @@ def _unpacked(body: bytes, version: SnapshotVersion) -> bytes | None:
     return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
-def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path) -> StoreImage:
+def _open_shared(
+    bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive
+) -> StoreImage:
     version = work.version
     path = folder / f"{version.sha256}.db"
     with _locked(folder / f"{version.sha256}.lock", fcntl.LOCK_EX):
@@ -137,7 +141,7 @@ def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path) -> StoreImage
             fetch(bucket, work.store, version, draft, small_bytes=0)
             draft.rename(path)
         # Once it is open it may be removed.
-        return StoreImage(work.store, path)
+        return StoreImage(work.store, path, archive)
 
 
 def _folder() -> Path:

@@ -17,10 +17,12 @@ from typing import Any, Final
 import msgpack
 
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive_table import Archive
+from holdfast.shared_fs.archived_blocks import ArchivedMessage
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.manifest import SnapshotVersion, open_manifests
 from holdfast.shared_fs.snapshot import fetch
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import StoreFile, pack_headers
 from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows
 from holdfast.spark.options import NamePattern
 from holdfast.spark.ranges import Extent, SeqRange, limited, tasks
@@ -96,12 +98,13 @@ def read(
     Raises ObjectMissingError if a snapshot was replaced and collected meanwhile, ObjectDamagedError,
     StoreDamagedError, BucketError.
     """
+    archive = Archive(bucket.url)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         for one, version in parts:
             store = StoreId(tenant, one.kind, one.name)
             file = _opened(bucket, store, version, Path(folder) / "image")
             try:
-                yield from _rows(file, one, start_time)
+                yield from _rows(file, one, start_time, archive)
             finally:
                 file.abandon()
 
@@ -119,7 +122,9 @@ def _opened(bucket: Bucket, store: StoreId, version: SnapshotVersion, path: Path
     return StoreFile.open(fetched.content, store)
 
 
-def _rows(file: StoreFile, one: SeqRange, start_time: int | None) -> Iterator[Rows]:
+def _rows(
+    file: StoreFile, one: SeqRange, start_time: int | None, archive: Archive
+) -> Iterator[Rows]:
     size = _batch_rows(file)
     rows: Iterator[Any]
     if one.kind is StoreKind.STREAM:
@@ -131,12 +136,27 @@ def _rows(file: StoreFile, one: SeqRange, start_time: int | None) -> Iterator[Ro
         # `(key, revision, time, value, headers)`, as of messages.
         rows = file.entries("", None, _LAST_SEQ, with_values=True)
     while some := list(islice(rows, size)):
+        if file.has_archived:
+            some = _brought_back(some, archive)
         ids, revisions, times, values, packed = zip(*some, strict=True)
         headers = [{} if one is None else msgpack.unpackb(one) for one in packed]
         if list in set(map(type, values)):
             # What stands for a large value, which stays in its store.
             values = tuple(None if type(value) is list else value for value in values)
         yield Rows(one.kind, one.name, ids, revisions, times, headers, values)
+
+
+def _brought_back(rows: list[Any], archive: Archive) -> list[Any]:
+    """Return rows with the values that are in the archive."""
+    archived = [row[3] for row in rows if isinstance(row[3], ArchivedMessage)]
+    bodies = archive.bodies(archived)
+    brought = []
+    for row in rows:
+        if isinstance(row[3], ArchivedMessage):
+            value, headers = bodies[row[0], row[1]]
+            row = (*row[:3], value, pack_headers(headers))
+        brought.append(row)
+    return brought
 
 
 def _batch_rows(file: StoreFile) -> int:

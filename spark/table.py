@@ -270,4 +270,6 @@ class ChangesTable:
             )
         except CommitFailedError as error:
             raise TableConflictError(table=self.location.uri, reason=str(error)) from error
+        # Owners let go of what the table has, so it must be there after a power cut too.
+        self.location.sync_log()
         self.refresh()

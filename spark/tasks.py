@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_errors import ObjectDamagedError, ObjectMissingError
@@ -153,7 +153,12 @@ def _read_snapshot(
             mark = image.watermark()
     except ObjectMissingError:
         return StoreOutcome(store, work.parts, 0, None, missing=True)
-    except (ObjectDamagedError, StoreDamagedError, NewerFormatError) as error:
+    except (
+        ObjectDamagedError,
+        StoreDamagedError,
+        NewerFormatError,
+        ArchiveMissingError,
+    ) as error:
         if not output.drop(store, output.row_count - before):
             # Some rows of it are written among others' rows already.
             raise

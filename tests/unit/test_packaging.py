@@ -37,6 +37,7 @@ EXTRAS_OF_MODULE = {
     "protocol/process.py": ["server"],
     "cli/tables.py": ["spark"],
     "bench/spark_export.py": ["spark"],
+    "shared_fs/archive_table.py": ["archive"],
 }
 #: What an application that imports the client must not get along with it.
 SERVER_AND_CLI_MODULES = {
