@@ -41,6 +41,7 @@ _PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "numpy", "pandas", "zstan
 _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
 }
 #: Git's id of a content, as git computes it.
