@@ -43,6 +43,7 @@ from holdfast.bench.works import (
     KvSet,
     Read,
     Sizes,
+    WorkOff,
 )
 from holdfast.client import Durability
 
@@ -93,6 +94,10 @@ def _gets(concurrency: int) -> Callable[[Side, Sizes, str], BenchWork]:
     return lambda side, sizes, name: KvGet(side, sizes, name, concurrency)
 
 
+def _workers(count: int) -> Callable[[Side, Sizes, str], BenchWork]:
+    return lambda side, sizes, name: WorkOff(side, sizes, name, count)
+
+
 def _round_robin(side: Side, sizes: Sizes, name: str) -> BenchWork:
     return Append(side, sizes, name, 1000, sizes.streams)
 
@@ -129,6 +134,8 @@ PLANS: Final = (
         _times(5.0),
         sides=(HOLDFAST, JETSTREAM),
     ),
+    Plan("work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)),
+    Plan("work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)),
     Plan(
         "follow",
         "follow live, write to delivery",

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
+from typing import Final
 
 from holdfast.bench.load import Limit, Load
 from holdfast.bench.processes import Usage
@@ -26,7 +27,11 @@ class Kind(StrEnum):
     GET = "get"
     READ = "read"
     FOLLOW = "follow"
+    WORK = "work"
 
+
+#: Messages that a worker takes, and acknowledges, at a time.
+WORK_BATCH: Final = 100
 
 #: Called with each message that a follower is told of.
 Delivered = Callable[[Row], None]
@@ -79,6 +84,13 @@ class Side(ABC):
     @abstractmethod
     async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[Row]:
         """Return `count` messages from `start_seq` on, or as many as there are."""
+
+    @abstractmethod
+    async def work(
+        self, name: str, consumer: str, workers: int, limit: Limit, variant: str
+    ) -> Load:
+        """Let workers share a new consumer of a stream, each of which takes WORK_BATCH messages at a
+        time and acknowledges them. An operation is such a batch; the answers are lists of rows."""
 
     @abstractmethod
     async def open_kv(self, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import Cluster, Usage
 from holdfast.bench.read_back import Row
-from holdfast.bench.side import Delivered, Kind, Side
+from holdfast.bench.side import WORK_BATCH, Delivered, Kind, Side
 from holdfast.client import (
     Client,
     Durability,
@@ -125,6 +125,25 @@ class HoldfastSide(Side):
             Row(message.seq, message.value)
             async for message in stream.get_all(start_seq=start_seq, limit=count)
         ]
+
+    async def work(
+        self, name: str, consumer: str, workers: int, limit: Limit, variant: str
+    ) -> Load:
+        async with self._client.stream(name).consumer(consumer) as queue:
+            await queue.info()
+
+            async def work(number: int) -> list[Row]:
+                deliveries = await queue.fetch(WORK_BATCH, max_wait_seconds=_TIMEOUT_SECONDS)
+                counted = await queue.ack(deliveries)
+                return [
+                    Row(one.message.seq, one.message.value)
+                    for one, counts in zip(deliveries, counted, strict=True)
+                    if counts
+                ]
+
+            load = await closed_loop(work, workers, limit)
+            await queue.delete()
+        return load
 
     async def open_kv(self, name: str) -> None:
         await self._client.kv(name).head()

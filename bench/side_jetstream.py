@@ -3,7 +3,8 @@
 Streams are files with one replica and the server's own settings. Appends and sets go out either as
 callers that wait (`publish`), or as one producer that keeps a window of `publish_async` full. Gets use
 JetStream's direct get, through the library's kv or as the bare request under it. Reads use a pull
-consumer without acks, in batches of several sizes.
+consumer without acks, in batches of several sizes; workers acknowledge with or without waiting for the
+server to say that it has the ack.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nats.js.api import (
 from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import NatsServer, Usage
 from holdfast.bench.read_back import Row
-from holdfast.bench.side import Delivered, Kind, Side
+from holdfast.bench.side import WORK_BATCH, Delivered, Kind, Side
 
 _TIMEOUT_SECONDS: Final = 60.0
 _CHECKERS: Final = 64
@@ -38,6 +39,8 @@ _PUBLISH: Final = "publish"
 _PUBLISH_ASYNC: Final = "publish_async"
 _KV_GET: Final = "kv.get"
 _DIRECT_GET: Final = "direct get"
+_ACK: Final = "ack"
+_ACK_SYNC: Final = "ack_sync"
 _BATCHES: Final = {f"fetch({size})": size for size in (500, 2000, 10_000)}
 
 
@@ -57,6 +60,8 @@ class JetStreamSide(Side):
             return (_PUBLISH, _PUBLISH_ASYNC)
         if kind is Kind.GET:
             return (_KV_GET, _DIRECT_GET)
+        if kind is Kind.WORK:
+            return (_ACK, _ACK_SYNC)
         return tuple(_BATCHES) if kind is Kind.READ else ("",)
 
     def usage(self) -> Mapping[str, Usage]:
@@ -139,6 +144,35 @@ class JetStreamSide(Side):
             rows += [Row(one.metadata.sequence.stream, one.data) for one in messages]
         await consumer.unsubscribe()
         return rows
+
+    async def work(
+        self, name: str, consumer: str, workers: int, limit: Limit, variant: str
+    ) -> Load:
+        stream = _stream(name)
+        config = ConsumerConfig(durable_name=consumer, ack_policy=AckPolicy.EXPLICIT)
+        await self._context.add_consumer(stream, config)
+        # One for each: what a fetch asks for comes to the subscription, to whoever reads that first.
+        subscriptions = [
+            await self._context.pull_subscribe_bind(consumer, stream) for _ in range(workers)
+        ]
+        idle = list(subscriptions)
+
+        async def work(number: int) -> list[Row]:
+            subscription = idle.pop()
+            messages = await subscription.fetch(WORK_BATCH, _TIMEOUT_SECONDS)
+            idle.append(subscription)
+            if variant == _ACK_SYNC:
+                await asyncio.gather(*[one.ack_sync(_TIMEOUT_SECONDS) for one in messages])
+            else:
+                for one in messages:
+                    await one.ack()
+            return [Row(one.metadata.sequence.stream, one.data) for one in messages]
+
+        load = await closed_loop(work, workers, limit)
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+        await self._context.delete_consumer(stream, consumer)
+        return load
 
     async def open_kv(self, name: str) -> None:
         await self._context.create_key_value(

@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.bench.harness import Figures, timed
 from holdfast.bench.load import Limit, Load, due_at, value_of
 from holdfast.bench.read_back import Checker, Row
-from holdfast.bench.side import Kind, Side
+from holdfast.bench.side import WORK_BATCH, Kind, Side
 
 CHECKED_MESSAGES: Final = 5000
 #: Of many streams so many are read; all are counted.
@@ -187,6 +187,31 @@ class Read(Append):
 
     async def check(self) -> None:
         self.checker.messages(self._stored, self._rows)
+
+
+class WorkOff(Read):
+    """Work off a stream from its first message on, with some workers on one consumer, each of which
+    takes and acknowledges a batch at a time. Latencies are of batches. All that was taken is
+    compared: each message once, and none left out."""
+
+    kind = Kind.WORK
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self._turn = 0
+
+    async def load(self, variant: str) -> Figures:
+        self._turn += 1
+        limit = Limit(self.sizes.seconds, self.sizes.read_messages // WORK_BATCH)
+        load = await self.side.work(
+            self.streams[0], f"turn-{self._turn}", self.concurrency, limit, variant
+        )
+        self._rows = sorted(row for _, rows in load.answers for row in rows)
+        return timed(len(self._rows), load.seconds, load.latencies_seconds)
+
+    async def check(self) -> None:
+        taken = range(1, len(self._rows) + 1)
+        self.checker.messages({seq: self._stored[seq] for seq in taken}, self._rows)
 
 
 class Follow(Append):

@@ -79,22 +79,22 @@ class Delivery:
         Returns False if it was done with before: acknowledged by another worker that had it later,
         or given up. Acks of one turn of the event loop travel as one operation.
         """
-        return await self._consumer._say(self, VERB_ACK)
+        return await self._consumer._said_of(self, VERB_ACK)
 
     async def nak(self, delay_seconds: float = 0) -> bool:
         """Hand it back: it is delivered again, at once or after `delay_seconds`.
 
         Returns False if this delivery is not the current one any more; nothing has changed then.
         """
-        return await self._consumer._say(self, VERB_NAK, delay_ms(delay_seconds))
+        return await self._consumer._said_of(self, VERB_NAK, delay_ms(delay_seconds))
 
     async def in_progress(self) -> bool:
         """Ask for more time: the ack wait begins again. Returns as `nak` does."""
-        return await self._consumer._say(self, VERB_IN_PROGRESS)
+        return await self._consumer._said_of(self, VERB_IN_PROGRESS)
 
     async def term(self) -> bool:
         """Give it up: nobody can do this work, so it is not delivered again. Returns as `nak` does."""
-        return await self._consumer._say(self, VERB_TERM)
+        return await self._consumer._said_of(self, VERB_TERM)
 
 
 class Consumer:
@@ -164,7 +164,8 @@ class Consumer:
 
         Those that are due again come first, then the next ones of the stream in order. Each is this
         worker's for `ack_wait_seconds` from when the owner delivered it. If the call fails or is
-        cancelled, what it was about to return is delivered again after that time.
+        cancelled, what it was about to return is delivered again after that time. Large values do
+        not come along: `message.large` stands for one, and `Stream.get_reader` reads it.
         `timeout_seconds` is for each request.
         """
         if type(batch) is not int or not 1 <= batch <= MAX_FETCH:
@@ -202,7 +203,8 @@ class Consumer:
 
     async def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
         """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
-        return list(await asyncio.gather(*[delivery.ack() for delivery in deliveries]))
+        said = [self._said_of(delivery, VERB_ACK) for delivery in deliveries]
+        return list(await asyncio.gather(*said))
 
     async def info(self, *, timeout_seconds: float | None = None) -> ConsumerInfo:
         """Return where the consumer stands; it is made if there is none."""
@@ -280,7 +282,8 @@ class Consumer:
             seqs = seqs[next_index:]
         return found
 
-    async def _say(self, delivery: Delivery, verb: int, delay: int = 0) -> bool:
+    def _said_of(self, delivery: Delivery, verb: int, delay: int = 0) -> asyncio.Future[bool]:
+        """Say it at the end of this turn; return what will tell if it counted."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         said = [verb, delivery.message.seq, delivery.delivery_count]
@@ -289,7 +292,7 @@ class Consumer:
         if not self._said:
             loop.call_soon(self._send_said)
         self._said.setdefault(delivery._consumer_id, []).append((said, future))
-        return await future
+        return future
 
     def _send_said(self) -> None:
         """Send what was said in this turn, in as few operations as it fits in."""

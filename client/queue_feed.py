@@ -48,14 +48,13 @@ class _News(Merge):
     def broadcast(self, batch: ChangeBatch) -> None:
         self.revision = max(self.revision, batch.previous_revision + len(batch.changes))
         for change in batch.changes:
-            if change[0] in _NEWS:
+            number = change[0]
+            if number in _NEWS:
                 self.behind = True
-            elif change[1] != self.consumer_id:
-                continue
-            elif change[0] == CHANGE_CONSUMER_FETCH:
+            elif number == CHANGE_CONSUMER_FETCH and change[1] == self.consumer_id:
                 # Another worker's, who may never finish.
                 self.due_in(change[3] - batch.time)
-            elif change[0] == CHANGE_CONSUMER_ACK:
+            elif number == CHANGE_CONSUMER_ACK and change[1] == self.consumer_id:
                 self.behind = self.behind or self.blocked
                 for _, deadline, *_ in change[4]:
                     self.due_in(deadline - batch.time)

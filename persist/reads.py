@@ -163,11 +163,19 @@ def _messages_of(
     seqs = operation[1]
     if type(seqs) is not list or len(seqs) > PAGE_ROWS:
         raise InvalidArgumentError(argument="seqs", reason=f"not a list of at most {PAGE_ROWS}")
+    for seq in seqs:
+        _integer("seq", seq)
+    if file is not None and seqs and seqs == list(range(seqs[0], seqs[0] + len(seqs))):
+        # What a fetch delivers, most of the time: in one statement.
+        page = file.message_page(
+            seqs[0], seqs[-1], max_rows=len(seqs), max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
+        )
+        return [page.rows, page.rows[-1][0] + 1 - seqs[0] if page.more else None], page.size_bytes
     rows: list[Any] = []
     size_bytes = 0
     next_index = None
     for index, seq in enumerate(seqs):
-        row = None if file is None else file.message(_integer("seq", seq))
+        row = None if file is None else file.message(seq)
         if row is None:
             continue
         is_archived = isinstance(row[3], ArchivedMessage)

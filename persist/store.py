@@ -195,12 +195,14 @@ class Store:
                 page = self.file.seqs_from(at, limit)
                 found += [seq for seq in page if overlay.get(seq, 0) is not None]
                 at = page[-1] + 1 if len(page) == limit else file_last_seq + 1
-            set_again = {
-                seq
-                for seq, size_bytes in overlay.items()
-                if size_bytes is not None and start_seq <= seq <= file_last_seq
-            }
-            found = sorted(set_again.union(found))
+            end_seq = found[limit - 1] if len(found) >= limit else file_last_seq
+            # Set again: whichever is shorter is looked through.
+            touched = (
+                [seq for seq in overlay if start_seq <= seq <= end_seq]
+                if len(overlay) <= end_seq - start_seq
+                else range(start_seq, end_seq + 1)
+            )
+            found = sorted({seq for seq in touched if overlay.get(seq) is not None}.union(found))
         for seq in range(max(start_seq, file_last_seq + 1), self.last_seq + 1):
             if len(found) >= limit:
                 break

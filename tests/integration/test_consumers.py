@@ -13,6 +13,7 @@ from test_failover import pid_of, run_in_cluster
 
 from holdfast.cli.cluster import Cluster
 from holdfast.client import Client, Consumer, NotFoundError, Stream, connect
+from holdfast.protocol.limits import MAX_VALUE_BYTES
 
 MESSAGES = 2000
 WORKERS = 8
@@ -96,8 +97,13 @@ async def check_one_worker(stream: Stream) -> None:
             assert await each.ack()
             if each.message.seq == 6:
                 break
+        await stream.append(bytes(MAX_VALUE_BYTES + 1))
+        [large] = await consumer.fetch()
+        assert large.message.large is not None
+        assert large.message.large.size_bytes == MAX_VALUE_BYTES + 1
+        assert await large.nak(60)
         info = await consumer.info()
-        assert (info.acked_count, info.given_up_count, info.ack_pending_count) == (5, 1, 0)
+        assert (info.acked_count, info.given_up_count, info.ack_pending_count) == (5, 1, 1)
         assert (info.config.max_deliveries, info.config.max_ack_pending) == (3, 1000)
         fresh = stream.consumer("w", max_ack_pending=7)
         assert (await fresh.info()).config.max_deliveries == 3, "what is not named stays"
