@@ -53,7 +53,8 @@ from holdfast.shared_fs.store_file import StoreFile
 ROOT = Path(__file__).parents[2]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-DOCUMENTS = {"protocol.md": PROTOCOL, "operations.md": OPERATIONS}
+GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("guide.md", "coming-from.md")}
+DOCUMENTS = {"protocol.md": PROTOCOL, "operations.md": OPERATIONS, **GUIDES}
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 SETTINGS = StoreId("acme", StoreKind.KV, "settings")
