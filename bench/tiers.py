@@ -68,8 +68,9 @@ class TiersSettings:
     #: Cold stores read, and as many written to, in each round.
     opened: int = 100
     writers: tuple[Writers, ...] = (
-        *(Writers(5.0, 16), Writers(25.0, 16), Writers(100.0, 16), Writers(25.0, 10)),
-        Writers(25.0, 16, local=True),
+        # With ten each the answers to one object are the writes of the next.
+        *(Writers(5.0, 10), Writers(25.0, 10), Writers(100.0, 10), Writers(25.0, 16)),
+        Writers(25.0, 10, local=True),
     )
     #: Of what the cost is told. In the last, each store is written to once a minute, closed and
     #: snapshotted, with all others of that minute; so it takes minutes.
