@@ -6,7 +6,8 @@ servers recognise. Make one for a process and share it: its operations travel to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -25,7 +26,11 @@ from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS, OUTCOME_RETENTION_SECONDS
+from holdfast.protocol.limits import (
+    CONTROL_TIMEOUT_SECONDS,
+    OPERATION_TIMEOUT_SECONDS,
+    OUTCOME_RETENTION_SECONDS,
+)
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
@@ -201,23 +206,42 @@ class Client:
             StoreKind.KV, pattern, prefix=check_key(prefix), with_history=with_state
         )
 
-    async def servers(self) -> list[ServerInfo]:
-        """Return every persist server that the coordinator knows.
+    async def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
+        """Return every persist server that the coordinator knows. It is given CONTROL_TIMEOUT_SECONDS
+        or, if that is less, the client's timeout, unless the call says otherwise.
 
         Raises NoCoordinatorError, ConnectionFailedError.
         """
-        return await self._link.router.servers()
+        return await self._link.router.servers(self._control_timeout_seconds(timeout_seconds))
 
     async def stores(
-        self, kind: StoreKind | int | None = None, prefix: str = ""
+        self,
+        kind: StoreKind | int | None = None,
+        prefix: str = "",
+        *,
+        timeout_seconds: float | None = None,
     ) -> AsyncIterator[StoreInfo]:
         """Yield the tenant's stores whose name starts with `prefix`, in order of (name, kind).
 
-        Raises NoCoordinatorError, ConnectionFailedError.
+        Pages are fetched as they are needed. `timeout_seconds` is for each, as in `servers`. Raises
+        NoCoordinatorError, ConnectionFailedError.
         """
+        async with contextlib.aclosing(self._store_pages(kind, prefix, timeout_seconds)) as pages:
+            async for page in pages:
+                for store in page:
+                    yield store
+
+    def _store_pages(
+        self, kind: StoreKind | int | None, prefix: str, timeout_seconds: float | None
+    ) -> AsyncGenerator[list[StoreInfo], None]:
         wanted = None if kind is None else int(kind)
-        async for store in self._link.router.stores(wanted, prefix):
-            yield store
+        timeout = self._control_timeout_seconds(timeout_seconds)
+        return self._link.router.store_pages(wanted, prefix, timeout)
+
+    def _control_timeout_seconds(self, timeout_seconds: float | None) -> float:
+        if timeout_seconds is None:
+            return min(self._link.timeout_seconds, CONTROL_TIMEOUT_SECONDS)
+        return timeout_seconds
 
     def _follow(
         self,

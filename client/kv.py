@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
@@ -235,15 +244,21 @@ class KV:
         not. Large values do not come along: `entry.large` stands for one, and `get_reader` reads it.
         `timeout_seconds` is for each page.
         """
-        async for wire in self._rows(prefix, True, timeout_seconds):
-            yield entry_from_wire(wire)
+        pages = self._pages(prefix, True, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for wire in page:
+                    yield entry_from_wire(wire)
 
     async def keys(
         self, *, prefix: str = "", timeout_seconds: float | None = None
     ) -> AsyncIterator[str]:
         """Yield the keys that start with `prefix`, in order, without reading their values."""
-        async for wire in self._rows(prefix, False, timeout_seconds):
-            yield wire[0]
+        pages = self._pages(prefix, False, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for wire in page:
+                    yield wire[0]
 
     async def delete(
         self,
@@ -289,38 +304,11 @@ class KV:
         If others set the key meanwhile, `function` is called again with what is there then, until
         `timeout_seconds` have passed: OperationTimeoutError, and nothing was stored.
         """
-        timeout = self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
-        loop = asyncio.get_running_loop()
-        deadline_at = loop.time() + timeout
-        pause_seconds = 0.0
-        left_seconds = timeout
-        while True:
-            entry = await self.get(key, timeout_seconds=left_seconds)
-            revision = 0 if entry is None else entry.revision
-            value = function(entry)
-            try:
-                if value is None:
-                    return await self.delete(
-                        key, expected_revision=revision, timeout_seconds=left_seconds
-                    )
-                return await self.set(
-                    key,
-                    value,
-                    headers=headers,
-                    expected_revision=revision,
-                    ttl_seconds=ttl_seconds,
-                    durability=durability,
-                    timeout_seconds=left_seconds,
-                )
-            except WrongRevisionError as error:
-                # At once the first time; a herd spreads out.
-                await asyncio.sleep(random.uniform(0, pause_seconds))
-                pause_seconds = min(2 * pause_seconds + 0.002, _UPDATE_PAUSE_SECONDS)
-                left_seconds = deadline_at - loop.time()
-                if left_seconds <= 0:
-                    raise OperationTimeoutError(
-                        timeout_seconds=timeout, reason=str(error)
-                    ) from error
+
+        async def ask(entry: Entry | None) -> Value | None:
+            return function(entry)
+
+        return await self._update(key, ask, headers, ttl_seconds, durability, timeout_seconds)
 
     async def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
         """Delete every key; return how many there were."""
@@ -372,6 +360,49 @@ class KV:
             marks_ready=True,
         )
 
+    async def _update(
+        self,
+        key: str,
+        ask: Callable[[Entry | None], Awaitable[Value | None]],
+        headers: Headers | None,
+        ttl_seconds: float | None,
+        durability: Durability | str | None,
+        timeout_seconds: float | None,
+    ) -> Ack | Deleted:
+        """Do what `update` does; `ask` may wait."""
+        timeout = self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
+        loop = asyncio.get_running_loop()
+        deadline_at = loop.time() + timeout
+        pause_seconds = 0.0
+        left_seconds = timeout
+        while True:
+            entry = await self.get(key, timeout_seconds=left_seconds)
+            revision = 0 if entry is None else entry.revision
+            value = await ask(entry)
+            try:
+                if value is None:
+                    return await self.delete(
+                        key, expected_revision=revision, timeout_seconds=left_seconds
+                    )
+                return await self.set(
+                    key,
+                    value,
+                    headers=headers,
+                    expected_revision=revision,
+                    ttl_seconds=ttl_seconds,
+                    durability=durability,
+                    timeout_seconds=left_seconds,
+                )
+            except WrongRevisionError as error:
+                # At once the first time; a herd spreads out.
+                await asyncio.sleep(random.uniform(0, pause_seconds))
+                pause_seconds = min(2 * pause_seconds + 0.002, _UPDATE_PAUSE_SECONDS)
+                left_seconds = deadline_at - loop.time()
+                if left_seconds <= 0:
+                    raise OperationTimeoutError(
+                        timeout_seconds=timeout, reason=str(error)
+                    ) from error
+
     async def _find(self, key: str, timeout_seconds: float | None) -> Entry | None:
         link = self._link
         packed = pack((GET_ENTRY, check_key(key)))
@@ -409,9 +440,10 @@ class KV:
         operation(b"")
         return commit
 
-    async def _rows(
+    async def _pages(
         self, prefix: str, with_values: bool, timeout_seconds: float | None
-    ) -> AsyncIterator[list[Any]]:
+    ) -> AsyncGenerator[list[list[Any]], None]:
+        """Yield the rows of the keys that start with `prefix`, page by page."""
         after_key: str | None = None
         check_key(prefix)
         page = self._fetch(prefix, after_key, with_values, timeout_seconds)
@@ -419,8 +451,7 @@ class KV:
             (rows, after_key), *_ = self._link.unwrap(await page)
             if after_key is not None:
                 page = self._fetch(prefix, after_key, with_values, timeout_seconds)
-            for wire in rows:
-                yield wire
+            yield rows
             if after_key is None:
                 return
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from holdfast.client.coalescer import Coalescer, Resolve, SendFrame
+from holdfast.client.frame import Waiter
 from holdfast.client.router import Router
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
@@ -165,6 +166,20 @@ class Link:
         timeout_seconds: float | None = None,
     ) -> asyncio.Future[Any]:
         """Start an operation; `unwrap` what the future gives. Dropping the future is harmless."""
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        self.submit_for(future, key, packed, is_write, durability, timeout_seconds)
+        return future
+
+    def submit_for(
+        self,
+        waiter: Waiter,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Start an operation whose answer `waiter` is given."""
         if len(packed) > self.operation_limit_bytes:
             raise TooLargeError(
                 what="an operation", size=len(packed), limit=self.operation_limit_bytes
@@ -173,12 +188,10 @@ class Link:
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         if not self._awake:
             self._rouse()
-        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         deadline_at = self._now + timeout
-        self._coalescer.submit(key, (packed, future, deadline_at, durability, timeout), is_write)
+        self._coalescer.submit(key, (packed, waiter, deadline_at, durability, timeout), is_write)
         if deadline_at < self._timer_at:
             self._arm(deadline_at)
-        return future
 
     @staticmethod
     def unwrap(answer: Answer | Ack) -> Answer:

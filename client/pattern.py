@@ -60,8 +60,13 @@ class PatternSubscription:
         feed = self._feed
         await feed.start()
         while not feed.closed:
-            found = feed.pop()
+            found = self._pop()
             if found is not None:
-                return StoreChange(*found)
+                return found
             await feed.wait()
         raise StopAsyncIteration
+
+    def _pop(self) -> StoreChange | None:
+        """Return the next change, if one is here. Raises what one of the stores met."""
+        found = None if self._feed.closed else self._feed.pop()
+        return None if found is None else StoreChange(*found)

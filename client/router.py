@@ -13,7 +13,8 @@ only read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.client.store_queue import StoreKey
@@ -70,12 +71,12 @@ class Router:
         fields = await self._ask("suspect", patient=True, server=server, incarnation=incarnation)
         return bool(fields.get("alive"))
 
-    async def servers(self) -> list[ServerInfo]:
+    async def servers(self, timeout_seconds: float | None = None) -> list[ServerInfo]:
         """Return every server that the coordinator knows.
 
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
-        fields = await self._ask("servers")
+        fields = await self._ask("servers", timeout_seconds=timeout_seconds)
         try:
             return [ServerInfo(*row[: len(ServerInfo._fields)]) for row in fields["servers"]]
         except (KeyError, TypeError) as error:
@@ -91,39 +92,64 @@ class Router:
         await self._ask_as_operator("undrain" if undo else "drain", server=server)
 
     async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
-        """Yield the tenant's stores in order of (name, kind), page by page.
+        """Yield the tenant's stores in order of (name, kind).
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        async with contextlib.aclosing(self.store_pages(kind, prefix)) as pages:
+            async for page in pages:
+                for store in page:
+                    yield store
+
+    async def store_pages(
+        self, kind: int | None, prefix: str, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[list[StoreInfo], None]:
+        """Yield what `stores` does, page by page; `timeout_seconds` is for each.
 
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
         after = None
         while True:
             fields = await self._ask(
-                "stores", kind=kind, prefix=prefix, after=after, limit=STORES_PAGE_ROWS
+                "stores",
+                timeout_seconds=timeout_seconds,
+                kind=kind,
+                prefix=prefix,
+                after=after,
+                limit=STORES_PAGE_ROWS,
             )
             try:
                 page = [StoreInfo(*row[: len(StoreInfo._fields)]) for row in fields["stores"]]
                 after = fields["next"]
             except (KeyError, TypeError) as error:
                 raise MalformedFrameError(reason=f"stores: {error!r}") from error
-            for store in page:
-                yield store
+            yield page
             if after is None:
                 return
 
     async def _ask(
-        self, verb: str, *, patient: bool = False, **fields: object
+        self,
+        verb: str,
+        *,
+        patient: bool = False,
+        timeout_seconds: float | None = None,
+        **fields: object,
     ) -> Mapping[str, Any]:
         subject = self._subjects.coordinator(self._tenant, verb)
-        return await self._ask_on(subject, patient, fields)
+        return await self._ask_on(subject, patient, timeout_seconds, fields)
 
     async def _ask_as_operator(self, verb: str, **fields: object) -> Mapping[str, Any]:
-        return await self._ask_on(self._subjects.cluster(verb), False, fields)
+        return await self._ask_on(self._subjects.cluster(verb), False, None, fields)
 
     async def _ask_on(
-        self, subject: str, patient: bool, fields: Mapping[str, object]
+        self,
+        subject: str,
+        patient: bool,
+        timeout_seconds: float | None,
+        fields: Mapping[str, object],
     ) -> Mapping[str, Any]:
         try:
-            reply = await self._request(subject, encode_control(**fields), patient)
+            reply = await self._request(subject, encode_control(**fields), patient, timeout_seconds)
         except NoRespondersError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         except BusTimeoutError as error:
@@ -133,11 +159,15 @@ class Router:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         return decode_control(reply)
 
-    async def _request(self, subject: str, payload: bytes, patient: bool) -> bytes:
+    async def _request(
+        self, subject: str, payload: bytes, patient: bool, timeout_seconds: float | None
+    ) -> bytes:
         """Return the first reply to any copy. `patient` waits if nobody listens. Raises as
         `Bus.request` does."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + CONTROL_TIMEOUT_SECONDS
+        give_up_at = loop.time() + (
+            CONTROL_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+        )
         wait_seconds = RESEND_SECONDS
         copies: list[asyncio.Task[bytes]] = []
         try:

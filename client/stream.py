@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from holdfast.client import configuration
@@ -286,26 +287,11 @@ class Stream:
         values do not come along: `message.large` stands for one, and `get_reader` reads it.
         `timeout_seconds` is for each page.
         """
-        next_seq: int | None = check_seq("start_seq", start_seq)
-        for argument, number in (("end_seq", end_seq), ("last", last), ("limit", limit)):
-            if number is not None:
-                check_count(argument, number)
-        since = time_ms(start_time)
-        if last == 0 or limit == 0:
-            return
-        page = self._fetch(next_seq, end_seq, since, limit, last, timeout_seconds)
-        while True:
-            (rows, next_seq), *_ = self._link.unwrap(await page)
-            if limit is not None:
-                rows = rows[:limit]
-                limit -= len(rows)
-            more = next_seq is not None and limit != 0
-            if more:
-                page = self._fetch(next_seq, end_seq, since, limit, None, timeout_seconds)
-            for message in messages_from_wire(rows):
-                yield message
-            if not more:
-                return
+        pages = self._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for message in page:
+                    yield message
 
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
@@ -412,6 +398,36 @@ class Stream:
     async def consumers(self, *, timeout_seconds: float | None = None) -> list[ConsumerInfo]:
         """Return where each consumer of this stream stands, in order of their names."""
         return await consumer_infos(self._link, self._key, None, timeout_seconds)
+
+    async def _pages(
+        self,
+        start_seq: int,
+        end_seq: int | None,
+        start_time: datetime.datetime | int | None,
+        last: int | None,
+        limit: int | None,
+        timeout_seconds: float | None,
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield what `get_all` does, page by page."""
+        next_seq: int | None = check_seq("start_seq", start_seq)
+        for argument, number in (("end_seq", end_seq), ("last", last), ("limit", limit)):
+            if number is not None:
+                check_count(argument, number)
+        since = time_ms(start_time)
+        if last == 0 or limit == 0:
+            return
+        page = self._fetch(next_seq, end_seq, since, limit, last, timeout_seconds)
+        while True:
+            (rows, next_seq), *_ = self._link.unwrap(await page)
+            if limit is not None:
+                rows = rows[:limit]
+                limit -= len(rows)
+            more = next_seq is not None and limit != 0
+            if more:
+                page = self._fetch(next_seq, end_seq, since, limit, None, timeout_seconds)
+            yield messages_from_wire(rows)
+            if not more:
+                return
 
     async def _find(self, seq: int, timeout_seconds: float | None) -> Message | None:
         packed = pack([GET_MESSAGE, check_seq("seq", seq)])

@@ -75,6 +75,10 @@ class Subscription:
                 await feed.wait()
         raise StopAsyncIteration
 
+    def _pop(self) -> Change | None:
+        """Return the next change, if it is here."""
+        return None if self._feed.closed else self._feed.track.pop()
+
     async def _start(self) -> None:
         await self._feed.listen()
         self._follower.started(self._feed)

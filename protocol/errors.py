@@ -13,6 +13,8 @@
     │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
     │   ├── UploadMismatchError     what was uploaded is not the value that it is said to be
     │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
+    │   ├── ForkedError             a blocking client of the parent process was used in a child
+    │   ├── BackgroundThreadError   a blocking call on the thread that would have to answer it
     │   ├── LastServerError         a drain would leave no server that takes stores
     │   └── StaleWriteError         a write arrived after its writer had given it up
     ├── UnavailableError            try again; the client does so by itself until its timeout
@@ -145,6 +147,21 @@ class UploadMismatchError(RequestError):
 class ValueReplacedError(RequestError):
     code = "value_replaced"
     template = "{what} was replaced or deleted while its value was read"
+
+
+class ForkedError(RequestError):
+    """Both are ids of processes."""
+
+    code = "forked"
+    template = (
+        "this blocking client was made in process {made_in}, and this is its child {process_id}: "
+        "connect again here"
+    )
+
+
+class BackgroundThreadError(RequestError):
+    code = "background_thread"
+    template = "a blocking call cannot be made here: {reason}"
 
 
 class LastServerError(RequestError):

@@ -1,0 +1,326 @@
+"""The background: one event loop on one thread of its own, which serves every blocking client of a process.
+
+A blocking call hands work to it and waits. Made at the first use; a child of `os.fork` has none of its
+parent's threads and makes its own, and what was made before the fork refuses to work there
+(ForkedError). At the exit of the process clients that are still open are closed, for a moment.
+
+Work is posted through one queue, and the loop woken only if nobody has since it last looked: many
+threads that post at once wake it once, and what they ask for travels in one frame. Nothing polls.
+
+A call that is interrupted in its caller, by Ctrl-C or by what another signal handler raises, cancels its
+work and waits until that has ended; a second interrupt does not wait. A call on the background's own thread,
+where callbacks run, would wait for itself: BackgroundThreadError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+from holdfast.protocol.errors import BackgroundThreadError, ConnectionFailedError, ForkedError
+
+logger = logging.getLogger("holdfast.client")
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+#: How long the exit of a process waits for its clients to be closed.
+_EXIT_SECONDS: Final = 2.0
+#: So much posted work waits for the loop at most, before those who need not wait do: a producer that
+#: never waits for answers could otherwise run ahead of the loop without bound.
+MAX_POSTED: Final = 4096
+
+
+class Background:
+    """The loop of this process, on its thread. Got by `background`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._process_id = os.getpid()
+        self._forked = False
+        self._ending = False
+        self._posted: deque[Callable[[], object]] = deque()
+        self._woken = False
+        #: What closes each client that is open, by the client's id.
+        self._open: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._thread = threading.Thread(target=self._serve, name="holdfast.background", daemon=True)
+        self._thread.start()
+        self._thread_id = self._thread.ident
+
+    @property
+    def forked(self) -> bool:
+        """Made by the parent of this process, and of no use here."""
+        return self._forked
+
+    @property
+    def full(self) -> bool:
+        """So much is posted that who need not wait for an answer has to wait for the loop."""
+        return len(self._posted) >= MAX_POSTED
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, and return what it returns or raise what it raises.
+
+        Raises BackgroundThreadError and ForkedError, and ConnectionFailedError at the exit of the
+        process.
+        """
+        try:
+            self.check()
+        except BaseException:
+            work.close()
+            raise
+        return _Call(self, work).wait()
+
+    def run_asking(
+        self, work: Callable[[Callable[[Callable[[], A]], Awaitable[A]]], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Run the coroutine that `work` gives to its end, as `run` does. `work` gets a function `ask`:
+        `await ask(f)` in the coroutine has the calling thread call `f`."""
+        self.check()
+        call: _Call[T] = _Call(self)
+        call.work = work(call.ask)
+        return call.wait()
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Call a function that does not wait, on the loop; on the loop's thread at once. Raises as
+        `run`, but for BackgroundThreadError."""
+        if self.is_current:
+            return function()
+        self.check()
+        results: list[T] = []
+        errors: list[BaseException] = []
+        ended = threading.Lock()
+        ended.acquire()
+
+        def call() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:  # noqa: BLE001 (the caller's)
+                errors.append(error)
+            finally:
+                ended.release()
+
+        self.post(call)
+        ended.acquire()
+        if errors:
+            raise errors.pop()
+        return results[0]
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have a function, which must not raise, called on the loop, in the order of these calls."""
+        self._posted.append(function)
+        if not self._woken:
+            try:
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._take_posted)
+            except RuntimeError as error:
+                raise _exiting() from error
+            except BaseException:
+                # Interrupted half way: nobody else would wake the loop any more.
+                self._loop.call_soon_threadsafe(self._take_posted)
+                raise
+
+    def check(self) -> None:
+        """Raise what keeps a blocking call from being made here and now."""
+        if self._forked:
+            raise ForkedError(made_in=self._process_id, process_id=os.getpid())
+        if self.is_current:
+            raise BackgroundThreadError(
+                reason="this is the thread that would have to do it; callbacks must not block"
+            )
+        if self._ending:
+            raise _exiting()
+
+    @property
+    def is_current(self) -> bool:
+        """This is the loop's thread."""
+        return threading.get_ident() == self._thread_id
+
+    def opened(self, client: object, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A client is open: close it at the exit."""
+        self._open[id(client)] = close
+
+    def closed(self, client: object) -> None:
+        """A client is closed. Idempotent."""
+        self._open.pop(id(client), None)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start work; on the loop only."""
+        return self._loop.create_task(work, name="holdfast.blocking")
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future; on the loop only."""
+        return self._loop.create_future()
+
+    def forget(self) -> None:
+        """This is a child of the process that made it."""
+        self._forked = True
+
+    def end(self) -> None:
+        """Close what is open, for a moment, and end the thread."""
+        self._ending = True
+        self.post(lambda: self.create_task(self._end()))
+        self._thread.join(2 * _EXIT_SECONDS)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt) as error:
+                # An application's callback raised it; everybody else goes on.
+                logger.error("client.callback_failed", exc_info=error)
+        self._loop.close()
+
+    def _take_posted(self) -> None:
+        # In this order: whoever posts after the first line wakes the loop again.
+        self._woken = False
+        posted = self._posted
+        for _ in range(len(posted)):
+            posted.popleft()()
+
+    async def _end(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_SECONDS):
+                for close in list(self._open.values()):
+                    await close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_EXIT_SECONDS)
+        await self._loop.shutdown_asyncgens()
+        self._loop.stop()
+
+
+class _Call(Generic[T]):
+    """One blocking call: a coroutine on the loop, and a thread that waits for its end."""
+
+    __slots__ = (
+        "_background",
+        "_error",
+        "_has_ended",
+        "_result",
+        "_task",
+        "_turn",
+        "_wanted",
+        "work",
+    )
+
+    def __init__(self, background: Background, work: Coroutine[Any, Any, T] | None = None) -> None:
+        self.work = work
+        self._background = background
+        self._task: asyncio.Task[T] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._has_ended = False
+        #: What the caller is asked to call, and who waits for the result.
+        self._wanted: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None
+        #: Free when it is the caller's turn.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def wait(self) -> T:
+        """Return what became of it."""
+        background = self._background
+        try:
+            background.post(self._start)
+            self._turn.acquire()
+            while self._wanted is not None:
+                (function, answer), self._wanted = self._wanted, None
+                result = function()
+                background.post(lambda a=answer, r=result: a.done() or a.set_result(r))  # type: ignore[misc]
+                self._turn.acquire()
+        except BaseException:
+            self._cancel()
+            raise
+        error, self._error = self._error, None
+        if error is not None:
+            if isinstance(error, asyncio.CancelledError):
+                raise _exiting() from error
+            try:
+                raise error
+            finally:
+                del error
+        return self._result  # type: ignore[return-value]
+
+    async def ask(self, function: Callable[[], Any]) -> Any:
+        """Have the caller call a function. If that raises, this is cancelled, and the caller's error
+        is what the call raises."""
+        answer = self._background.create_future()
+        self._wanted = (function, answer)
+        self._turn.release()
+        return await answer
+
+    def _start(self) -> None:
+        assert self.work is not None
+        self._task = self._background.create_task(self.work)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._error = asyncio.CancelledError()
+        else:
+            self._error = task.exception()
+            if self._error is None:
+                self._result = task.result()
+        self._wanted = None
+        self._has_ended = True
+        self._turn.release()
+
+    def _cancel(self) -> None:
+        """Cancel what was started, and return once it has ended."""
+
+        def cancel() -> None:
+            if self._task is not None:
+                self._task.cancel()
+            else:
+                assert self.work is not None
+                self.work.close()
+                self._has_ended = True
+                self._turn.release()
+
+        self._background.post(cancel)
+        while not self._has_ended:
+            self._turn.acquire()
+
+
+def background() -> Background:
+    """Return the background of this process, made if there is none."""
+    global _current
+    with _making:
+        if _current is None:
+            _current = Background()
+        return _current
+
+
+def _exiting() -> ConnectionFailedError:
+    return ConnectionFailedError(url="NATS", reason="the process is at its end")
+
+
+def _forget_in_child() -> None:
+    global _current, _making
+    _making = threading.Lock()
+    if _current is not None:
+        _current.forget()
+        # Kept: to collect a loop is to close sockets that are the parent's too.
+        _of_parents.append(_current)
+        _current = None
+
+
+def _end_at_exit() -> None:
+    if _current is not None:
+        _current.end()
+
+
+_current: Background | None = None
+_making = threading.Lock()
+_of_parents: list[Background] = []
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_end_at_exit)

@@ -1,0 +1,394 @@
+"""The blocking API beside the one it blocks on: the same names, parameters and words; and its background."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import holdfast.client as asynchronous
+from holdfast.client import consumer, live_replica, sync, transaction
+from holdfast.client.background import Background, background
+from holdfast.client.blocking_pending import PendingAck
+from holdfast.protocol.errors import (
+    BackgroundThreadError,
+    ForkedError,
+    HoldfastError,
+    OperationTimeoutError,
+)
+from holdfast.protocol.messages import Ack, Durability
+
+#: Each class of the blocking API, and what it is for an event loop.
+PAIRS: dict[type, type] = {
+    sync.Client: asynchronous.Client,
+    sync.Consumer: asynchronous.Consumer,
+    sync.Delivery: asynchronous.Delivery,
+    sync.KV: asynchronous.KV,
+    sync.KVTransaction: asynchronous.KVTransaction,
+    sync.LiveKV: asynchronous.LiveKV,
+    sync.LiveStream: asynchronous.LiveStream,
+    sync.PatternSubscription: asynchronous.PatternSubscription,
+    sync.PendingAck: asynchronous.PendingAck,
+    sync.Stream: asynchronous.Stream,
+    sync.StreamTransaction: asynchronous.StreamTransaction,
+    sync.Subscription: asynchronous.Subscription,
+    sync.ValueReader: asynchronous.ValueReader,
+}
+#: What a name is in blocking code.
+NAMES = {
+    "aclose": "close",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "__await__": "result",
+}
+#: What only blocking code has: a file's methods, and what an event loop has other means for.
+MORE = {
+    sync.ValueReader: {"close", "readable", "readall", "readinto", "__next__"},
+    sync.PendingAck: {"set_result", "give_up"},
+    sync.Subscription: {"poll"},
+    sync.PatternSubscription: {"poll"},
+    # `error` is an attribute there, and so on no class.
+    sync.LiveKV: {"items", "values", "error"},
+    sync.LiveStream: {"error"},
+}
+#: What a word is in blocking code.
+WORDS = (
+    ("an async iterator", "an iterator"),
+    ("An async iterator", "An iterator"),
+    ("async ", ""),
+    ("await ", ""),
+    ("aclose", "close"),
+    ("For one task", "For one thread"),
+    ("may be used by many tasks", "may be used by many threads"),
+    ("Acks of one turn of the event loop travel", "Acks of several threads travel"),
+)
+#: What says something of its own, since something else holds there.
+OWN_WORDS = {
+    (sync.Client, ""),
+    (sync.PendingAck, ""),
+    (sync.PendingAck, "add_done_callback"),
+    (sync.ValueReader, ""),
+}
+#: Those of a future, and of a file.
+OWN_PARAMETERS = {(sync.PendingAck, "result"), (sync.ValueReader, "read")}
+CASES = sorted(PAIRS, key=lambda cls: cls.__name__)
+
+blocking = pytest.mark.parametrize("blocking", CASES, ids=lambda cls: cls.__name__)
+
+
+def public(cls: type) -> set[str]:
+    """Return the public names of a class, and the methods behind `with`, `for` and `await`."""
+    return {
+        name
+        for base in cls.__mro__
+        if base.__module__.startswith("holdfast.")
+        for name in vars(base)
+        if not name.startswith("_") or name in NAMES or name in NAMES.values()
+    }
+
+
+def translated(text: str | None) -> str:
+    """Return a docstring in the words of blocking code, whatever its line breaks."""
+    words = " ".join((text or "").split())
+    for word, other in WORDS:
+        words = words.replace(word, other)
+    return words
+
+
+def function(cls: type, name: str) -> Any:
+    found = inspect.getattr_static(cls, name)
+    return found.fget if isinstance(found, property) else found
+
+
+def members(blocking: type) -> list[tuple[str, Any, Any]]:
+    """Return the members that both have, each with both functions, but for slots."""
+    other = PAIRS[blocking]
+    names = [(NAMES.get(name, name), name) for name in sorted(public(other))]
+    pairs = [(name, function(blocking, name), function(other, theirs)) for name, theirs in names]
+    return [pair for pair in pairs if inspect.isfunction(pair[2])]
+
+
+def parameters(of: Any) -> list[tuple[str, object, object, str]]:
+    """Return name, kind, default and type of each parameter."""
+    return [
+        (each.name, each.kind, each.default, str(each.annotation))
+        for each in inspect.signature(of).parameters.values()
+    ]
+
+
+def test_each_class_of_the_client_that_waits_is_there_for_blocking_code() -> None:
+    waiting = {
+        each
+        for name in asynchronous.__all__
+        if inspect.isclass(each := getattr(asynchronous, name))
+        and any(
+            inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+            for _, member in inspect.getmembers(each)
+        )
+    }
+    assert waiting | {asynchronous.PendingAck} == set(PAIRS.values())
+    assert {cls.__name__ for cls in PAIRS} | {"DELETE", "Rows", "connect"} == set(sync.__all__)
+    assert all(cls.__name__ == other.__name__ for cls, other in PAIRS.items())
+
+
+@blocking
+def test_names_are_the_same(blocking: type) -> None:
+    there = {NAMES.get(name, name) for name in public(PAIRS[blocking])}
+    here = public(blocking) - MORE.get(blocking, set())
+    assert here == there
+
+
+@blocking
+def test_parameters_are_the_same(blocking: type) -> None:
+    for name, here, there in members(blocking):
+        if (blocking, name) not in OWN_PARAMETERS:
+            ours, theirs = parameters(here)[1:], parameters(there)[1:]
+            assert ours == theirs, name
+
+
+@blocking
+def test_results_are_the_same_once_awaited(blocking: type) -> None:
+    for name, here, there in members(blocking):
+        ours, theirs = (str(inspect.signature(each).return_annotation) for each in (here, there))
+        if not name.startswith("__") and name != "result":
+            theirs = re.sub(r"^AsyncIterator\[", "Rows[", theirs)
+            assert ours in (theirs, theirs.replace("Rows[Delivery]", "Iterator[Delivery]")), name
+
+
+@blocking
+def test_docstrings_are_the_same_but_for_waiting(blocking: type) -> None:
+    pairs: list[tuple[str, Any, Any]] = [("", blocking, PAIRS[blocking])]
+    pairs += [pair for pair in members(blocking) if not pair[0].startswith("__")]
+    for name, here, there in pairs:
+        if (blocking, name) not in OWN_WORDS and name != "result":
+            words = inspect.getdoc(there) if there.__doc__ else ""
+            assert " ".join((here.__doc__ or "").split()) == translated(words), name
+
+
+def test_connect_takes_the_same_but_a_bus_which_belongs_to_one_loop() -> None:
+    theirs = [each for each in parameters(asynchronous.connect) if each[0] != "bus"]
+    assert parameters(sync.connect) == theirs
+
+
+def test_every_public_call_that_waits_has_a_timeout_or_the_clients() -> None:
+    inherits = {
+        # Each request of theirs has the client's timeout.
+        *{(consumer.Delivery, name) for name in ("ack", "nak", "in_progress", "term")},
+        *{(consumer.Consumer, name) for name in ("ack", "deliveries", "aclose")},
+        *{(transaction._Transaction, name) for name in ("commit", "get")},
+        (asynchronous.KVTransaction, "get"),
+        (asynchronous.StreamTransaction, "get"),
+        (asynchronous.Subscription, "aclose"),
+        (asynchronous.PatternSubscription, "aclose"),
+        (asynchronous.Client, "close"),
+        # That of `get_reader`.
+        (asynchronous.ValueReader, "read"),
+    }
+    without = set()
+    for cls in [*PAIRS.values(), live_replica.LiveReplica, transaction._Transaction]:
+        for name, member in vars(cls).items():
+            waits = inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+            if not waits or name.startswith("_"):
+                continue
+            if "timeout_seconds" not in inspect.signature(member).parameters:
+                without.add((cls, name))
+    assert without <= inherits, without - inherits
+
+
+# --- the background --------------------------------------------------------------------------------
+
+
+def test_a_coroutine_returns_and_raises_in_its_caller() -> None:
+    async def add(a: int, b: int) -> float:
+        await asyncio.sleep(0)
+        return a / b
+
+    assert background().run(add(6, 3)) == 2
+    with pytest.raises(ZeroDivisionError):
+        background().run(add(6, 0))
+
+
+def test_the_background_is_one_for_all_threads_and_is_not_one_of_them() -> None:
+    async def where() -> int:
+        return threading.get_ident()
+
+    found: list[tuple[Background, int]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append((background(), background().run(where()))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(found)) == 1
+    assert found[0][1] not in {threading.get_ident(), *(thread.ident for thread in threads)}
+
+
+def test_it_serves_a_thread_that_runs_a_loop_of_its_own() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    async def cell_of_a_notebook() -> int:
+        return background().run(answer())
+
+    assert asyncio.run(cell_of_a_notebook()) == 42
+
+
+def test_a_blocking_call_on_the_backgrounds_thread_is_refused_and_not_a_deadlock() -> None:
+    async def wrong() -> None:
+        async def never() -> None:
+            raise AssertionError
+
+        background().run(never())
+
+    with pytest.raises(BackgroundThreadError):
+        background().run(wrong())
+    assert background().do(lambda: background().do(lambda: 1)) == 1, "what does not wait is done"
+
+
+def test_what_is_posted_by_many_threads_is_done_in_the_order_of_each() -> None:
+    done: list[tuple[int, int]] = []
+
+    def post(number: int) -> None:
+        for index in range(500):
+            background().post(lambda index=index: done.append((number, index)))  # type: ignore[misc]
+
+    threads = [threading.Thread(target=post, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    background().do(lambda: None)
+    assert len(done) == 8 * 500
+    for number in range(8):
+        assert [index for by, index in done if by == number] == list(range(500))
+
+
+def test_a_coroutine_can_ask_its_caller_and_ends_with_what_the_caller_raises() -> None:
+    asked: list[int] = []
+
+    def work(ask: Callable[[Callable[[], int]], Awaitable[int]]) -> Any:
+        async def sum_up() -> int:
+            try:
+                return await ask(answer) + await ask(answer)
+            except asyncio.CancelledError:
+                asked.append(-1)
+                raise
+
+        return sum_up()
+
+    def answer() -> int:
+        asked.append(threading.get_ident())
+        if len(asked) == 4:
+            raise ZeroDivisionError
+        return len(asked)
+
+    assert background().run_asking(work) == 3
+    with pytest.raises(ZeroDivisionError):
+        background().run_asking(work)
+    assert asked == [threading.get_ident()] * 4 + [-1]
+
+
+def test_an_interrupt_cancels_the_call_and_is_raised_when_that_has_ended() -> None:
+    ended = []
+
+    async def work() -> None:
+        # Only now: before, the caller might not wait yet.
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            ended.append(True)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        background().run(work())
+    assert ended
+
+
+def test_a_child_of_a_fork_has_a_background_of_its_own_and_is_refused_the_parents() -> None:
+    async def answer() -> int:
+        return 42
+
+    parents = background()
+    assert parents.run(answer()) == 42
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            parents.run(answer())
+        except ForkedError as error:
+            right = error.made_in == os.getppid() and error.process_id == os.getpid()
+            code = 0 if right and background().run(answer()) == 42 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert parents.run(answer()) == 42
+
+
+def test_a_process_ends_at_once_and_in_silence_while_the_background_is_there() -> None:
+    program = (
+        "from holdfast.client.background import background\n"
+        "import asyncio\n"
+        "async def close(): print('closed')\n"
+        "serving = background()\n"
+        "serving.opened(object(), close)\n"
+        "serving.post(lambda: serving.create_task(asyncio.sleep(60)))\n"
+        "print(serving.do(lambda: 'done'))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"done\nclosed\n", b"")
+
+
+# --- pending acks ----------------------------------------------------------------------------------
+
+
+def to_ack(result: Any, time: int, durability: Durability) -> Ack:
+    return Ack(result[0], result[1], time, durability)
+
+
+def test_a_pending_ack_is_answered_for_every_thread_that_waits() -> None:
+    pending = PendingAck(background(), to_ack)
+    told: list[Ack] = []
+    pending.add_done_callback(lambda done: told.append(threading.current_thread().name))  # type: ignore[arg-type]
+    found: list[Ack] = []
+    threads = [threading.Thread(target=lambda: found.append(pending.result())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert not pending.done()
+    with pytest.raises(OperationTimeoutError):
+        pending.result(0)
+    background().post(lambda: pending.set_result(([1, 1], 5, Durability.SYNCED)))
+    for thread in threads:
+        thread.join()
+    assert found == [Ack(1, 1, 5, Durability.SYNCED)] * 4
+    assert pending.done() and pending.result() == found[0]
+    background().do(lambda: None)
+    assert told == ["holdfast.background"]
+
+
+def test_a_pending_ack_raises_the_error_that_it_was_answered_with() -> None:
+    pending = PendingAck(background(), to_ack)
+    pending.set_result((OperationTimeoutError(timeout_seconds=1, reason="late"), 0, None))
+    for _ in range(2):
+        with pytest.raises(HoldfastError, match="late"):
+            pending.result()
