@@ -101,7 +101,8 @@ class Consumer:
 
         Those that are due again come first, then the next ones of the stream in order. Each is this
         worker's for `ack_wait_seconds` from when the owner delivered it. If the call fails or is
-        cancelled, what it was about to return is delivered again after that time.
+        cancelled, what it was about to return is delivered again after that time. Large values do
+        not come along: `message.large` stands for one, and `Stream.get_reader` reads it.
         `timeout_seconds` is for each request.
         """
         fetch = self._consumer.fetch(

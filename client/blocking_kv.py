@@ -301,7 +301,7 @@ class KV:
         `Subscription.revision`) the changes since take the place of the entries: of a key that was set
         several times, the last. Survives reconnects and changes of owner. After a RESET change, forget
         everything: the entries and another READY follow anew. It comes when the owner no longer
-        remembers deletes that were missed, or the kv was deleted and made anew.
+        remembers deletes that were missed, or has fewer revisions: the kv was deleted and made anew.
 
         `with` or `close()` ends it; so does dropping it, as a `break` out of
         `for change in kv.watch()` does.

@@ -323,8 +323,8 @@ class Stream:
         several times since, the last state comes. Survives reconnects and changes of owner.
 
         After a RESET change, forget everything: all messages (from `start_seq`) follow anew. It comes
-        when the owner no longer remembers deletes that were missed, or the stream was deleted and
-        made anew. Raises InvalidArgumentError if both starts are given.
+        when the owner no longer remembers deletes that were missed, or has fewer revisions: the
+        stream was deleted and made anew. Raises InvalidArgumentError if both starts are given.
 
         `with` or `close()` ends it; so does dropping it, as a `break` out of
         `for change in stream.subscribe()` does.
