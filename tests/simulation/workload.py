@@ -375,7 +375,7 @@ class Follow:
         while True:
             try:
                 async with self._subscription(client) as subscription:
-                    self._following.live_after = subscription._until.revision
+                    self._following.live_after = subscription._feed.track._until.revision
                     async for change in subscription:
                         if self._take(change):
                             self._following.complete = True
