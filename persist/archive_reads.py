@@ -86,4 +86,6 @@ class ArchiveReads:
             logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
             self._refuse([arrival], error)
         else:
-            self._resubmit([arrival._replace(archived=bodies)])
+            # What earlier tries had stays: a page that moves on between two tries would otherwise lack
+            # now its beginning and now its end.
+            self._resubmit([arrival._replace(archived={**(arrival.archived or {}), **bodies})])

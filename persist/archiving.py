@@ -115,6 +115,7 @@ class Archiver:
         mark = entry.archive if entry is not None else None
         if mark is None:
             return False
+        self._archive.look_again(mark.table)
         count = 0
         while moved := await self._move(store, mark, before):
             count += moved

@@ -40,6 +40,8 @@ _KEPT_FILES: Final = 16
 #: writes row groups of up to 64 MiB.
 _KEPT_BYTES: Final = 96 * MIB
 _COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
+#: Of deltalake with S3, which tries for three minutes if nothing is said; readers wait for less.
+_PATIENCE: Final = {"max_retries": "3", "retry_timeout": "10s", "timeout": "15s"}
 _PRUNED_BY: Final = ("store", "revision")
 
 
@@ -77,6 +79,11 @@ class Archive:
             found |= self._table(place.table).bodies(place, wanted)
         return found
 
+    def look_again(self, table: str) -> None:
+        """Have the next read of a table look up its newest version: what is left to it for good has to
+        be in that one."""
+        self._table(table).look_again()
+
     def _table(self, url: str) -> _Table:
         with self._lock:
             table = self._tables.get(url)
@@ -97,10 +104,13 @@ class _Table:
         self._location = location
         self._lock = threading.Lock()
         self._files: dict[str, list[_File]] | None = None
-        self._file_system: Any = None
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._rows: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
         self._rows_bytes = 0
+
+    def look_again(self) -> None:
+        with self._lock:
+            self._files = None
 
     def bodies(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
         fresh = self._files is None
@@ -138,11 +148,9 @@ class _Table:
         except ValueError as error:
             raise _Gone(f"a file cannot be read: {error}") from error
         except OSError as error:
-            if not self._location.is_s3 and error.errno is None:
+            if error.errno is None:
                 # Of pyarrow, about what is in a file.
                 raise _Gone(f"a file cannot be read: {error}") from error
-            if "not found" in str(error).lower() or "nosuchkey" in str(error).lower():
-                raise _Gone(f"a file is missing: {error}") from error
             raise UnavailableError(reason=f"the archive of {place.name}: {error}") from error
 
     def _read(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
@@ -152,7 +160,7 @@ class _Table:
         for file in reversed(self._candidates(place, wanted)):
             for seq, revision, time, headers, value in self._rows_of(file, place.name, wanted):
                 message = sought.get((seq, revision))
-                if message is None or (seq, revision) in found:
+                if message is None or value is None or (seq, revision) in found:
                     continue
                 headers = dict(headers) if headers else None
                 packed = pack_headers(headers)
@@ -190,21 +198,19 @@ class _Table:
     def _listed(self) -> dict[str, list[_File]]:
         """Return the files of the table's newest version by tenant. Raises _Gone without a table."""
         import pyarrow as pa
-        import pyarrow.fs as pafs
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
-        from deltalake.fs import DeltaStorageHandler
 
         location = self._location
+        options = location.delta_options
         try:
-            table = DeltaTable(location.uri, storage_options=location.delta_options)
+            table = DeltaTable(location.uri, storage_options=options and options | _PATIENCE)
             actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         except TableNotFoundError as error:
             raise _Gone("there is no table") from error
-        except DeltaError as error:
+        except (DeltaError, OSError, ValueError) as error:
+            # Not to be able to look is no loss.
             raise UnavailableError(reason=f"the archive {location.uri}: {error}") from error
-        handler = DeltaStorageHandler(location.uri, options=location.delta_options)
-        self._file_system = pafs.PyFileSystem(handler)
         files: dict[str, list[_File]] = {}
         for row in sorted(actions, key=lambda action: str(action["path"])):
             lowest = [row.get(f"min.{name}") for name in _PRUNED_BY]
@@ -229,7 +235,7 @@ class _Table:
             self._rows_bytes = 0
             opened, self._open = self._open, OrderedDict()
         for file in opened.values():
-            file.close()
+            file.close(force=True)
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
@@ -239,11 +245,12 @@ class _Table:
         with self._lock:
             file = self._open.pop(path, None)
         if file is None:
-            file = pq.ParquetFile(self._file_system.open_input_file(path))
+            # deltalake's own file system holds the interpreter's lock while it waits for S3.
+            file = pq.ParquetFile(self._location.to_read_parts(path), pre_buffer=True)
         try:
             yield file
         except BaseException:
-            file.close()
+            file.close(force=True)
             raise
         with self._lock:
             spare = self._open.pop(path, None)
@@ -251,12 +258,12 @@ class _Table:
             if spare is None and len(self._open) > _KEPT_FILES:
                 spare = self._open.popitem(last=False)[1]
         if spare is not None:
-            spare.close()
+            spare.close(force=True)
 
     # --- rows ------------------------------------------------------------------------------------
     def _rows_of(
         self, file: _File, store: str, wanted: Sequence[ArchivedMessage]
-    ) -> Iterable[tuple[int, int, int, Any, bytes]]:
+    ) -> Iterable[tuple[int, int, int, Any, bytes | None]]:
         """Yield `(seq, revision, time, headers, value)` of a file's rows with a revision that is
         wanted."""
         import pyarrow as pa

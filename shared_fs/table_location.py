@@ -9,6 +9,8 @@ A file appears whole or not at all, under a name that is used once.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from holdfast.shared_fs.disk import Disk
 DEFAULT_TABLE: Final = "tables/changes"
 #: A commit, a checkpoint, and those of others meanwhile.
 _SYNCED_COMMITS: Final = 8
+_MISSING: Final = frozenset(["404", "NoSuchKey", "NoSuchBucket"])
 _OPTIONS: Final = frozenset(["endpoint", "region"])
 
 
@@ -136,6 +139,13 @@ class TableLocation:
         self._client.download_file(self._bucket, self._key(path), str(target))
         return target
 
+    def to_read_parts(self, path: str) -> Path | io.RawIOBase:
+        """Return what parts of a file can be read from: where it is, or a file whose reads ask S3 for
+        ranges, and which needs no closing. Raises OSError, FileNotFoundError if S3 has none."""
+        if not self.is_s3:
+            return self.folder / path
+        return _S3File(self._client, self._bucket, self._key(path))
+
     def list(self, prefix: str = "") -> Iterator[FoundFile]:
         """Yield the files below `prefix`, a folder of the table."""
         if not self.is_s3:
@@ -184,6 +194,53 @@ def default_table(bucket_url: str) -> str:
     path = f"{parts.path.rstrip('/')}/{quote(DEFAULT_TABLE)}"
     query = urlencode(parse_qs(parts.query), doseq=True)
     return parts._replace(path=path, query=query).geturl()
+
+
+class _S3File(io.RawIOBase):
+    """An object that is read in ranges, one request for each read."""
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._key = key
+        self._at = 0
+        self._size_bytes = int(self._ask("head_object")["ContentLength"])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size_bytes)
+        if end <= self._at:
+            return 0
+        found = self._ask("get_object", Range=f"bytes={self._at}-{end - 1}")
+        count = len(found)
+        buffer[:count] = found
+        self._at += count
+        return count
+
+    def _ask(self, request: str, **options: str) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found = getattr(self._client, request)(Bucket=self._bucket, Key=self._key, **options)
+            return found["Body"].read() if request == "get_object" else found
+        except ClientError as error:
+            number = errno.ENOENT if error.response["Error"]["Code"] in _MISSING else errno.EIO
+            raise OSError(number, str(error), self._key) from error
+        except BotoCoreError as error:
+            raise OSError(errno.EIO, str(error), self._key) from error
 
 
 @lru_cache(maxsize=8)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.persist import reads
+from holdfast.persist.archive_reads import ArchiveReads
+from holdfast.persist.ownership import Arrival
 from holdfast.persist.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
@@ -19,6 +22,8 @@ from holdfast.protocol.limits import (
     PAGE_ROWS,
 )
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive_table import Archive
+from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
 
 LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
@@ -255,3 +260,89 @@ def test_a_follower_ahead_of_the_store_or_behind_the_horizon_starts_over(kv: Ben
     # Who has nothing needs no deletes.
     assert kv.read([frames.CHANGES, 0, 0])[0] == [[], head, 0, head, False]
     assert kv.read([frames.CHANGES, head, 0])[0] == [[], head, 0, head, False]
+
+
+# --- archived messages ---------------------------------------------------------------------------
+class Known(Archive):
+    """An archive that has all of it, and tells how often it was asked."""
+
+    def __init__(self, values: dict[int, bytes]) -> None:
+        super().__init__("file:///nowhere")
+        self.values = values
+        self.asked: list[list[int]] = []
+
+    def bodies(self, messages: Sequence[ArchivedMessage]) -> Bodies:
+        self.asked.append([each.seq for each in messages])
+        return {(each.seq, each.revision): (self.values[each.seq], None) for each in messages}
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked"),
+    [
+        ([frames.GET_MESSAGES, 3, 8], [3, 4, 5, 6]),
+        ([frames.GET_MESSAGE, 6], [6]),
+        ([frames.GET_MESSAGE, 7], []),
+        ([frames.GET_SEQS, [2, 5, 9]], [2, 5]),
+        ([frames.CHANGES, 4, 4, 6], [5, 6]),
+    ],
+)
+def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
+    stream: Bench, operation: list[Any], asked: list[int]
+) -> None:
+    values = {seq: b"value %d" % seq for seq in range(1, 11)}
+    stream.apply(*[[frames.CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
+    before = stream.read(operation)[0][0]
+    stream.apply([frames.CHANGE_ARCHIVE, 6, ""])
+    archive = Known(values)
+    if asked:
+        with pytest.raises(reads.ArchiveNeededError) as needed:
+            stream.read(operation)
+        bodies = archive.bodies(needed.value.messages)
+        assert archive.asked == [asked]
+        [found] = reads.execute(stream.store, "s1", [operation], bodies)
+    else:
+        [found] = stream.read(operation)
+    assert frames.unpack(frames.pack(found[0])) == frames.unpack(frames.pack(before))
+
+
+def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream: Bench) -> None:
+    values = {seq: b"%d" % seq for seq in range(1, 21)}
+    stream.apply(*[[frames.CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
+    stream.apply([frames.CHANGE_ARCHIVE, 20, ""])
+    archive = Known(values)
+    operation = [frames.GET_MESSAGES, 1, None, None, 4]
+    answers: list[Any] = []
+    done = asyncio.Event()
+
+    async def here(function: Callable[[], Any]) -> Any:
+        return function()
+
+    def read(arrivals: list[Arrival]) -> None:
+        [arrival] = arrivals
+        try:
+            answers.append(reads.execute(stream.store, "s1", [operation], arrival.archived))
+            done.set()
+        except reads.ArchiveNeededError as needed:
+            tries = len(archive.asked)
+            if tries < 3:
+                stream.apply([frames.CHANGE_DELETE_MESSAGES, [tries + 1]])
+            archived_reads.want(arrival, needed.messages)
+
+    archived_reads = ArchiveReads(archive, run_in_thread=here, resubmit=read, refuse=raise_it)
+
+    async def main() -> None:
+        async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(archived_reads.run())
+            group = frames.Group(StoreKind.STREAM, "a", 0, 0, 0, [operation])
+            read([Arrival("reply", 0, b"reader", stream.id, group)])
+            await done.wait()
+            work.cancel()
+
+    asyncio.run(main())
+    [[[rows, _]]] = answers
+    assert [row[0] for row in rows] == [4, 5, 6, 7]
+    assert archive.asked == [[1, 2, 3, 4], [5], [6], [7]]
+
+
+def raise_it(arrivals: list[Arrival], error: Exception) -> None:
+    raise error
