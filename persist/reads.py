@@ -170,7 +170,8 @@ def _messages_of(
         page = file.message_page(
             seqs[0], seqs[-1], max_rows=len(seqs), max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
         )
-        return [page.rows, page.rows[-1][0] + 1 - seqs[0] if page.more else None], page.size_bytes
+        found = _filled(page.rows, bodies) if file.has_archived else page.rows
+        return [found, found[-1][0] + 1 - seqs[0] if page.more else None], page.size_bytes
     rows: list[Any] = []
     size_bytes = 0
     next_index = None

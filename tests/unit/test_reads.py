@@ -283,6 +283,7 @@ class Known(Archive):
         ([frames.GET_MESSAGE, 6], [6]),
         ([frames.GET_MESSAGE, 7], []),
         ([frames.GET_SEQS, [2, 5, 9]], [2, 5]),
+        ([frames.GET_SEQS, [5, 6, 7]], [5, 6]),
         ([frames.CHANGES, 4, 4, 6], [5, 6]),
     ],
 )
