@@ -3,6 +3,9 @@
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130
 Ctrl-C. No traceback reaches the user for an error of holdfast's tree or of the operating system;
 anything else is a bug, and shows one.
+
+A command's module is imported when the command is called: a lone `holdfast kv get` does without what the
+demo, the benchmarks and the doctor need, and so does each server that is started again.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import json
 import logging
 import os
 import sys
-from importlib import metadata
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
@@ -24,26 +27,47 @@ from holdfast.cli.advice import (
     explain,
     first_error,
 )
-from holdfast.cli.backup import backup, backups, delete, restore
-from holdfast.cli.bench import bench
-from holdfast.cli.collect import collect
-from holdfast.cli.demo import demo
-from holdfast.cli.doctor import doctor
-from holdfast.cli.drain import drain, undrain
-from holdfast.cli.kv import kv
-from holdfast.cli.parts import coordinator, persist
-from holdfast.cli.rebuild import rebuild
-from holdfast.cli.servers import servers, stores
 from holdfast.cli.settings import CLIENT_OPTIONS, Settings, shared_options
-from holdfast.cli.stream import stream
-from holdfast.cli.tables import export_command, import_command
-from holdfast.cli.up import up
-from holdfast.cli.verify import verify
 from holdfast.protocol.errors import HoldfastError
+
+#: Each command, with the module under `holdfast.cli` and the name there.
+_COMMANDS: Final = {
+    "backup": ("backup", "backup"),
+    "backups": ("backup", "backups"),
+    "bench": ("bench", "bench"),
+    "collect": ("collect", "collect"),
+    "coordinator": ("parts", "coordinator"),
+    "delete": ("backup", "delete"),
+    "demo": ("demo", "demo"),
+    "doctor": ("doctor", "doctor"),
+    "drain": ("drain", "drain"),
+    "export": ("tables", "export_command"),
+    "import": ("tables", "import_command"),
+    "kv": ("kv", "kv"),
+    "persist": ("parts", "persist"),
+    "rebuild": ("rebuild", "rebuild"),
+    "restore": ("backup", "restore"),
+    "servers": ("servers", "servers"),
+    "stores": ("servers", "stores"),
+    "stream": ("stream", "stream"),
+    "undrain": ("drain", "undrain"),
+    "up": ("up", "up"),
+    "verify": ("verify", "verify"),
+}
 
 
 class _RootGroup(click.Group):
-    """Turns errors into one line on stderr and an exit code."""
+    """Imports its commands when they are asked for; turns errors into one line on stderr and an exit
+    code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*_COMMANDS, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            module, name = _COMMANDS[cmd_name]
+            self.add_command(getattr(import_module(f"holdfast.cli.{module}"), name))
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         for library in ("holdfast", "nats"):
@@ -94,9 +118,7 @@ def _discard_stdout() -> None:
         "max_content_width": 100,
     },
 )
-@click.version_option(
-    metadata.version("holdfast"), prog_name="holdfast", message="%(prog)s %(version)s"
-)
+@click.version_option(package_name="holdfast", prog_name="holdfast", message="%(prog)s %(version)s")
 @shared_options(*CLIENT_OPTIONS, from_environment=True)
 def holdfast() -> None:
     """Streams and key-value stores over NATS.
@@ -104,29 +126,3 @@ def holdfast() -> None:
     Start with `holdfast up`, then in another terminal `holdfast stream append notes "hello"` and
     `holdfast stream read notes`.
     """
-
-
-for _command in (
-    up,
-    demo,
-    stream,
-    kv,
-    servers,
-    stores,
-    drain,
-    undrain,
-    backup,
-    backups,
-    restore,
-    delete,
-    verify,
-    collect,
-    rebuild,
-    doctor,
-    bench,
-    export_command,
-    import_command,
-    coordinator,
-    persist,
-):
-    holdfast.add_command(_command)

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.control import StoreInfo, StoreState
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Width of tables that go into a pipe or a file: there is no screen that they must fit on.
 _PIPE_WIDTH: Final = 1000
@@ -39,6 +40,9 @@ def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
 ) -> None:
     """Print rows under a head line; numbers (`right`) aligned to the right."""
+    # Here, since it takes longer to import than most commands take in all.
+    from rich.table import Table
+
     console = stdout_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -55,6 +59,8 @@ def print_table(
 
 def stdout_console() -> Console:
     """Return a console on stdout as it is now."""
+    from rich.console import Console
+
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from holdfast.client.connection import DEFAULT_NATS, Connecting, connect
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from holdfast.client.connection import Connecting
 
 DEFAULT_TENANT: Final = "default"
 
@@ -39,6 +41,9 @@ class Settings:
 
     def connect(self) -> Connecting:
         """Return a client, to be entered with `async with`."""
+        # Here, since the servers' commands have no use for a client.
+        from holdfast.client.connection import connect
+
         return connect(
             self.nats_url,
             tenant=self.tenant,

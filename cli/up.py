@@ -18,7 +18,7 @@ from holdfast.cli.cluster import (
 )
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
-from holdfast.client.connection import DEFAULT_NATS
+from holdfast.protocol.subjects import DEFAULT_NATS
 
 
 @click.command()

@@ -33,11 +33,9 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
-from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Subjects
 
 V = TypeVar("V")
-
-DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
 class Client:

@@ -18,7 +18,7 @@ from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
-from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
 try:
     import uvloop
@@ -39,7 +39,7 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, required=True, help="the root of the shared file system"
     )
-    parser.add_argument("--nats", default="nats://127.0.0.1:4222", help="default: %(default)s")
+    parser.add_argument("--nats", default=DEFAULT_NATS, help="default: %(default)s")
     parser.add_argument(
         "--prefix", type=_prefix, default=DEFAULT_PREFIX, help="of all subjects; default: hf"
     )

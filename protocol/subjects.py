@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.protocol.names import StoreId, StoreKind, check_store
 
+DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_PREFIX: Final = "hf"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
 

@@ -68,7 +68,10 @@ ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 
 
 def commands(group: click.Group = holdfast, *path: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None and command.name == name
         if isinstance(command, click.Group):
             yield from commands(command, *path, name)
         else:

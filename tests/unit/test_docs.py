@@ -272,9 +272,15 @@ def test_the_numbers_in_the_prose_are_those_of_the_code() -> None:
 
 
 # --- options and variables -----------------------------------------------------------------------
+def command_of(name: str) -> click.Command:
+    command = holdfast.get_command(click.Context(holdfast), name)
+    assert command is not None
+    return command
+
+
 def options_of(name: str) -> dict[str, str]:
     """Each option of a command, with the variable that sets it."""
-    command = holdfast.commands[name]
+    command = command_of(name)
     shared = {one.name: one for one in holdfast.params if isinstance(one, click.Option)}
     found = {}
     for one in command.params:
@@ -301,7 +307,7 @@ def test_every_option_of_a_server_is_listed_with_its_variable(name: str) -> None
 @pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
 def test_the_listed_defaults_are_those_of_the_options(name: str) -> None:
     listed = {row[0]: bare(row[2]) for row in documented_options(name)}
-    for one in holdfast.commands[name].params:
+    for one in command_of(name).params:
         assert isinstance(one, click.Option)
         if one.required:
             assert listed[one.opts[0]] == "required"
