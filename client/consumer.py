@@ -57,7 +57,11 @@ _Said = list[int]
 
 
 class Delivery:
-    """A message that this worker has, until its ack wait is over."""
+    """A message that this worker has, until its ack wait is over.
+
+    A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
+    the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
+    """
 
     __slots__ = ("_consumer", "_consumer_id", "delivery_count", "message")
 

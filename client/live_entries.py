@@ -15,6 +15,8 @@ confirmed, and what the application sees is the one over the other. Invariants:
 - **The owner's order is kept**: what is confirmed for a key only moves to higher revisions, but for a
   reset, which replaces everything at once, when the new state is complete.
 - One write of a key is on its way at a time; later ones wait, only the last of them.
+- **A large value is never taken for another**: its bytes are not here, so what stands for it shows in
+  their place, and a merge is not asked about it: the local write is rejected, what the owner has stays.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from enum import StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from holdfast.client.live_notices import Notices, Origin, Rejection
-from holdfast.protocol.errors import BusyError, HoldfastError
+from holdfast.protocol.errors import BusyError, HoldfastError, LargeValueNotHeldError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
-from holdfast.protocol.messages import Change, ChangeKind, Entry
+from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
 
 V = TypeVar("V")
 
 Merge = Callable[[bytes | None, bytes | None, bytes | None], bytes | None]
 """`(base, local, remote)` to what shall be; None is no such key."""
+
+Held = bytes | LargeValue
+"""What is held of a value: its bytes, or what stands for a large one."""
 
 
 def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) -> bytes | None:
@@ -69,7 +74,7 @@ class _State(StrEnum):
 class _Known(NamedTuple):
     """What the owner had for a key; revision 0 is no such key."""
 
-    value: bytes | None
+    value: Held | None
     revision: int
 
 
@@ -97,10 +102,10 @@ class LiveEntries:
 
     def __init__(self, merge: Merge = local_wins) -> None:
         #: What the application sees.
-        self.visible: dict[str, bytes] = {}
+        self.visible: dict[str, Held] = {}
         #: What the owner is known to hold.
         self.confirmed: dict[str, Entry] = {}
-        self.notices: Notices[EntryChange[bytes]] = Notices()
+        self.notices: Notices[EntryChange[Held]] = Notices()
         #: The number of the last local write.
         self.last_write = 0
         self.unsaved_bytes = 0
@@ -296,7 +301,7 @@ class LiveEntries:
 
     def _known(self, key: str) -> _Known:
         entry = self.confirmed.get(key)
-        return _ABSENT if entry is None else _Known(entry.value, entry.revision)
+        return _ABSENT if entry is None else _Known(entry.large or entry.value, entry.revision)
 
     @staticmethod
     def _hold(entries: dict[str, Entry], key: str, entry: Entry | None) -> None:
@@ -328,7 +333,15 @@ class LiveEntries:
         unsure, unsaved.unsure = unsaved.unsure, None
         if unsure == (remote.value,):
             return  # the answer was lost, the write was not; what was written since is on top of it
-        merged = self._merge(base.value, unsaved.wanted, remote.value)
+        if self._merge is local_wins:
+            merged = unsaved.wanted
+        elif isinstance(base.value, LargeValue) or isinstance(remote.value, LargeValue):
+            error = LargeValueNotHeldError(what=f"the value of {key!r} that this was merged with")
+            self.notices.reject(Rejection(key, unsaved.wanted, error))
+            self._settle(key, Origin.REJECTED)
+            return
+        else:
+            merged = self._merge(base.value, unsaved.wanted, remote.value)
         self._want(unsaved, merged)
         if merged == remote.value:
             self._settle(key, Origin.REMOTE)

@@ -20,10 +20,11 @@ If an outage of five minutes and more hides an own write that was stored, and so
 since, it is merged with itself: a merge that is idempotent, as those of sets and texts usually are, is
 not disturbed by that.
 
-Large values are not held: their keys show an empty value. Use `Client.kv` for them.
-
-A large value (over MAX_VALUE_BYTES) that `KV.set` wrote does not come along: its bytes show as empty, and
-`entry(key).large` says so; `KV.get` has them. It cannot be written here.
+**Large values** (over MAX_VALUE_BYTES), which `KV.set` and `KV.put_file` write, are not held. Their keys
+show, reading one raises LargeValueNotHeldError, and `KV.get_reader` of `Client.kv` reads it. In changes
+the LargeValue that stands for it is the value, and `entry(key).large` is it too. A key that has one can be
+set and deleted as any other. A merge needs all its values: where one of them is large, the local write is
+rejected (`on_reject`, `save`) and what the owner has shows.
 
 A value is decoded anew at each read, so to change a dictionary that is a value, assign it again.
 """
@@ -38,7 +39,7 @@ from typing import Any, Final, TypeVar
 from holdfast.client.codec import Codec
 from holdfast.client.kv import KV
 from holdfast.client.link import Link
-from holdfast.client.live_entries import EntryChange, EntryWrite, LiveEntries, local_wins
+from holdfast.client.live_entries import EntryChange, EntryWrite, Held, LiveEntries, local_wins
 from holdfast.client.live_replica import (
     FLIGHT_BYTES,
     FLIGHT_SECONDS,
@@ -55,12 +56,13 @@ from holdfast.client.operations import (
 from holdfast.client.subscription import Subscription
 from holdfast.protocol.errors import (
     HoldfastError,
+    LargeValueNotHeldError,
     OperationTimeoutError,
     ProtocolError,
     WrongRevisionError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, Durability, Entry
+from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue
 from holdfast.protocol.names import StoreKind, check_key
 
 V = TypeVar("V")
@@ -81,13 +83,14 @@ DELETE: Final = Removal.DELETE
 MergeFunction = Callable[[V | None, V | None, V | None], V | Removal]
 
 
-class LiveKV(LiveReplica[EntryChange[bytes], V], MutableMapping[str, V]):
+class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     """A local copy of a kv. Made by `Client.live_kv`; for `async with`, or `open` and `aclose`.
 
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
     stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
     makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    MalformedFrameError for a value that its codec did not write.
+    MalformedFrameError for a value that its codec did not write, and LargeValueNotHeldError for a
+    large one.
     """
 
     _core: LiveEntries
@@ -110,7 +113,10 @@ class LiveKV(LiveReplica[EntryChange[bytes], V], MutableMapping[str, V]):
         self._store_key = (int(StoreKind.KV), self.name)
 
     def __getitem__(self, key: str) -> V:
-        return self._codec.decode(self._core.visible[key])
+        value = self._core.visible[key]
+        if isinstance(value, LargeValue):
+            raise LargeValueNotHeldError(what=f"the value of {key!r}")
+        return self._codec.decode(value)
 
     def __setitem__(self, key: str, value: V) -> None:
         self._check_open()
@@ -153,9 +159,11 @@ class LiveKV(LiveReplica[EntryChange[bytes], V], MutableMapping[str, V]):
     def unsaved_count(self) -> int:
         return self._core.unsaved_count
 
-    def on_change(self, callback: Callable[[EntryChange[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, local ones too. Returns a function that ends
-        that. What was there at the opening is no change."""
+    def on_change(
+        self, callback: Callable[[EntryChange[V | LargeValue]], object]
+    ) -> Callable[[], None]:
+        """Call `callback` with each EntryChange, local ones too; a LargeValue stands for a value that
+        is not held. Returns a function that ends that. What was there at the opening is no change."""
         return self._register(self._change_callbacks, callback)
 
     async def _subscription(self) -> Subscription:
@@ -237,14 +245,12 @@ class LiveKV(LiveReplica[EntryChange[bytes], V], MutableMapping[str, V]):
             self._report("the merge of a live kv failed: the local value wins", error)
             return local
 
-    def _told(self, change: EntryChange[bytes]) -> EntryChange[V]:
+    def _told(self, change: EntryChange[Held]) -> EntryChange[V | LargeValue]:
         key, value, previous, origin = change
-        return EntryChange(
-            key,
-            None if value is None else self._codec.decode(value),
-            None if previous is None else self._codec.decode(previous),
-            origin,
-        )
+        return EntryChange(key, self._shown(value), self._shown(previous), origin)
+
+    def _shown(self, value: Held | None) -> V | LargeValue | None:
+        return self._codec.decode(value) if isinstance(value, bytes) else value
 
     def _decoded(self, value: bytes) -> V:
         return self._codec.decode(value)

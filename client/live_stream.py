@@ -16,8 +16,9 @@ and `on_reject` hears of it.
 It follows everything that happens to the stream: messages replaced by `Stream.set`, deleted, trimmed,
 expired and evicted. `start_seq`, or the `last` so many, says from where on it is held in memory.
 
-A large value (over MAX_VALUE_BYTES) that `Stream.append` wrote does not come along: its bytes show as
-empty; `Stream.get` has them. It cannot be appended here.
+A large value (over MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not held: reading
+its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream` reads it. In changes the
+LargeValue that stands for it is the message's value. It cannot be appended here.
 
 So that it knows its messages again, it adds a header to each (`live`), which it hides from its own
 readers; others see it.
@@ -60,7 +61,7 @@ from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     InvalidArgumentError,
-    MalformedFrameError,
+    LargeValueNotHeldError,
     NoCoordinatorError,
     NoServerError,
     ProtocolError,
@@ -68,9 +69,10 @@ from holdfast.protocol.errors import (
     StorageFailedError,
 )
 from holdfast.protocol.frames import DELETE_MESSAGES, pack
-from holdfast.protocol.messages import Durability, Headers, Message
+from holdfast.protocol.messages import Durability, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind, StoreName
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 _PACKED_NOTHING: Final = pack([DELETE_MESSAGES, []])
@@ -106,7 +108,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
     MAX_UNSAVED_BYTES are unsaved (`await save()` makes room), and ConnectionFailedError when the
     replica is not open. Reading raises MalformedFrameError for a value that its codec did not write,
-    and for a large one, which is not held: read that through `Client.stream`.
+    and LargeValueNotHeldError for a large one.
     """
 
     _core: LiveMessages
@@ -196,10 +198,11 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return len(self._core.drafts)
 
     def on_change(
-        self, callback: Callable[[MessageChange[LiveMessage[V]]], object]
+        self, callback: Callable[[MessageChange[LiveMessage[V | LargeValue]]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each MessageChange, local ones too. Returns a function that ends
-        that. What was there at the opening, or is loaded, is no change."""
+        """Call `callback` with each MessageChange, local ones too; a LargeValue stands for a value
+        that is not held. Returns a function that ends that. What was there at the opening, or is
+        loaded, is no change."""
         return self._register(self._change_callbacks, callback)
 
     async def load(self, start_seq: int = 1, *, timeout_seconds: float | None = None) -> None:
@@ -284,20 +287,27 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
 
     def _shown(self, message: Held) -> LiveMessage[V]:
         if isinstance(message, Message) and message.large is not None:
-            reason = f"message {message.seq} is large, and a live stream does not hold it"
-            raise MalformedFrameError(reason=reason)
-        value = self._codec.decode(message.value)
-        if isinstance(message, Draft):
-            return LiveMessage(None, value, message.headers, None, None)
-        headers = message.headers
-        if LIVE_HEADER in headers:
-            headers = {name: text for name, text in headers.items() if name != LIVE_HEADER}
-        return LiveMessage(message.seq, value, headers, message.time, message.revision)
+            raise LargeValueNotHeldError(what=f"message {message.seq}")
+        return _live(message, self._codec.decode(message.value))
 
-    def _told(self, change: MessageChange[Held]) -> MessageChange[LiveMessage[V]]:
+    def _told(self, change: MessageChange[Held]) -> MessageChange[LiveMessage[V | LargeValue]]:
         kind, message, previous, origin = change
-        shown = None if previous is None else self._shown(previous)
-        return MessageChange(kind, self._shown(message), shown, origin)
+        shown = None if previous is None else self._told_message(previous)
+        return MessageChange(kind, self._told_message(message), shown, origin)
+
+    def _told_message(self, message: Held) -> LiveMessage[V | LargeValue]:
+        if isinstance(message, Message) and message.large is not None:
+            return _live(message, message.large)
+        return _live(message, self._codec.decode(message.value))
 
     def _decoded(self, value: bytes) -> V:
         return self._codec.decode(value)
+
+
+def _live(message: Held, value: T) -> LiveMessage[T]:
+    headers = message.headers
+    if isinstance(message, Draft):
+        return LiveMessage(None, value, headers, None, None)
+    if LIVE_HEADER in headers:
+        headers = {name: text for name, text in headers.items() if name != LIVE_HEADER}
+    return LiveMessage(message.seq, value, headers, message.time, message.revision)

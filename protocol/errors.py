@@ -13,6 +13,7 @@
     │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
     │   ├── UploadMismatchError     what was uploaded is not the value that it is said to be
     │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
+    │   ├── LargeValueNotHeldError  a local copy has no large values: their store has a reader for them
     │   ├── ForkedError             a blocking client of the parent process was used in a child
     │   ├── BackgroundThreadError   a blocking call on the thread that would have to answer it
     │   ├── LastServerError         a drain would leave no server that takes stores
@@ -147,6 +148,11 @@ class UploadMismatchError(RequestError):
 class ValueReplacedError(RequestError):
     code = "value_replaced"
     template = "{what} was replaced or deleted while its value was read"
+
+
+class LargeValueNotHeldError(RequestError):
+    code = "large_value_not_held"
+    template = "{what} is large, and a local copy does not hold it: get_reader of its store reads it"
 
 
 class ForkedError(RequestError):

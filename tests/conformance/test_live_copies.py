@@ -14,6 +14,8 @@ from holdfast.client import (
     DELETE,
     Client,
     EntryChange,
+    LargeValue,
+    LargeValueNotHeldError,
     LimitExceededError,
     MessageChange,
     MessageChangeKind,
@@ -21,6 +23,7 @@ from holdfast.client import (
     Rejection,
 )
 
+LARGE = bytes(range(250)) * 4001
 Words = list[int] | None
 
 
@@ -144,5 +147,40 @@ def test_what_the_store_will_not_have_is_rejected_and_the_rest_stored(run: Run) 
             assert [(each.key, each.value) for each in rejected] == [("a", b"x" * 30)]
             assert dict(live) == {"a": b"old", "b": b"fits"}
             await live.save()
+
+    run(test)
+
+
+def test_a_large_value_is_never_taken_for_an_empty_one(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        stream, kv = hf.stream("s"), hf.kv("k")
+        async with other.live_stream("s") as messages, other.live_kv("k") as entries:
+            changes: list[Any] = []
+            messages.on_change(changes.append)
+            entries.on_change(changes.append)
+            worker = other.stream("s").consumer("workers")
+            ack = await stream.append(LARGE)
+            await kv.set("a", LARGE)
+            await until(lambda: len(changes) == 2)
+            values = [change.message.value for change in changes if hasattr(change, "message")]
+            values += [change.value for change in changes if not hasattr(change, "message")]
+            assert all(isinstance(each, LargeValue) for each in values)
+            for read in (lambda: messages[0], lambda: entries["a"], lambda: entries.get("a")):
+                with pytest.raises(LargeValueNotHeldError, match="get_reader"):
+                    read()
+            assert "a" in entries and len(messages) == 1
+
+            (delivery,) = await worker.fetch()
+            assert delivery.message.value == b"" and delivery.message.seq == ack.seq
+            reader = await other.stream("s").get_reader(delivery.message)
+            assert reader is not None
+            assert await reader.read() == LARGE
+            assert await delivery.ack()
+
+            entry = entries.entry("a")
+            assert entry is not None and entry.size_bytes == len(LARGE)
+            entries["a"] = b"small"
+            await entries.save()
+            assert await kv.get("a") == entries.entry("a")
 
     run(test)

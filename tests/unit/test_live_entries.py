@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from holdfast.client import live_entries
 from holdfast.client.live_entries import EntryChange, EntryWrite, LiveEntries, Merge, local_wins
 from holdfast.client.live_notices import Origin, Rejection
-from holdfast.protocol.errors import BusyError, LimitExceededError
-from holdfast.protocol.messages import Change, ChangeKind, Entry
+from holdfast.protocol.errors import BusyError, LargeValueNotHeldError, LimitExceededError
+from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
 
 REFUSAL = LimitExceededError(what="max_messages", limit=1, value=2)
 
@@ -41,6 +41,12 @@ class Owner:
         elif self.entries.pop(write.key, None):
             self.log.append(Change(ChangeKind.DELETE, self.revision + 1, 0, keys=(write.key,)))
         return self.revision
+
+    def put_large(self, key: str, large: LargeValue) -> None:
+        """Somebody else uploads a value."""
+        entry = Entry(key, b"", {}, self.revision + 1, 0, large)
+        self.entries[key] = entry
+        self.log.append(Change(ChangeKind.SET, entry.revision, 0, entry=entry))
 
     def clear(self) -> None:
         if self.entries:
@@ -279,6 +285,56 @@ def test_a_rejection_leaves_what_was_written_since() -> None:
     assert ada.live.visible == {"k": b"less"}
     ada.save()
     assert ada.live.confirmed["k"].value == b"less"
+
+
+LARGE = LargeValue(bytes(16), 5_000_000, bytes(32), 7)
+
+
+def test_a_large_value_shows_as_what_stands_for_it_and_the_last_writer_wins_over_it() -> None:
+    owner, ada, bob = pair()
+    owner.put_large("k", LARGE)
+    ada.live.write("k", b"unaware")
+    bob.follow()
+    assert bob.live.visible == {"k": LARGE}
+    assert bob.live.notices.take() == [EntryChange("k", LARGE, None, Origin.REMOTE)]
+    for _ in range(2):
+        ada.save()
+    bob.follow()
+    assert ada.live.visible == bob.live.visible == {"k": b"unaware"}
+    assert bob.live.notices.take() == [EntryChange("k", b"unaware", LARGE, Origin.REMOTE)]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_no_merge_is_asked_about_a_large_value_the_local_write_is_rejected(replaced: bool) -> None:
+    """Large on the other side, or the base of both."""
+
+    def never(base: bytes | None, local: bytes | None, remote: bytes | None) -> bytes:
+        raise AssertionError("it would be asked about bytes that are not here")
+
+    owner, ada, bob = pair(never)
+    owner.put_large("k", LARGE)
+    if replaced:
+        ada.follow()
+    ada.live.write("k", b"mine")
+    if replaced:
+        bob.follow()
+        bob.live.write("k", b"theirs")
+        bob.save()
+        bob.save()
+    ada.live.notices.take()
+    for _ in range(2):
+        ada.save()
+    remote = b"theirs" if replaced else LARGE
+    assert ada.live.visible == {"k": remote}
+    assert ada.live.unsaved == () and ada.live.unsaved_bytes == 0
+    rejection, change = ada.live.notices.take()
+    assert isinstance(rejection, Rejection)
+    assert (rejection.key, rejection.value) == ("k", b"mine")
+    assert isinstance(rejection.error, LargeValueNotHeldError)
+    assert change == EntryChange("k", remote, b"mine", Origin.REJECTED)
+    ada.live.write("k", b"knowing")
+    ada.save()
+    assert owner.entries["k"].value == b"knowing"
 
 
 def test_an_own_write_whose_answer_was_lost_is_known_again() -> None:
