@@ -129,6 +129,8 @@ class Peer:
     def __init__(self, bus: Bus, writer: bytes = b"peer") -> None:
         self.bus = bus
         self.writer = writer
+        #: How long one try waits for its answer.
+        self.try_seconds = 1.0
         self._inbox = bus.new_inbox()
         self._numbers = itertools.count()
         self._replies: dict[str, asyncio.Queue[BusMessage]] = {}
@@ -213,7 +215,7 @@ class Peer:
         while True:
             try:
                 owner = await self.resolve(name, kind)
-                return await self.group(group, server=owner, timeout_seconds=1.0, **options)
+                return await self.group(group, server=owner, timeout_seconds=self.try_seconds, **options)
             except UnavailableError:
                 if time.monotonic() > give_up_at:
                     raise
