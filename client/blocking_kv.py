@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Unpack
 
@@ -208,18 +208,18 @@ class KV:
 
     def delete(
         self,
-        key: str,
+        keys: str | Sequence[str],
         *,
         expected_revision: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Deleted:
-        """Delete `key`; return count 1 if it was there, else 0.
+        """Delete one key or several (at most MAX_DELETE_COUNT); return how many there were.
 
         With `expected_revision` only if that is the key's revision; else WrongRevisionError.
         """
         return self._background.run(
             self._kv.delete(
-                key, expected_revision=expected_revision, timeout_seconds=timeout_seconds
+                keys, expected_revision=expected_revision, timeout_seconds=timeout_seconds
             )
         )
 

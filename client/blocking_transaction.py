@@ -74,9 +74,9 @@ class KVTransaction(_Transaction[AsyncKVTransaction]):
         """Set `key` at the commit. Arguments as those of `KV.set`."""
         self._transaction.set(key, value, headers=headers, ttl_seconds=ttl_seconds)
 
-    def delete(self, key: str) -> None:
-        """Delete `key` at the commit, if it is there."""
-        self._transaction.delete(key)
+    def delete(self, keys: str | Sequence[str]) -> None:
+        """Delete one key or several at the commit, those that are there."""
+        self._transaction.delete(keys)
 
 
 class StreamTransaction(_Transaction[AsyncStreamTransaction]):

@@ -54,6 +54,7 @@ class Client:
 
     @property
     def tenant(self) -> str:
+        """The tenant whose stores these are."""
         return self._link.tenant
 
     @property

@@ -262,16 +262,16 @@ class KV:
 
     async def delete(
         self,
-        key: str,
+        keys: str | Sequence[str],
         *,
         expected_revision: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Deleted:
-        """Delete `key`; return count 1 if it was there, else 0.
+        """Delete one key or several (at most MAX_DELETE_COUNT); return how many there were.
 
         With `expected_revision` only if that is the key's revision; else WrongRevisionError.
         """
-        packed = pack(delete_entries_operation(key, expected_revision))
+        packed = pack(delete_entries_operation(keys, expected_revision))
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
 

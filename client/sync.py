@@ -80,6 +80,7 @@ class Client:
 
     @property
     def tenant(self) -> str:
+        """The tenant whose stores these are."""
         return self._client.tenant
 
     @property

@@ -160,11 +160,12 @@ class KVTransaction(_Transaction[str, Entry]):
         self._operations.append(operation)
         self._written[key] = Entry(key, operation[2], checked_headers(headers) or {}, 0, 0)
 
-    def delete(self, key: str) -> None:
-        """Delete `key` at the commit, if it is there."""
+    def delete(self, keys: str | Sequence[str]) -> None:
+        """Delete one key or several at the commit, those that are there."""
         self._check_open()
-        self._operations.append(delete_entries_operation(key))
-        self._written[key] = None
+        operation = delete_entries_operation(keys)
+        self._operations.append(operation)
+        self._written.update(dict.fromkeys(operation[1]))
 
 
 class StreamTransaction(_Transaction[int, Message]):

@@ -58,6 +58,7 @@ class ConsumerConfig:
 
     @property
     def ack_wait_ms(self) -> int:
+        """`ack_wait_seconds` in whole milliseconds, at least one."""
         return max(1, round(self.ack_wait_seconds * 1000))
 
 
