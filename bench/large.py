@@ -1,8 +1,9 @@
 """Large values: how fast one goes there and back, and what memory that takes.
 
 A file of random bytes is put into a stream and got back into another file, each time in a new cluster of
-one server. Memory is the peak of a process while that goes on, less what it took right before. The sha256
-of what came back is compared.
+one server. Then the store is snapshotted to a bucket, and restored from it as another store. Memory is the
+peak of a process while that goes on, less what it took right before. The sha256 of what came back is
+compared. Beside it, the same file is copied to the same disk in one go, and synced.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import hashlib
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -23,16 +26,20 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import running_cluster, usage_of
+from holdfast.bench.processes import BenchProcessError, stopped_cluster, usage_of
 from holdfast.bench.read_back import WrongReadBackError
-from holdfast.client import connect
+from holdfast.client import Ack, Stream, connect
 from holdfast.protocol.limits import MIB
 
 _TENANT: Final = "bench"
 _SERVER: Final = "s1"
 _SIDE: Final = "holdfast"
-_SHOWN: Final = ("*_per_second", "*_bytes")
+_STORE: Final = "large"
+_COPY: Final = "copy"
+_SHOWN: Final = ("*_per_second", "*_bytes", "*_ratio")
 _TIMEOUT_SECONDS: Final = 60.0
+#: Of one command of an operator.
+_COMMAND_SECONDS: Final = 600.0
 _MEMORY_BYTES: Final = 64e6
 #: In `/proc/<pid>/clear_refs`: let the peak of its memory begin anew; proc(5).
 _RESET_PEAK: Final = "5"
@@ -67,6 +74,8 @@ def run(options: BenchOptions, settings: LargeSettings | None = None) -> Report:
     targets = (
         Target(_SIDE, "server_memory_bytes", _MEMORY_BYTES, at_least=False),
         Target(_SIDE, "client_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Target(_SIDE, "snapshot_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Target(_SIDE, "restore_memory_bytes", _MEMORY_BYTES, at_least=False),
     )
     work = Work("large", "a large value", {_SIDE: Measurement(tuple(rounds))}, targets)
     return Report("large", machine, options.to_json() | asdict(settings), (work,))
@@ -80,34 +89,90 @@ def table(report: Report) -> Table:
 async def _measure(
     options: BenchOptions, source: Path, size_bytes: int, folder: Path, sha256: str
 ) -> Figures:
-    target = folder / "target"
-    with running_cluster(options, folder / "holdfast") as cluster:
+    figures = {"disk_bytes_per_second": size_bytes / _copy_seconds(source, folder / "plain")}
+    bucket = folder / "bucket"
+    bucket.mkdir()
+    with stopped_cluster(options, folder / "holdfast") as cluster:
+        cluster.start_coordinator("--bucket", bucket.as_uri())
+        server = cluster.start_persist(_SERVER, "--bucket", bucket.as_uri())
         async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
-            stream = client.stream("large")
+            stream = client.stream(_STORE)
             await stream.append(b"first")
-            server = cluster.processes[_SERVER]
             pids = (server.pid, os.getpid())
             before = [_forget_peak(pid) for pid in pids]
             cpu_seconds = server.usage().cpu_seconds
             began_at = time.perf_counter()
             ack = await stream.put_file(source)
             put_seconds = time.perf_counter() - began_at
-            assert ack.seq is not None
             began_at = time.perf_counter()
-            await stream.get_file(ack.seq, target)
+            await _get(stream, ack, folder / "target")
             get_seconds = time.perf_counter() - began_at
             memory = [usage_of(pid).peak_rss_bytes for pid in pids]
-            used_seconds = server.usage().cpu_seconds - cpu_seconds
+            figures |= {
+                "put_bytes_per_second": size_bytes / put_seconds,
+                "get_bytes_per_second": size_bytes / get_seconds,
+                "server_cpu_seconds": server.usage().cpu_seconds - cpu_seconds,
+                "server_memory_bytes": float(memory[0] - before[0]),
+                "client_memory_bytes": float(memory[1] - before[1]),
+            }
+            _check(folder / "target", sha256)
+            jobs = {
+                "snapshot": ("backup", _STORE),
+                "restore": ("restore", _STORE, "--to-revision", f"{ack.revision}", "--as", _COPY),
+            }
+            for job, command in jobs.items():
+                before_bytes = _forget_peak(server.pid)
+                began_at = time.perf_counter()
+                await asyncio.to_thread(_operate, cluster.url, *command)
+                seconds = time.perf_counter() - began_at
+                figures[f"{job}_bytes_per_second"] = size_bytes / seconds
+                memory_bytes = server.usage().peak_rss_bytes - before_bytes
+                figures[f"{job}_memory_bytes"] = float(memory_bytes)
+            await _get(client.stream(_COPY), ack, folder / "target")
+            _check(folder / "target", sha256)
         cluster.check()
-    if await asyncio.to_thread(_sha256, target) != sha256:
-        raise WrongReadBackError(reason="what was got is not what was put")
-    return {
-        "put_bytes_per_second": size_bytes / put_seconds,
-        "get_bytes_per_second": size_bytes / get_seconds,
-        "server_cpu_seconds": used_seconds,
-        "server_memory_bytes": float(memory[0] - before[0]),
-        "client_memory_bytes": float(memory[1] - before[1]),
-    }
+    for side in ("put", "get"):
+        of_disk = figures[f"{side}_bytes_per_second"] / figures["disk_bytes_per_second"]
+        figures[f"{side}_disk_ratio"] = of_disk
+    return figures
+
+
+async def _get(stream: Stream, ack: Ack, target: Path) -> None:
+    assert ack.seq is not None
+    await stream.get_file(ack.seq, target)
+
+
+def _check(target: Path, sha256: str) -> None:
+    """Raises WrongReadBackError unless that is what the file holds."""
+    with target.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise WrongReadBackError(reason="what was got is not what was put")
+
+
+def _copy_seconds(source: Path, target: Path) -> float:
+    """Write what is in a file to another one, synced; return how long the writing took."""
+    seconds = 0.0
+    with source.open("rb") as given, target.open("wb") as file:
+        while piece := given.read(MIB):
+            began_at = time.perf_counter()
+            file.write(piece)
+            seconds += time.perf_counter() - began_at
+        began_at = time.perf_counter()
+        file.flush()
+        os.fdatasync(file.fileno())
+        seconds += time.perf_counter() - began_at
+    target.unlink()
+    return seconds
+
+
+def _operate(url: str, *command: str) -> None:
+    """Run a command of an operator, and wait until it is done. Raises BenchProcessError."""
+    program = [sys.executable, "-P", "-m", "holdfast.cli", "--nats", url, "--tenant", _TENANT]
+    done = subprocess.run(
+        [*program, *command], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
+    )
+    if done.returncode:
+        raise BenchProcessError(process=command[0], reason=done.stderr.strip())
 
 
 def _forget_peak(pid: int) -> int:
@@ -124,8 +189,3 @@ def _write_random(path: Path, size_bytes: int) -> str:
             digest.update(piece)
             file.write(piece)
     return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

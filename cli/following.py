@@ -29,7 +29,8 @@ async def follow(
     *,
     raw: bool = False,
 ) -> None:
-    """Print changes until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone."""
+    """Print changes until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone, but large
+    ones, which do not come along: a line on stderr names each."""
     shown = 0
     async with changes:
         async for found in changes:
@@ -48,5 +49,7 @@ def _show(settings: Settings, change: Change, raw: bool, store: str | None = Non
         print_json(named | change_json(change))
     elif not raw:
         click.echo(change_line(change) if store is None else f"{store}  {change_line(change)}")
-    elif change.message is not None:
+    elif change.message is not None and change.message.large is None:
         print_bytes(change.message.value)
+    elif change.message is not None:
+        click.echo(f"left out: {change_line(change)}", err=True)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast.cli.configuring import config_options, parse_ttl, show_config
+from holdfast.cli.file_values import FILE_OPTION, OUTPUT_OPTION, opened, write_value
 from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
     entry_json,
-    print_bytes,
     print_json,
     printable,
 )
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.stream import DURABILITIES, missing, show_deleted, show_stores
 from holdfast.cli.values import parse_headers, read_value
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry
+from holdfast.protocol.messages import Ack, Deleted, Durability
 from holdfast.protocol.names import StoreKind
 
 
@@ -41,27 +42,31 @@ def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> 
 @kv.command("get")
 @click.argument("name")
 @click.argument("key")
+@OUTPUT_OPTION
 @client_command
-def get(settings: Settings, name: str, key: str) -> None:
-    """Write the value of KEY to stdout, byte for byte."""
+def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
+    """Write the value of KEY to stdout, byte for byte, or to a file."""
 
-    async def ask() -> Entry | None:
+    async def show() -> bool:
         async with settings.connect() as client:
-            return await client.kv(name).get(key)
+            reader = await client.kv(name).get_reader(key)
+            if reader is None:
+                return False
+            if settings.json and output is None:
+                print_json(entry_json(reader.row))
+            else:
+                await write_value(settings, reader, output)
+            return True
 
-    entry = asyncio.run(ask())
-    if entry is None:
+    if not asyncio.run(show()):
         missing(f"kv {name!r} has no key {key!r}", f"holdfast kv keys {name}")
-    elif settings.json:
-        print_json(entry_json(entry))
-    else:
-        print_bytes(entry.value)
 
 
 @kv.command("set")
 @click.argument("name")
 @click.argument("key")
 @click.argument("value", required=False)
+@FILE_OPTION
 @click.option(
     "--header",
     "headers",
@@ -87,6 +92,7 @@ def set_entry(
     name: str,
     key: str,
     value: str | None,
+    file: Path | None,
     headers: dict[str, str] | None,
     expected_revision: int | None,
     ttl: float | None,
@@ -96,20 +102,23 @@ def set_entry(
 
     Says the new revision once it is stored.
     """
-    content = read_value(value)
-    level = None if durability is None else Durability[durability.upper()]
+    if file is not None and value is not None:
+        raise click.UsageError("--file and VALUE exclude each other")
+    options: dict[str, Any] = {
+        "headers": headers,
+        "expected_revision": expected_revision,
+        "ttl_seconds": ttl,
+        "durability": None if durability is None else Durability[durability.upper()],
+    }
+    content = b"" if file is not None else read_value(value)
 
     async def send() -> Ack:
         async with settings.connect() as client:
-            ack: Ack = await client.kv(name).set(
-                key,
-                content,
-                headers=headers,
-                expected_revision=expected_revision,
-                ttl_seconds=ttl,
-                durability=level,
-            )
-            return ack
+            target = client.kv(name)
+            if file is None:
+                return await target.set(key, content, **options)
+            with opened(file) as source:
+                return await target.put_file(key, source, **options)
 
     ack = asyncio.run(send())
     if settings.json:

@@ -1,7 +1,7 @@
 """From values to what is printed: tables and lines for people, JSON for programs.
 
-The JSON shapes are a contract, written down in docs/cli.md. Bytes are always there as base64, and
-also as text when they are UTF-8.
+The JSON shapes are a contract, written down in docs/cli.md. Bytes are there as base64, and also as text
+when they are UTF-8; of large values, which do not come along, only what is known of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -132,36 +133,44 @@ def value_json(value: bytes) -> JsonObject:
 
 
 def message_json(message: Message) -> JsonObject:
-    return {
-        "seq": message.seq,
-        "revision": message.revision,
-        "time": message.time,
-        "headers": dict(message.headers),
-        **value_json(message.value),
-    }
+    return _row_json(message) | _row_value_json(message)
 
 
 def message_line(message: Message) -> str:
-    return f"{message.seq:>6}  {moment(message.time)}  {_headers(message.headers)}" + preview(
-        message.value
-    )
+    headers = _headers(message.headers)
+    return f"{message.seq:>6}  {moment(message.time)}  {headers}{_row_preview(message)}"
 
 
 def entry_json(entry: Entry) -> JsonObject:
-    return {
-        "key": entry.key,
-        "revision": entry.revision,
-        "time": entry.time,
-        "headers": dict(entry.headers),
-        **value_json(entry.value),
-    }
+    return _row_json(entry) | _row_value_json(entry)
 
 
 def entry_line(entry: Entry) -> str:
-    return (
-        f"{entry.revision:>6}  {moment(entry.time)}  {printable(entry.key)}  {_headers(entry.headers)}"
-        + preview(entry.value)
-    )
+    what = f"{printable(entry.key)}  {_headers(entry.headers)}{_row_preview(entry)}"
+    return f"{entry.revision:>6}  {moment(entry.time)}  {what}"
+
+
+def saved_json(row: Message | Entry, file: Path) -> JsonObject:
+    """What is told of a value that was written to a file."""
+    return _row_json(row) | {"size_bytes": row.size_bytes, "file": str(file)}
+
+
+def _row_json(row: Message | Entry) -> JsonObject:
+    named: JsonObject = {"seq": row.seq} if isinstance(row, Message) else {"key": row.key}
+    return named | {"revision": row.revision, "time": row.time, "headers": dict(row.headers)}
+
+
+def _row_value_json(row: Message | Entry) -> JsonObject:
+    large = row.large
+    if large is None:
+        return value_json(row.value)
+    return {"large": {"size_bytes": large.size_bytes, "sha256": large.sha256.hex()}}
+
+
+def _row_preview(row: Message | Entry) -> str:
+    if row.large is None:
+        return preview(row.value)
+    return f"<{size(row.large.size_bytes)}, a large value: get shows it>"
 
 
 def change_json(change: Change) -> JsonObject:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast.cli.advice import EXIT_FAILED
 from holdfast.cli.configuring import config_options, parse_ttl, show_config
+from holdfast.cli.file_values import FILE_OPTION, OUTPUT_OPTION, opened, write_value
 from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
@@ -17,7 +19,6 @@ from holdfast.cli.render import (
     head_json,
     message_json,
     message_line,
-    print_bytes,
     print_fields,
     print_json,
     print_table,
@@ -28,7 +29,7 @@ from holdfast.cli.servers import list_stores
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.values import line_batches, parse_headers, read_value
 from holdfast.protocol.consumers import ConsumerInfo
-from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Message
+from holdfast.protocol.messages import Ack, Deleted, Durability, Head
 from holdfast.protocol.names import StoreKind
 
 DURABILITIES = [level.word for level in Durability if level is not Durability.DEFAULT]
@@ -133,6 +134,7 @@ def consumers(settings: Settings, name: str) -> None:
 @stream.command("append")
 @click.argument("name")
 @click.argument("value", required=False)
+@FILE_OPTION
 @click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
 @click.option(
     "--header",
@@ -159,6 +161,7 @@ def append(
     settings: Settings,
     name: str,
     value: str | None,
+    file: Path | None,
     lines: bool,
     headers: dict[str, str] | None,
     msg_id: str | None,
@@ -170,6 +173,8 @@ def append(
 
     Says the new message's seq once it is stored.
     """
+    if file is not None and (lines or value is not None):
+        raise click.UsageError("--file, --lines and VALUE exclude each other")
     if lines and (value not in (None, "-") or msg_id or expected_last_seq is not None):
         raise click.UsageError(
             "--lines reads stdin and goes with --header, --ttl and --durability only"
@@ -178,19 +183,22 @@ def append(
     if lines:
         _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, ttl, level)))
         return
-    content = read_value(value)
+    options: dict[str, Any] = {
+        "headers": headers,
+        "msg_id": msg_id,
+        "expected_last_seq": expected_last_seq,
+        "ttl_seconds": ttl,
+        "durability": level,
+    }
+    content = b"" if file is not None else read_value(value)
 
     async def send() -> Ack:
         async with settings.connect() as client:
-            ack: Ack = await client.stream(name).append(
-                content,
-                headers=headers,
-                msg_id=msg_id,
-                expected_last_seq=expected_last_seq,
-                ttl_seconds=ttl,
-                durability=level,
-            )
-            return ack
+            target = client.stream(name)
+            if file is None:
+                return await target.append(content, **options)
+            with opened(file) as source:
+                return await target.put_file(source, **options)
 
     ack = asyncio.run(send())
     if settings.json:
@@ -230,21 +238,24 @@ def _show_lines(settings: Settings, ends: list[Ack]) -> None:
 @stream.command("get")
 @click.argument("name")
 @click.argument("seq", type=SEQ)
+@OUTPUT_OPTION
 @client_command
-def get(settings: Settings, name: str, seq: int) -> None:
-    """Write the value of message SEQ to stdout, byte for byte."""
+def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
+    """Write the value of message SEQ to stdout, byte for byte, or to a file."""
 
-    async def ask() -> Message | None:
+    async def show() -> bool:
         async with settings.connect() as client:
-            return await client.stream(name).get(seq)
+            reader = await client.stream(name).get_reader(seq)
+            if reader is None:
+                return False
+            if settings.json and output is None:
+                print_json(message_json(reader.row))
+            else:
+                await write_value(settings, reader, output)
+            return True
 
-    message = asyncio.run(ask())
-    if message is None:
+    if not asyncio.run(show()):
         missing(f"stream {name!r} has no message {seq}", f"holdfast stream info {name}")
-    elif settings.json:
-        print_json(message_json(message))
-    else:
-        print_bytes(message.value)
 
 
 def missing(what: str, advice: str) -> None:
@@ -279,11 +290,14 @@ def read(
             options: dict[str, Any] = {"end_seq": end, "last": last, "limit": limit}
             if start is not None:
                 options["start_seq"] = start
-            async for message in client.stream(name).get_all(**options):
+            target = client.stream(name)
+            async for message in target.get_all(**options):
                 if settings.json:
                     print_json(message_json(message))
                 elif raw:
-                    print_bytes(message.value)
+                    reader = await target.get_reader(message)
+                    assert reader is not None
+                    await write_value(settings, reader, None)
                 else:
                     click.echo(message_line(message))
 

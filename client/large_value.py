@@ -19,7 +19,7 @@ import os
 import secrets
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Generic, Self, TypeVar
@@ -196,17 +196,18 @@ class ValueReader(Generic[_Row]):
         return data
 
 
-async def write_file(reader: ValueReader[Any], path: str | os.PathLike[str]) -> None:
-    """Write a value to `path`, whole or not at all: to a new file beside it, which then takes its place.
+async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str]) -> None:
+    """Write a value, as a reader gives it, to `path`, whole or not at all: to a new file beside it,
+    which then takes its place.
 
-    Raises what the reader raises, OSError.
+    Raises what reading raises, OSError.
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     file = await asyncio.to_thread(draft.open, "xb")
     try:
         try:
-            async for chunk in reader:
+            async for chunk in chunks:
                 await asyncio.to_thread(file.write, chunk)
             await asyncio.to_thread(_sync, file)
         finally:

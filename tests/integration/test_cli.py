@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import signal
 import subprocess
@@ -38,6 +39,29 @@ def test_bytes_come_back_as_they_went_in(cluster: RunningUp) -> None:
     found = cluster.json("stream", "get", "bytes", "1")
     assert base64.b64decode(found["value_base64"]) == BINARY
     assert "value" not in found
+
+
+def test_values_of_any_size_come_from_files_and_go_to_files(
+    cluster: RunningUp, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(BINARY * 12_000)
+    ack = cluster.json("stream", "append", "files", "--file", str(source), "--header", "a=1")
+    cluster.output("kv", "set", "files", "key", "--file", str(source))
+    said = cluster.output("stream", "get", "files", f"{ack['seq']}", "--output", str(target))
+    assert said == f"{target}  2.9 MiB\n"
+    assert target.read_bytes() == source.read_bytes()
+    assert cluster.holdfast("kv", "get", "files", "key").stdout == source.read_bytes()
+    found = cluster.json("stream", "get", "files", "1")
+    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert found["large"] == {"size_bytes": 12_000 * 256, "sha256": sha256}
+    assert "value_base64" not in found
+    cluster.output("stream", "append", "files", "--file", "/dev/stdin", stdin=b"small")
+    small = cluster.json("stream", "get", "files", "2", "--output", str(target))
+    assert (small["size_bytes"], target.read_bytes()) == (5, b"small")
+    assert "a=1  <2.9 MiB, a large value" in cluster.output("stream", "read", "files")
+    whole = cluster.holdfast("stream", "read", "files", "--raw").stdout
+    assert whole == source.read_bytes() + b"small"
 
 
 def test_append_says_the_seq_and_how_durable_it_is(cluster: RunningUp) -> None:
