@@ -29,7 +29,7 @@ from holdfast.client.live_replica import LiveReplica
 from holdfast.client.live_stream import LiveMessage
 from holdfast.client.live_stream import LiveStream as AsyncLiveStream
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.messages import Entry, Headers
+from holdfast.protocol.messages import Entry, Headers, LargeValue
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -122,7 +122,8 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
     stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()`
     makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    MalformedFrameError for a value that its codec did not write.
+    MalformedFrameError for a value that its codec did not write, and LargeValueNotHeldError for a
+    large one.
     """
 
     def __init__(self, background: Background, replica: AsyncLiveKV[V]) -> None:
@@ -175,9 +176,11 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
     def unsaved_count(self) -> int:
         return self._kv.unsaved_count
 
-    def on_change(self, callback: Callable[[EntryChange[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, local ones too. Returns a function that ends
-        that. What was there at the opening is no change.
+    def on_change(
+        self, callback: Callable[[EntryChange[V | LargeValue]], object]
+    ) -> Callable[[], None]:
+        """Call `callback` with each EntryChange, local ones too; a LargeValue stands for a value that
+        is not held. Returns a function that ends that. What was there at the opening is no change.
         """
         return self._ending(self._do(lambda: self._kv.on_change(callback)))
 
@@ -192,7 +195,7 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
     TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
     MAX_UNSAVED_BYTES are unsaved (`save()` makes room), and ConnectionFailedError when the
     replica is not open. Reading raises MalformedFrameError for a value that its codec did not write,
-    and for a large one, which is not held: read that through `Client.stream`.
+    and LargeValueNotHeldError for a large one.
     """
 
     def __init__(self, background: Background, replica: AsyncLiveStream[V]) -> None:
@@ -236,10 +239,11 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
         return self._stream.unsaved_count
 
     def on_change(
-        self, callback: Callable[[MessageChange[LiveMessage[V]]], object]
+        self, callback: Callable[[MessageChange[LiveMessage[V | LargeValue]]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each MessageChange, local ones too. Returns a function that ends
-        that. What was there at the opening, or is loaded, is no change.
+        """Call `callback` with each MessageChange, local ones too; a LargeValue stands for a value
+        that is not held. Returns a function that ends that. What was there at the opening, or is
+        loaded, is no change.
         """
         return self._ending(self._do(lambda: self._stream.on_change(callback)))
 
