@@ -16,15 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from holdfast.cli.render import print_bytes, print_json, saved_json, size
 from holdfast.cli.settings import Settings
@@ -108,12 +99,16 @@ def _bar(text: str, total_bytes: int | None) -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield _show_nothing
         return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    # Imported here: most commands show no bar, and start sooner without it.
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True, markup=False, highlight=False),
         transient=True,
     ) as bars:
