@@ -473,6 +473,11 @@ def test_manifests_learn_how_far_their_streams_are_archived(
     assert export(spark, world.url).archived == 2
     archived = {store: found.archived_seq for store, found in world.manifests.entries()}
     assert archived == {PATCHES: 51, SETTINGS: 0, CHAT: 1}
+    marks = {store: found.archive for store, found in world.manifests.entries()}
+    assert marks[SETTINGS] is None
+    for store in (PATCHES, CHAT):
+        newest = world.manifests.find(store).newest
+        assert marks[store] == (newest.epoch, newest.revision, ""), "in the bucket's own table"
 
 
 def test_another_engine_reads_the_table_whatever_it_filters_by(
