@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.export import Progress, run_job
-from holdfast.spark.location import TableLocation
 from holdfast.spark.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, ChangesTable, TableFile
 from holdfast.spark.writing import FILE_BYTES, TableWriter
 

@@ -36,8 +36,8 @@ from holdfast.shared_fs.manifest import (
     open_manifests,
     shard_of,
 )
+from holdfast.shared_fs.table_location import TableLocation, default_table
 from holdfast.spark import watermarks
-from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.log_rows import read_coverage
 from holdfast.spark.pinning import ExportPin
 from holdfast.spark.planning import Plan, Task, plan
@@ -184,9 +184,7 @@ class _Round:
         coverage, damaged = read_coverage(self._manifests.bucket)
         # After the logs: a slot that is gone by then is covered by what a manifest names now.
         entries = {
-            store: entry
-            for store, entry in self._manifests.entries()
-            if store not in self._skipped
+            store: entry for store, entry in self._manifests.entries() if store not in self._skipped
         }
         coverage = {
             store: [one for one in covered if one.key not in self._skipped]
@@ -201,12 +199,8 @@ class _Round:
             return entries, before
         self._pin.hold_only(planned)
         version = watermarks.next_version(self._table.export_version)
-        job = Job(
-            self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes
-        )
-        outcomes = run_job(
-            self._spark, "holdfast export", self._task, job, planned.tasks, progress
-        )
+        job = Job(self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes)
+        outcomes = run_job(self._spark, "holdfast export", self._task, job, planned.tasks, progress)
         return entries, self._commit(version, planned, outcomes, before, report)
 
     def _commit(
@@ -242,9 +236,7 @@ class _Round:
 class _Taken:
     """What of a job's outcomes can be committed together."""
 
-    def __init__(
-        self, planned: Plan, outcomes: Sequence[TaskOutcome], before: Watermarks
-    ) -> None:
+    def __init__(self, planned: Plan, outcomes: Sequence[TaskOutcome], before: Watermarks) -> None:
         self.files: list[AddedFile] = []
         self.changed: dict[StoreId, Watermark] = {}
         self.damaged: list[str] = []
@@ -254,15 +246,11 @@ class _Taken:
         self.row_count = 0
         self.reset_count = 0
         #: A store of which a part is missing has none.
-        failed = {
-            one.store for outcome in outcomes for one in outcome.stores if one.mark is None
-        }
+        failed = {one.store for outcome in outcomes for one in outcome.stores if one.mark is None}
         for task, outcome in zip(planned.tasks, outcomes, strict=True):
             if not task.logs:
                 self._take_stores(task, outcome, failed)
-        logs = [
-            outcome for task, outcome in zip(planned.tasks, outcomes, strict=True) if task.logs
-        ]
+        logs = [outcome for task, outcome in zip(planned.tasks, outcomes, strict=True) if task.logs]
         for outcome in logs:
             if outcome.log_damage is not None:
                 self.damaged.append(outcome.log_damage)

@@ -30,8 +30,8 @@ from holdfast.client import Client, connect
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
 from holdfast.protocol.limits import KIB, MAX_DELETE_COUNT, MAX_FRAME_OPERATIONS
 from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.event_loop import EventLoop, running_loop
-from holdfast.spark.location import TableLocation
 from holdfast.spark.state import read_table, state_sql
 from holdfast.spark.table import ChangesTable
 

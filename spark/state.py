@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.spark.location import TableLocation
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.table import FILE_SCHEMA, TABLE_SCHEMA
 
 _BATCH_ROWS: Final = 8192

@@ -26,9 +26,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark import watermarks
 from holdfast.spark.errors import TableConflictError
-from holdfast.spark.location import TableLocation
 from holdfast.spark.watermarks import Watermark
 
 #: What a file holds. `tenant` and `date` are in its path.
@@ -145,9 +145,7 @@ class ChangesTable:
     def refresh(self) -> None:
         """Look at the table as it is now."""
         try:
-            self._delta = DeltaTable(
-                self.location.uri, storage_options=self.location.delta_options
-            )
+            self._delta = DeltaTable(self.location.uri, storage_options=self.location.delta_options)
         except TableNotFoundError:
             self._delta = None
 

@@ -21,8 +21,8 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_usage import Usage
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.images import Images
-from holdfast.spark.location import TableLocation
 from holdfast.spark.log_rows import LogRows
 from holdfast.spark.planning import DropWork, SnapshotWork, Task
 from holdfast.spark.rows import DROP, Batch, Gathering, Origin, Piece, Row, Shape
@@ -140,9 +140,7 @@ def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:
     return StoreOutcome(work.store, 1, 1, mark)
 
 
-def _read_snapshot(
-    job: Job, images: Images, work: SnapshotWork, output: _Output
-) -> StoreOutcome:
+def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output) -> StoreOutcome:
     store, version = work.store, work.version
     before = output.row_count
     try:
@@ -166,9 +164,7 @@ def _read_snapshot(
     return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
 
 
-def _read_logs(
-    job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome
-) -> None:
+def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome) -> None:
     try:
         found = LogRows(bucket, task.logs)
     except (ObjectMissingError, ObjectDamagedError) as error:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.protocol.limits import MIB
-from holdfast.spark.location import TableLocation
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.table import FILE_SCHEMA, STATISTICS, AddedFile
 
 #: A file that has reached this is finished.
@@ -68,9 +68,7 @@ class _Part:
 class TableWriter:
     """Writes the files of one task. A context manager; `finish` returns what was written."""
 
-    def __init__(
-        self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES
-    ) -> None:
+    def __init__(self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES) -> None:
         """`name` is of this attempt of this task alone."""
         self._location = location
         self._name = name
@@ -164,9 +162,7 @@ def _by_date(batch: pa.RecordBatch) -> Sequence[tuple[str, pa.RecordBatch]]:
     first, last = int(days.min()), int(days.max())
     if first == last:
         return [(_date(first), batch)]
-    return [
-        (_date(int(day)), batch.filter(pa.array(days == day))) for day in np.unique(days)
-    ]
+    return [(_date(int(day)), batch.filter(pa.array(days == day))) for day in np.unique(days)]
 
 
 def _date(day: int) -> str:

@@ -26,7 +26,7 @@ from holdfast.shared_fs.manifest import (
 from holdfast.shared_fs.pack import put_pack
 from holdfast.shared_fs.snapshot import compress, put, take_image
 from holdfast.shared_fs.store_file import StoreFile
-from holdfast.spark.location import TableLocation
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.state import STATE_COLUMNS, state_sql
 
 DAY_MS = 86_400_000

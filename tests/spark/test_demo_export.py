@@ -24,7 +24,7 @@ from holdfast.cli.demo_plan import Plan, PlannedFile, PlannedMessage, blob_id, p
 from holdfast.cli.demo_verify import Verdict, verify
 from holdfast.cli.git_history import BlobReader
 from holdfast.client import connect
-from holdfast.spark.location import TableLocation
+from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, state_sql
 
@@ -53,7 +53,16 @@ def test_a_demo_s_history_is_rebuilt_byte_for_byte_by_spark_duckdb_and_a_client(
     repository = make_repository(tmp_path / "repository")
     options = ("--no-kill", "--servers", "1", "--writers", "2", "--no-progress")
     done = subprocess.run(
-        [*COMMAND, "demo", "--json", "--repo", str(repository), "--data", str(tmp_path / "data"), *options],
+        [
+            *COMMAND,
+            "demo",
+            "--json",
+            "--repo",
+            str(repository),
+            "--data",
+            str(tmp_path / "data"),
+            *options,
+        ],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -102,7 +111,11 @@ def test_a_table_that_differs_from_the_history_is_told() -> None:
     second = {**first, "seq": 2, "blob": blob_id(b"", commit)}
     entries = [{"key": "f", "blob": "c" * 40}]
     assert judge(plan, [first, second], entries) == (1, True, [])
-    for rows in ([first], [first, {**second, "blob": "d" * 40}], [first, {**second, "headers": {}}]):
+    for rows in (
+        [first],
+        [first, {**second, "blob": "d" * 40}],
+        [first, {**second, "headers": {}}],
+    ):
         assert judge(plan, rows, entries) == (0, True, ["table: f differs"])
     stranger = {**first, "store": "demo.r.files.g"}
     assert judge(plan, [first, second, stranger], [])[1:] == (

@@ -26,10 +26,10 @@ from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_errors import BucketRefusedError
 from holdfast.shared_fs.collecting import Collected, Collector
 from holdfast.shared_fs.manifest import KeepPolicy
+from holdfast.shared_fs.table_location import TableLocation, default_table
 from holdfast.spark import planning
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export import ExportReport, export
-from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.planning import SnapshotWork, Task
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.table import ChangesTable
@@ -528,7 +528,6 @@ def test_the_state_of_an_earlier_version_and_time_can_be_asked_for(
     shows(world)
 
 
-
 def test_if_a_part_of_a_large_store_is_missing_none_of_its_rows_is_committed(
     spark: SparkSession,
     world: BucketWorld,
@@ -555,5 +554,3 @@ def test_if_a_part_of_a_large_store_is_missing_none_of_its_rows_is_committed(
     rows = read_table(spark, table_of(world))
     assert rows.count() == 4001
     shows(world)
-
-

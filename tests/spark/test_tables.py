@@ -23,10 +23,10 @@ from holdfast.cli.command import holdfast
 from holdfast.client import connect
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.table_location import TableLocation, default_table
 from holdfast.spark.compaction import compact
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export import export
-from holdfast.spark.location import TableLocation, default_table
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.table import ChangesTable
@@ -94,9 +94,7 @@ def exported_in_runs_again(spark: SparkSession, world: BucketWorld) -> None:
     export(spark, world.url)
 
 
-def test_of_two_compactions_at_once_one_is_refused(
-    spark: SparkSession, world: BucketWorld
-) -> None:
+def test_of_two_compactions_at_once_one_is_refused(spark: SparkSession, world: BucketWorld) -> None:
     table = exported_in_runs(spark, world, 2)
     compacted: list[int] = []
 
