@@ -177,7 +177,7 @@ async def _run_process(task: ExportTask, work: Path) -> None:
         raise DemoExportError(reason=reason)
 
 
-# --- the exporting process -----------------------------------------------------------------------
+# The exporting process
 def judge(plan: Plan, versions: Iterable[Any], paths: Iterable[Any]) -> tuple[int, bool, list[str]]:
     """Hold what a table has against a plan: how many documents are identical, if the kv is, and the
     first differences. Pure.

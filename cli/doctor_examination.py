@@ -149,7 +149,7 @@ class Examination:
             "seconds": round(self.seconds, 3),
         }
 
-    # --- the folder --------------------------------------------------------------------------
+    # The folder
     def _check_format(self) -> bool:
         """Tell if the rest is to be looked at."""
         root = self._layout.root
@@ -221,7 +221,7 @@ class Examination:
         if not locks_exclude(self._layout.root):
             self.findings.alarm(checks.LOCKS, "", "a lock that is held keeps nobody out")
 
-    # --- incarnations and their logs ---------------------------------------------------------
+    # Incarnations and their logs
     def _check_incarnations(self) -> None:
         for found in incarnations(self._layout, self._disk):
             where = f"servers/{found.server}/{found.incarnation}"
@@ -281,7 +281,7 @@ class Examination:
         if log.problem and not accepted:
             self._short_logs.append(log)
 
-    # --- stores ------------------------------------------------------------------------------
+    # Stores
     def _check_stores(self) -> None:
         with known_stores(self._layout, self.findings) as known:
             for folder in walk_stores(self._layout):
@@ -428,7 +428,7 @@ class Examination:
         first = self._layout.store(store)
         return first.exists() or bool(self._layout.generations(self._disk, store))
 
-    # --- what the coordinator knows ----------------------------------------------------------
+    # What the coordinator knows
     def _check_known(self, where: str, store: StoreId, epoch: int, known: KnownStores) -> None:
         granted = known.epoch(store)
         if granted is None:
@@ -454,7 +454,7 @@ class Examination:
         where = self._where(self._layout.store(store))
         self.findings.alarm(checks.MISSING_FILES, where, f"the file of {store} is missing")
 
-    # --- quarantine --------------------------------------------------------------------------
+    # Quarantine
     def _check_quarantine(self) -> None:
         folder = self._layout.quarantine
         for tenant in self._disk.names(folder):

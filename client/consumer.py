@@ -228,7 +228,7 @@ class Consumer:
         self._id = None
         return bool(count)
 
-    # --- inside ----------------------------------------------------------------------------------
+    # Inside
     async def _made(self, timeout_seconds: float | None) -> int:
         """Return the consumer's id; make or change it the first time."""
         if self._id is None:

@@ -224,7 +224,7 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-# --- uploading -----------------------------------------------------------------------------------
+# Uploading
 class _Bytes:
     """A value in memory, as a source."""
 

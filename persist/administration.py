@@ -185,7 +185,7 @@ class Administrator:
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r} is none")
 
-    # --- snapshots ---------------------------------------------------------------------------
+    # Snapshots
     async def _versions(self, store: StoreId) -> dict[str, Any]:
         past_states = self._with_bucket()
         versions = await self._run_in_thread(lambda: past_states.versions(store))
@@ -211,7 +211,7 @@ class Administrator:
             raise NotFoundError(what="store", name=store.name)
         return opened.revision
 
-    # --- past states -------------------------------------------------------------------------
+    # Past states
     async def _restore(
         self, store: StoreId, source: StoreId, target: Target, *, nearest: bool, dry_run: bool
     ) -> dict[str, Any]:
@@ -323,7 +323,7 @@ class Administrator:
         except BucketError as error:
             logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
 
-    # --- the end of a store ------------------------------------------------------------------
+    # The end of a store
     async def _delete(self, store: StoreId) -> dict[str, Any]:
         # One that is damaged can be deleted all the same, and one that is half deleted.
         with contextlib.suppress(StorageError, NotFoundError):
@@ -370,7 +370,7 @@ class Administrator:
         self._gate.check()
         return remove_files(self._disk, self._layout, store, epoch)
 
-    # --- holding a store ---------------------------------------------------------------------
+    # Holding a store
     @contextlib.contextmanager
     def _alone(self, store: StoreId) -> Any:
         """One job of a store at a time."""

@@ -201,7 +201,7 @@ class Cooler:
                     newest[store] = entry.newest
         return newest
 
-    # --- going cold ---------------------------------------------------------------------------
+    # Going cold
     async def cool(self, candidates: Sequence[Candidate]) -> int:
         """Let stores go cold whose newest snapshots have all of them; return how many did."""
         verified = []

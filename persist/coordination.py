@@ -67,7 +67,7 @@ class Coordination:
         #: The coordinator has accepted this incarnation: it may own stores.
         self.registered = False
 
-    # --- what the coordinator commands -------------------------------------------------------
+    # What the coordinator commands
     def command(self, payload: bytes) -> bytes:
         """Obey a command and return the reply."""
         try:
@@ -108,7 +108,7 @@ class Coordination:
             raise DeposedError(term=term, newer_term=self.term)
         self.term = term
 
-    # --- what the server says ----------------------------------------------------------------
+    # What the server says
     async def beat(self, heartbeat: Heartbeat) -> None:
         """Publish a heartbeat."""
         payload = frames.encode_control(**heartbeat._asdict())

@@ -163,7 +163,7 @@ def _remove(store: Store, removal: Removal) -> None:
         store.delete_messages(removal.keys)
 
 
-# --- rows, of the file and of what is not in it yet ----------------------------------------------
+# Rows, of the file and of what is not in it yet
 class _Unwritten:
     """What the changes that are not in the file say: the rows that they set, in the order in which
     they did, and which rows of the file do not count any more."""

@@ -206,7 +206,7 @@ class StoreOpener:
         self._remove_old(store, generations[:-1])
         return file, closed
 
-    # --- a store that is cold ----------------------------------------------------------------
+    # A store that is cold
     def _brought(self, store: StoreId, grant: Grant, *, has_file: bool) -> Fetched | None:
         """Return the image that takes the place of a file, if the store has none because it is cold.
 
@@ -368,7 +368,7 @@ class StoreOpener:
         self._disk.make_directory(path.parent)
         return StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
 
-    # --- a store that was deleted ------------------------------------------------------------
+    # A store that was deleted
     def _grave(self, store: StoreId) -> Grave | None:
         path = self._layout.tombstone(store)
         return read_tombstone(self._disk, path) if self._disk.exists(path) else None
@@ -431,7 +431,7 @@ class StoreOpener:
         self._disk.make_directory(path.parent)
         return StoreFile.new(path, new, disk=self._disk)
 
-    # --- a file that is locked ---------------------------------------------------------------
+    # A file that is locked
     def _has_waited(self, store: StoreId) -> bool:
         now = asyncio.get_running_loop().time()
         return now - self._locked_since.setdefault(store, now) >= LOCK_WAIT_SECONDS
@@ -508,7 +508,7 @@ class StoreOpener:
             self._disk.remove(path)
             self._disk.remove(_wal(path))
 
-    # --- a file that is damaged or missing ---------------------------------------------------
+    # A file that is damaged or missing
     def _logs_hold_all(self, store: StoreId, grant: Grant) -> bool:
         """Tell if the logs prove to hold every change that was ever acknowledged.
 

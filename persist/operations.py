@@ -216,7 +216,7 @@ def _configure(store: Store, operation: list[Any]) -> Result:
     return [store.revision, config.to_wire()]
 
 
-# --- streams -------------------------------------------------------------------------------------
+# Streams
 def _append(store: Store, operation: list[Any]) -> Result:
     _, value, headers, msg_id, expected_last_seq, ttl_seconds = _padded(operation, 6)
     if msg_id is not None:
@@ -299,7 +299,7 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
     return [store.revision]
 
 
-# --- kv ------------------------------------------------------------------------------------------
+# Kv
 def _set_entry(store: Store, operation: list[Any]) -> Result:
     _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
     check_key(key)
@@ -357,7 +357,7 @@ def _check_revision(store: Store, key: str, expected: Any) -> None:
         raise WrongRevisionError(key=key, expected=expected, actual=actual)
 
 
-# --- arguments -----------------------------------------------------------------------------------
+# Arguments
 def _padded(operation: list[Any], length: int) -> list[Any]:
     missing = length - len(operation)
     return operation + [None] * missing if missing > 0 else operation[:length]

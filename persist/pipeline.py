@@ -264,7 +264,7 @@ class Pipeline:
             tasks.create_task(self._sync_loop())
             tasks.create_task(self._release_loop())
 
-    # --- turn: build one tick ----------------------------------------------------------------
+    # Turn: build one tick
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled and self._unsynced_bytes <= MAX_UNSYNCED_BYTES:
             self._turn_scheduled = True
@@ -459,7 +459,7 @@ class Pipeline:
         else:
             self._waiting.append(release)
 
-    # --- sync --------------------------------------------------------------------------------
+    # Sync
     async def _sync_loop(self) -> None:
         while True:
             await self._to_sync.wait()
@@ -495,7 +495,7 @@ class Pipeline:
             if self._inbox or self._refusals or self._pings or self._archives:
                 self._schedule_turn()
 
-    # --- gate and release --------------------------------------------------------------------
+    # Gate and release
     async def _release_loop(self) -> None:
         while True:
             await self._to_release.wait()

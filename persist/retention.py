@@ -77,7 +77,7 @@ class Retention:
         """Return one if there is something to watch over."""
         return cls(config, has_ttl=has_ttl) if has_ttl or config != DEFAULT_CONFIG else None
 
-    # --- when something expires ------------------------------------------------------------------
+    # When something expires
     def is_due(self, now: int) -> bool:
         """Tell if something may have expired."""
         return self.due_at <= now
@@ -92,7 +92,7 @@ class Retention:
         self.has_ttl = True
         self.due_at = min(self.due_at, expires)
 
-    # --- what a write may do ---------------------------------------------------------------------
+    # What a write may do
     def takes_any(self, sizes: Sequence[int]) -> bool:
         """Tell if new messages of these sizes are taken without a look at each of them."""
         config = self.config

@@ -220,7 +220,7 @@ class PersistServer:
                 self._ground.close()
             lock.release()
 
-    # --- start and stop ----------------------------------------------------------------------
+    # Start and stop
     def _start_incarnation(self, sync_in_thread: RunInThread) -> None:
         self._gate: FenceGate
         self._log: Log
@@ -558,7 +558,7 @@ class PersistServer:
     async def _subscribe(self, subject: str, callback: Callable[[BusMessage], None]) -> None:
         self._subscriptions.append(await self._bus.subscribe(subject, callback))
 
-    # --- what arrives ------------------------------------------------------------------------
+    # What arrives
     def _on_frame(self, message: BusMessage) -> None:
         if not self._subjects.may_answer(message.reply):
             # Nobody could learn what became of it.
@@ -607,7 +607,7 @@ class PersistServer:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    # --- signs of life ------------------------------------------------------------------------
+    # Signs of life
     def _heartbeat(self, operations_per_second: float) -> Heartbeat:
         tier = self._tier
         return Heartbeat(
@@ -631,7 +631,7 @@ class PersistServer:
                 await changed.wait()
                 changed.clear()
 
-    # --- draining ----------------------------------------------------------------------------
+    # Draining
     def _set_draining(self, draining: bool) -> None:
         if draining != self._draining:
             logger.info("server.draining server=%s draining=%s", self.server, draining)
@@ -691,7 +691,7 @@ class PersistServer:
         if self._ground is None:
             await self._drainer.release(granted)
 
-    # --- maintenance -------------------------------------------------------------------------
+    # Maintenance
     async def _reap_loop(self) -> None:
         assert isinstance(self._dead_logs, DeadLogs)
         reaper = LogReaper(

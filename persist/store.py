@@ -156,7 +156,7 @@ class Store:
         """The last revision that the file holds."""
         return self.file.meta.revision if self.file is not None else 0
 
-    # --- what an operation asks ------------------------------------------------------------------
+    # What an operation asks
     def message_bytes(self, seq: int) -> int | None:
         """Return the size of message `seq` as of the last accepted change, None if there is none."""
         if seq in self._messages:
@@ -274,7 +274,7 @@ class Store:
             found = self.writers[writer] = Writer.from_rows(rows)
         return found
 
-    # --- what an operation does ------------------------------------------------------------------
+    # What an operation does
     def begin(self) -> None:
         """Note where the tick starts; the first call of a tick counts."""
         if self.mark is None:
@@ -527,7 +527,7 @@ class Store:
         if self.mark is not None:
             yield AppliedBatch(self.mark.revision, self.time, self.changes)
 
-    # --- the life of a change --------------------------------------------------------------------
+    # The life of a change
     def finish_tick(self, tick: int, segment: int) -> None:
         """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
         assert self.mark is not None

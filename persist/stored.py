@@ -106,7 +106,7 @@ class StoredWrites:
             self._waiting_count >= MAX_UNSTORED_ANSWERS or self._unstored_bytes >= self._max_bytes
         )
 
-    # --- what the write path says ------------------------------------------------------------
+    # What the write path says
     def take(
         self, tick: int, records: Sequence[LogRecord], answers: Sequence[StoredAnswer]
     ) -> None:
@@ -138,7 +138,7 @@ class StoredWrites:
         while self._unsynced and self._unsynced[0][0] <= tick:
             self._make_ready(self._unsynced.popleft()[1])
 
-    # --- what the writer of slots says -------------------------------------------------------
+    # What the writer of slots says
     @property
     def ready_bytes(self) -> int:
         """Bytes of changes for the next slot."""
@@ -163,7 +163,7 @@ class StoredWrites:
         for store in touched:
             self._release(self._followed[store])
 
-    # --- what snapshots say ------------------------------------------------------------------
+    # What snapshots say
     @property
     def wants_bases(self) -> bool:
         """Some store needs a snapshot that was not asked for yet."""

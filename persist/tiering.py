@@ -138,7 +138,7 @@ class Tiering:
         self._large = asyncio.Lock()
         self._one_pass = asyncio.Lock()
 
-    # --- what is told -------------------------------------------------------------------------
+    # What is told
     @property
     def backlog(self) -> int:
         """How many stores wait for a snapshot."""
@@ -170,7 +170,7 @@ class Tiering:
         """Snapshot stores now; `published` hears what became of it. Raises BucketError."""
         await self._snapshot([list(stores)])
 
-    # --- holding ------------------------------------------------------------------------------
+    # Holding
     def is_held(self, store: StoreId) -> bool:
         """Tell if the file of a closed store is open here."""
         return store in self._held
@@ -193,7 +193,7 @@ class Tiering:
             del self._held[store]
             released.set()
 
-    # --- passes -------------------------------------------------------------------------------
+    # Passes
     async def run(self) -> None:
         """Make passes until cancelled. Raises FencedError: the end."""
         pause = 0.0
@@ -301,7 +301,7 @@ class Tiering:
             self._manifests = open_manifests(self.bucket)
         return self._manifests
 
-    # --- one chunk ----------------------------------------------------------------------------
+    # One chunk
     async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
         """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand takes
         as many requests as ten thousand. Raises BucketError, FencedError."""

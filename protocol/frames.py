@@ -51,7 +51,7 @@ from holdfast.protocol.messages import (
 PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
-# --- operations: writes below 32, reads from 32 on. Never renumber. ----------------------------
+# Operations: writes below 32, reads from 32 on. Never renumber.
 #: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds] -> [seq, revision] or, of a
 #: msg_id stored before, [seq, revision, time, true]
 APPEND: Final = 1
@@ -153,7 +153,7 @@ VERB_NAK: Final = 1
 VERB_TERM: Final = 2
 VERB_IN_PROGRESS: Final = 3
 
-# --- changes carry the number of the operation that made them ----------------------------------
+# Changes carry the number of the operation that made them
 #: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
 CHANGE_SET_MESSAGE: Final = 1
 #: [CHANGE_DELETE_MESSAGES, [seq, ...]]

@@ -10,7 +10,7 @@ from typing import Final
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-# --- names -------------------------------------------------------------------------------------
+# Names
 #: A store name plus `.stream.00000001.db-wal` must fit in the 255 bytes of one file name.
 MAX_NAME_BYTES: Final = 200
 #: NATS has no limit on tokens; 16 keeps subject matching in its server cheap.
@@ -18,7 +18,7 @@ MAX_NAME_TOKENS: Final = 16
 #: 1,000 characters of four UTF-8 bytes each, rounded up.
 MAX_KEY_BYTES: Final = 4 * KIB
 
-# --- values and frames -------------------------------------------------------------------------
+# Values and frames
 #: NATS's default max_payload is 1 MiB. A frame leaves this much of it to the protocol's own headers.
 FRAME_RESERVE_BYTES: Final = 4 * KIB
 #: A value that travels in one piece. With the largest key and headers it still fits in one frame.
@@ -51,7 +51,7 @@ MAX_MSG_ID_BYTES: Final = 256
 #: Seqs or keys that one delete operation may name.
 MAX_DELETE_COUNT: Final = 4096
 
-# --- consumers ----------------------------------------------------------------------------------
+# Consumers
 #: Consumers of one stream: each is a cursor in the owner's memory while the stream is in use.
 MAX_CONSUMERS: Final = 64
 #: The most that `max_ack_pending` of a consumer may be: each is a row, and an element in memory.
@@ -61,14 +61,14 @@ MAX_FETCH: Final = 4096
 #: The longest `ack_wait_seconds`, and delay of a message that is handed back.
 MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
 
-# --- reading -----------------------------------------------------------------------------------
+# Reading
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB
 PAGE_ROWS: Final = 4096
 #: Pages a reader may have in flight: one being used, one on its way.
 PAGES_IN_FLIGHT: Final = 2
 
-# --- client ------------------------------------------------------------------------------------
+# Client
 #: Frames one client may have in flight to one server: one being synced, one being applied, and
 #: two on the way. More only moves the queue from the client to the server.
 FRAMES_IN_FLIGHT: Final = 4
@@ -107,7 +107,7 @@ PATTERN_IDLE_CHECKS_PER_SECOND: Final = 16
 #: Stores of a pattern that are caught up at once.
 PATTERN_CATCH_UPS: Final = 256
 
-# --- heartbeats and failure detection ----------------------------------------------------------
+# Heartbeats and failure detection
 HEARTBEAT_SECONDS: Final = 0.5
 #: Five heartbeats: one lost message or one long collection of garbage is not a death.
 SILENCE_SECONDS: Final = 2.5
@@ -115,7 +115,7 @@ SILENCE_SECONDS: Final = 2.5
 PROBE_TIMEOUT_SECONDS: Final = 0.5
 CONTROL_TIMEOUT_SECONDS: Final = 2.0
 
-# --- persist server ----------------------------------------------------------------------------
+# Persist server
 #: Bytes of frames that wait for a tick; beyond it the answer is `busy`.
 MAX_INBOX_BYTES: Final = 64 * MIB
 #: Bytes of effects applied but not yet synced; beyond it the server gathers instead of applying.

@@ -24,7 +24,7 @@ class Subjects:
 
     prefix: str = DEFAULT_PREFIX
 
-    # --- clients to the coordinator ------------------------------------------------------------
+    # Clients to the coordinator
     def coordinator(self, tenant: str, verb: str) -> str:
         """`resolve`, `suspect`, `servers` or `stores`, asked by a client of `tenant`."""
         return f"{self.prefix}.{tenant}.coord.{verb}"
@@ -32,7 +32,7 @@ class Subjects:
     def coordinator_pattern(self) -> str:
         return f"{self.prefix}.*.coord.*"
 
-    # --- clients to persist servers ------------------------------------------------------------
+    # Clients to persist servers
     def server(self, tenant: str, server: str) -> str:
         """Where a frame of operations for `server` goes."""
         return f"{self.prefix}.{tenant}.srv.{server}"
@@ -40,7 +40,7 @@ class Subjects:
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
 
-    # --- persist servers to everyone -----------------------------------------------------------
+    # Persist servers to everyone
     def changes(self, store: StoreId) -> str:
         """Where every change of `store` is broadcast."""
         return f"{self.changes_start(store[0], store[1])}{store[2]}"
@@ -49,7 +49,7 @@ class Subjects:
         """What the change subjects of all stores of a kind start with; a name or pattern follows."""
         return f"{self.prefix}.{tenant}.chg.{StoreKind(kind).letter}."
 
-    # --- servers, operators and coordinator ----------------------------------------------------
+    # Servers, operators and coordinator
     def heartbeat(self) -> str:
         return f"{self.prefix}._.hb"
 

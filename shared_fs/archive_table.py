@@ -175,7 +175,7 @@ class _Table:
         lacking = min(seq for seq, revision in sought.keys() - found.keys())
         raise _Gone(f"no version of its files has seq {lacking} as it was archived")
 
-    # --- files -----------------------------------------------------------------------------------
+    # Files
     def _candidates(
         self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]
     ) -> list[_File]:
@@ -260,7 +260,7 @@ class _Table:
         if spare is not None:
             spare.close(force=True)
 
-    # --- rows ------------------------------------------------------------------------------------
+    # Rows
     def _rows_of(
         self, file: _File, store: str, wanted: Sequence[ArchivedMessage]
     ) -> Iterable[tuple[int, int, int, Any, bytes | None]]:

@@ -133,7 +133,7 @@ class ArchivedBlocks:
         self._kept.clear()
         self.exists = bool(self._execute(schema.HAS_ARCHIVED).get)
 
-    # --- reading ---------------------------------------------------------------------------------
+    # Reading
     def find(self, seq: int) -> ArchivedMessage | None:
         """Return an archived message, None if it is not one."""
         block = self._block(seq, seq)
@@ -245,7 +245,7 @@ class ArchivedBlocks:
             start_seq = found[-1][0] + 1
         return rows
 
-    # --- writing ---------------------------------------------------------------------------------
+    # Writing
     def archive(self, end_seq: int, table: str) -> None:
         """Move the messages up to `end_seq` that may be archived into one block: all that were only
         appended and have no ttl of their own."""
@@ -297,7 +297,7 @@ class ArchivedBlocks:
             self._write(block.without(set(block.seqs[: bisect_right(block.seqs, end_seq)])))
         return count, size_bytes
 
-    # --- inside ----------------------------------------------------------------------------------
+    # Inside
     def _block(self, start_seq: int, end_seq: int) -> _Block | None:
         """Return the first block that overlaps a range."""
         row = self._execute(schema.SELECT_BLOCK_FROM, (start_seq,)).get if self.exists else None

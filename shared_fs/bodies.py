@@ -71,7 +71,7 @@ class Bodies:
         """A transaction was taken back: perhaps the tables are not there after all."""
         self._there = self._has_gone = None
 
-    # --- writing ---------------------------------------------------------------------------------
+    # Writing
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int, time: int) -> None:
         """Add the next chunk of an upload, or the first of a new one."""
         if not self.there:
@@ -128,7 +128,7 @@ class Bodies:
             if removed < _SWEPT_AT_ONCE:
                 self._execute(schema.DELETE_BODY, (body,))
 
-    # --- reading ---------------------------------------------------------------------------------
+    # Reading
     def find(self, upload_id: bytes) -> Body | None:
         """Return what there is of an upload, also when it has become a value."""
         row = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None

@@ -163,7 +163,7 @@ class Collector:
             self._repack(named, now, done)
         return done
 
-    # --- what is garbage ---------------------------------------------------------------------
+    # What is garbage
     def _garbage(self, named: _Named, done: Collected) -> list[ListedObject]:
         found: list[ListedObject] = []
         for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX):
@@ -242,7 +242,7 @@ class Collector:
             number: self._manifests.collect_before(number, time) for number, time in before.items()
         }
 
-    # --- logs --------------------------------------------------------------------------------
+    # Logs
     def _fenced_logs(self) -> dict[Incarnation, list[tuple[int, list[Covered]]]]:
         """Return what the slots of each fenced log cover, up to the fence, in order."""
         found = {}
@@ -317,7 +317,7 @@ class Collector:
                     self._bucket.delete(slot_key(server, incarnation, slot))
                 done.slots_removed += 1
 
-    # --- the rest ----------------------------------------------------------------------------
+    # The rest
     def _remove_pins(self, now: int) -> None:
         for listed in self._bucket.list(PIN_PREFIX):
             expires = expiry_of(listed.key)

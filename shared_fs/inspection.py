@@ -57,7 +57,7 @@ _PROGRESS_STEPS: Final = 10_000
 _FLOCK: Final = struct.Struct("hhqqi4x" if sys.platform == "linux" else "qqihh")
 
 
-# --- locks and incarnations ----------------------------------------------------------------------
+# Locks and incarnations
 def lock_holder(path: Path) -> int | None:
     """Return the pid of a process that holds a lock on `path`; None if none does, or there is no
     file. 0 or less: a process of another host. Raises StorageFailedError."""
@@ -135,7 +135,7 @@ def read_dead_log(disk: Disk, directory: Path) -> LogContents | None:
     return None
 
 
-# --- the folders of the stores -------------------------------------------------------------------
+# The folders of the stores
 @dataclass(frozen=True, slots=True)
 class FoundStore:
     """The files of a store, oldest generation first; the last one counts."""
@@ -240,7 +240,7 @@ def _store(tenant: str, parts: re.Match[str]) -> StoreId | None:
         return None
 
 
-# --- store files ---------------------------------------------------------------------------------
+# Store files
 class FileState(StrEnum):
     SOUND = "sound"
     #: Sound as far as it was looked at; it is too large for a look.

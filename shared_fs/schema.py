@@ -156,7 +156,7 @@ SELECT_LIMITS: Final = (
 )
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
-# --- streams: by seq, the primary key, unless said ----------------------------------------------
+# Streams: by seq, the primary key, unless said
 _MESSAGE_BYTES: Final = (
     "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 )
@@ -231,7 +231,7 @@ SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?
 #: A scan; the table holds one window's ids.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
 
-# --- archived messages of a stream: by end_seq, the primary key ----------------------------------
+# Archived messages of a stream: by end_seq, the primary key
 #: A block of messages whose values are in the archive, with the store whose rows these are there.
 CREATE_ARCHIVED: Final = """
 CREATE TABLE IF NOT EXISTS archived(
@@ -279,7 +279,7 @@ SELECT_ARCHIVABLE: Final = (
 DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {_ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
 
-# --- consumers of a stream: by their primary keys ----------------------------------------------
+# Consumers of a stream: by their primary keys
 #: `id` is the revision that made it, so that another one of the same name is another.
 CREATE_CONSUMERS: Final = (
     """
@@ -326,7 +326,7 @@ DELETE_DELIVERIES: Final = "DELETE FROM deliveries WHERE consumer = ?"
 #: All of them: MAX_ACK_PENDING of each consumer at the most.
 SELECT_DELIVERIES: Final = "SELECT consumer, seq, deadline, count FROM deliveries"
 
-# --- kv: by revision, the primary key, or by key, the unique index ------------------------------
+# Kv: by revision, the primary key, or by key, the unique index
 _ENTRY_BYTES: Final = (
     "octet_length(key) + length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 )
@@ -369,7 +369,7 @@ CREATE_ENTRIES_BY_EXPIRES: Final = (
     "CREATE INDEX IF NOT EXISTS by_expires ON entries(expires) WHERE expires IS NOT NULL"
 )
 
-# --- large values: by the unique indexes on upload and place, and the primary key of chunks -------
+# Large values: by the unique indexes on upload and place, and the primary key of chunks
 SELECT_HAS_BODIES: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'bodies')"
 INSERT_BODY: Final = "INSERT INTO bodies(upload, size, crc32, time) VALUES (?, ?, ?, ?) RETURNING id"
 GROW_BODY: Final = "UPDATE bodies SET size = ?, crc32 = ?, time = ? WHERE upload = ? RETURNING id"
@@ -409,7 +409,7 @@ DELETE_SOME_CHUNKS: Final = (
 )
 DELETE_BODY: Final = "DELETE FROM bodies WHERE id = ?"
 
-# --- both ----------------------------------------------------------------------------------------
+# Both
 INSERT_CHANGE: Final = "INSERT INTO changes VALUES (?, ?, ?)"
 SELECT_CHANGES_AFTER: Final = (
     "SELECT revision, time, change FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"

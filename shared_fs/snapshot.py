@@ -320,7 +320,7 @@ def verify(bucket: Bucket, version: SnapshotVersion) -> None:
         pass
 
 
-# --- what is in the bucket -----------------------------------------------------------------------
+# What is in the bucket
 def _verified(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
     """Yield the image in pieces. An empty piece says that what came before it is void. Ends only if
     the whole has the sha256 that it should."""
@@ -356,7 +356,7 @@ def _decompressed(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
             yield chunk
 
 
-# --- images --------------------------------------------------------------------------------------
+# Images
 class _Content(Protocol):
     def seek(self, offset: int, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...

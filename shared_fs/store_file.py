@@ -210,7 +210,7 @@ class StoreFile:
         ArchivedMessage."""
         return self._archived.exists
 
-    # --- opening and closing ---------------------------------------------------------------------
+    # Opening and closing
     @classmethod
     def create(
         cls,
@@ -386,7 +386,7 @@ class StoreFile:
         self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._connection.close(True)
 
-    # --- writing ---------------------------------------------------------------------------------
+    # Writing
     @raises_ours
     def take(self, epoch: int, server: str, incarnation: str) -> None:
         """Record a new owner, in a transaction of its own (durable with the next checkpoint)."""
@@ -595,7 +595,7 @@ class StoreFile:
         if not self.needs_sweep() and used <= _MAX_REWRITTEN_PAGES:
             self.shrink()
 
-    # --- reading a stream ------------------------------------------------------------------------
+    # Reading a stream
     @raises_ours
     def message(self, seq: int) -> Row | None:
         """Return `(seq, revision, time, value, headers)` with headers packed, or None.
@@ -731,7 +731,7 @@ class StoreFile:
         found: tuple[int, int, int] | None = self._execute(schema.SELECT_MSG_ID, (msg_id,)).get
         return found
 
-    # --- reading a kv ----------------------------------------------------------------------------
+    # Reading a kv
     @raises_ours
     def entry(self, key: str) -> Row | None:
         """Return `(key, revision, time, value, headers)` with headers packed, or None."""
@@ -753,7 +753,7 @@ class StoreFile:
         statement = schema.SELECT_ENTRIES if with_values else schema.SELECT_KEYS
         return self._large_in(self._rows(statement, (start, _prefix_end(prefix), limit)))
 
-    # --- reading both ----------------------------------------------------------------------------
+    # Reading both
     @raises_ours
     def changes_after(
         self, revision: int, seq: int, *, deletes_after: int, max_rows: int, max_bytes: int
@@ -855,7 +855,7 @@ class StoreFile:
         if verdict != "ok":
             raise StoreDamagedError(store=str(self.store), reason=f"quick_check: {verdict}")
 
-    # --- inside ----------------------------------------------------------------------------------
+    # Inside
     @raises_ours
     def _begin_life(self, time: int) -> None:
         set_pragmas(self._connection)

@@ -192,7 +192,7 @@ class StoreImage:
         except apsw.Error as error:
             raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
 
-    # --- both kinds ------------------------------------------------------------------------------
+    # Both kinds
     def _continues(self, since: Watermark) -> bool:
         """Tell if everything that happened since a watermark is in the image."""
         meta = self.meta
@@ -233,7 +233,7 @@ class StoreImage:
         for revision, time, change in found:
             yield from rows_of_change(frames.unpack(change), revision, time)
 
-    # --- streams ---------------------------------------------------------------------------------
+    # Streams
     def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
         appended: Iterator[Any] = self._connection.execute(
             self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
@@ -291,7 +291,7 @@ class StoreImage:
                 low = middle + 1
         return low
 
-    # --- kvs -------------------------------------------------------------------------------------
+    # Kvs
     def _entries(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
         entries = self._connection.execute(
             self._with_value(_SELECT_ENTRIES), (reading.after, reading.upto)

@@ -126,7 +126,7 @@ class CrashCluster(Cluster):
         life = self.lives.get(name)
         return life is not None and life.disk.dead
 
-    # --- points ------------------------------------------------------------------------------
+    # Points
     def point(self, name: str, text: str) -> None:
         """A process is about to make a call, or has just made it. Raises OSError if it dies here."""
         if self.is_dead(name):

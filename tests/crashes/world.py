@@ -59,7 +59,7 @@ class World:
         self.values: list[bytes] | None = None
         self._bus = cluster.network.connect("operator")
 
-    # --- what stories are made of ------------------------------------------------------------
+    # What stories are made of
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Return when something holds. Raises Violation if it never does."""
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class World:
         model = await self.app.read(store)
         return [model.rows[seq][0] for seq in sorted(model.rows)]
 
-    # --- after the crash ---------------------------------------------------------------------
+    # After the crash
     async def recover(self, operation: Recovers, number: int) -> None:
         """Start everything, go on, and judge; with odd numbers the server that died stays so."""
         cluster = self.cluster

@@ -333,7 +333,7 @@ def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
     _run(system, test)
 
 
-# --- what only the one in memory can ---------------------------------------------------------------
+# What only the one in memory can
 def test_the_policy_of_the_one_in_memory_loses_doubles_and_delays() -> None:
     fates = {b"lost": (), b"doubled": (0.0, 0.0), b"late": (0.02,), b"early": (0.0,)}
 

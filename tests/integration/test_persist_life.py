@@ -259,7 +259,7 @@ def test_writes_wait_for_a_coordinator_that_is_away_and_open_stores_do_not(
     run(tmp_path, body)
 
 
-# --- starting wrongly ----------------------------------------------------------------------------
+# Starting wrongly
 def refused_start(tmp_path: Path, spoil: Callable[[Path], None]) -> str:
     """Start on a folder that `spoil` made; return the one line that says why it does not run."""
     with running_processes(tmp_path) as processes:

@@ -177,7 +177,7 @@ async def values(peer: Peer, name: str = "notes") -> list[bytes]:
     return [row[3] for row in rows]
 
 
-# --- the disk ------------------------------------------------------------------------------------
+# The disk
 def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_disk_that_hung_and_goes_on_in_time_is_served_on(
     run(tmp_path, body)
 
 
-# --- paths between the parts ---------------------------------------------------------------------
+# Paths between the parts
 def test_a_server_that_only_the_coordinator_does_not_hear_is_silent_once_it_is_fenced(
     tmp_path: Path,
 ) -> None:
@@ -374,7 +374,7 @@ def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(tmp_p
     run_in_cluster(tmp_path, body)
 
 
-# --- clocks --------------------------------------------------------------------------------------
+# Clocks
 def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         servers = [await world.start("s1"), await world.start("s2")]
@@ -395,7 +395,7 @@ def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path
     run(tmp_path, body)
 
 
-# --- files that change under their owners --------------------------------------------------------
+# Files that change under their owners
 def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: Path) -> None:
     """A close of any other descriptor of a file would drop this process's locks on it."""
     opened: list[str] = []

@@ -230,7 +230,7 @@ class Server:
             clock_ms=lambda: int(time.time() * 1000) + 10_000,
         )
 
-    # --- the coordinator --------------------------------------------------------------------
+    # The coordinator
     async def adopt(self, stores: Sequence[StoreId]) -> Any:
         with self.steps.around("adopt"):
             return self.cluster.ask(self, Adopt("s1", self.incarnation, tuple(stores)))["grants"]
@@ -245,7 +245,7 @@ class Server:
             named = tuple(CreatedStore(*each) for each in stores)
             self.cluster.ask(self, Created("s1", self.incarnation, named))
 
-    # --- what clients do --------------------------------------------------------------------
+    # What clients do
     async def open(self, store: StoreId, *, to_read: bool) -> Store:
         self.cluster.ask(self, Resolve((store,)))
         while True:

@@ -93,7 +93,7 @@ class Application:
         self._bus = network.connect("application")
         self.sent: dict[StoreId, list[Sent]] = {}
 
-    # --- writing -----------------------------------------------------------------------------
+    # Writing
     async def write(
         self,
         *writes: tuple[StoreId, Operations],
@@ -124,7 +124,7 @@ class Application:
             raise Violation(f"{store}: its head counts {head[3]}, and there are {len(page[0])}")
         return Model(head[0], head[2], {row[0]: (row[3], row[1]) for row in page[0]})
 
-    # --- judging -----------------------------------------------------------------------------
+    # Judging
     def model(self, store: StoreId, group_count: int) -> Model:
         """Return what the store holds after its first groups."""
         model = Model()
@@ -173,7 +173,7 @@ class Application:
         if found != expected:
             raise Violation(f"{store} holds {found} instead of {expected}")
 
-    # --- the wire ----------------------------------------------------------------------------
+    # The wire
     async def _deliver(self, groups: list[Sent]) -> None:
         wire = [
             [

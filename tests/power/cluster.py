@@ -154,7 +154,7 @@ class Cluster:
         logger.removeHandler(self._log)
         logger.level, logger.propagate = self._log_state
 
-    # --- processes ---------------------------------------------------------------------------
+    # Processes
     def make_part(self, life: Life) -> PersistServer | Coordinator:
         """Return what a process is to run."""
         layout = open_layout(ROOT, life.disk)
@@ -237,7 +237,7 @@ class Cluster:
             )
         return finished
 
-    # --- power -------------------------------------------------------------------------------
+    # Power
     def arm(self, cut: Cut | None) -> None:
         """Count events from here on, and cut the power as `cut` says."""
         self._cut = cut
@@ -278,7 +278,7 @@ class Cluster:
         self.cut_power(cut.survival, *(() if everything else sorted(hosts)))
         self.powered_off.set()
 
-    # --- what goes wrong ---------------------------------------------------------------------
+    # What goes wrong
     def speaks(self, process: Process | None) -> bool:
         """Tell if what is logged in `process` counts."""
         life = self._by_process.get(process.name) if process is not None else None

@@ -141,7 +141,7 @@ def test_a_cluster_that_is_not_there_is_told(spark: SparkSession) -> None:
         reader.load().count()
 
 
-# --- a bucket ------------------------------------------------------------------------------------
+# A bucket
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[BucketWorld]:
     (tmp_path / "bucket").mkdir()
@@ -177,7 +177,7 @@ def test_a_bucket_is_read_as_its_newest_snapshots_have_it(
     assert [row["seq"] for row in pushed.orderBy("seq").collect()] == [4, 5, 6, 7, 8]
 
 
-# --- discovery -----------------------------------------------------------------------------------
+# Discovery
 def test_spark_finds_the_format_by_the_name_of_its_module() -> None:
     folder = Path(str(holdfast.spark.__file__)).parent / "autoload"
     find = (

@@ -49,7 +49,7 @@ def extent(name: str, first_seq: int, last_seq: int, size_bytes: int = 0) -> Ext
     )
 
 
-# --- options -------------------------------------------------------------------------------------
+# Options
 @pytest.mark.parametrize(
     ("pattern", "name", "expected"),
     [
@@ -138,7 +138,7 @@ def test_the_documented_options_are_those_that_there_are() -> None:
     assert writing.asked == {name for name, _, written in rows if written}
 
 
-# --- tasks ---------------------------------------------------------------------------------------
+# Tasks
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(
@@ -179,7 +179,7 @@ def test_what_lies_outside_of_the_wanted_seqs_is_not_read() -> None:
     assert limited(extent("s", 11, 100), 1, 10) is None
 
 
-# --- offsets -------------------------------------------------------------------------------------
+# Offsets
 @settings(deadline=None, max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 300)),
@@ -249,7 +249,7 @@ def test_bounds_hold_for_what_is_not_read_yet() -> None:
     assert advance(start, found, None) == {"known": [1, 8], "new": [5, 7]}
 
 
-# --- filters -------------------------------------------------------------------------------------
+# Filters
 def test_filters_narrow_what_is_read() -> None:
     wanted = wanted_of(
         [
@@ -281,7 +281,7 @@ def test_filters_of_which_nothing_follows_are_left_to_spark() -> None:
     assert wanted.since == 1_795_255_200_000
 
 
-# --- chunks --------------------------------------------------------------------------------------
+# Chunks
 BATCH = BatchId("q/1", 7, 3)
 
 
@@ -328,7 +328,7 @@ def test_other_rows_or_another_order_make_another_mark() -> None:
     assert len({mark(one, two), mark(two, one), mark(one), mark(OutputRow(b"12", {}), one)}) == 4
 
 
-# --- what can be written -------------------------------------------------------------------------
+# What can be written
 @pytest.mark.parametrize(
     ("columns", "told"),
     [

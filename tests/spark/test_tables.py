@@ -54,7 +54,7 @@ def exported_in_runs(spark: SparkSession, world: BucketWorld, count: int) -> str
     return default_table(world.url)
 
 
-# --- compaction ----------------------------------------------------------------------------------
+# Compaction
 def test_compaction_makes_few_large_files_of_many_and_changes_no_row(
     spark: SparkSession, world: BucketWorld
 ) -> None:
@@ -109,7 +109,7 @@ def test_of_two_compactions_at_once_one_is_refused(spark: SparkSession, world: B
     assert state_of(table) == world.state()
 
 
-# --- import --------------------------------------------------------------------------------------
+# Import
 async def held_by(cluster: RunningUp, tenant: str, name: str) -> list[tuple[int, bytes, Any]]:
     async with connect(cluster.nats, tenant=tenant) as client:
         return [
@@ -193,7 +193,7 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
     assert found == [(1, b"10", {}), (2, b"20", {})]
 
 
-# --- the command line ----------------------------------------------------------------------------
+# The command line
 def run_holdfast(*arguments: str) -> Result:
     """Run a command in this process, and so in its session: a JVM of its own takes long to start."""
     return CliRunner().invoke(holdfast, arguments, catch_exceptions=False)
@@ -217,7 +217,7 @@ def test_the_command_line_exports_compacts_and_imports(
     assert spark.range(3).count() == 3
 
 
-# --- real documents ------------------------------------------------------------------------------
+# Real documents
 def rebuilt(start: str, edits: Iterable[bytes]) -> str:
     text = start
     for edit in edits:

@@ -206,7 +206,7 @@ def test_every_public_call_that_waits_has_a_timeout_or_the_clients() -> None:
     assert without <= inherits, without - inherits
 
 
-# --- the background --------------------------------------------------------------------------------
+# The background
 
 
 def test_a_coroutine_returns_and_raises_in_its_caller() -> None:
@@ -359,7 +359,7 @@ def test_a_process_ends_at_once_and_in_silence_while_the_background_is_there() -
     assert (result.returncode, result.stdout, result.stderr) == (0, b"done\nclosed\n", b"")
 
 
-# --- pending acks ----------------------------------------------------------------------------------
+# Pending acks
 
 
 def to_ack(result: Any, time: int, durability: Durability) -> Ack:

@@ -240,7 +240,7 @@ def test_a_reader_whose_pin_expired_gets_an_error_and_never_other_bytes(world: W
         fetch(world.bucket, store("notes"), first, world.root / "draft")
 
 
-# --- packs ---------------------------------------------------------------------------------------
+# Packs
 def test_a_pack_goes_when_nothing_in_it_counts_any_more(world: World) -> None:
     packed = put_pack(
         world.bucket, [world.snapshot(name, 1) for name in ("a", "b")], world.now_ms, "x"
@@ -312,7 +312,7 @@ def test_marks_come_back_as_they_were() -> None:
     assert MARKS_KEY == "garbage/marks"
 
 
-# --- logs ----------------------------------------------------------------------------------------
+# Logs
 def record(name: str, previous: int, revision: int, *, epoch: int = 1) -> LogRecord:
     return LogRecord(store(name), epoch, previous, revision, [], [])
 
@@ -419,7 +419,7 @@ def test_a_zombie_finds_its_next_slot_taken_however_late_it_wakes(world: World) 
         log.put(record("notes", 1, 2))
 
 
-# --- every order of the steps --------------------------------------------------------------------
+# Every order of the steps
 @pytest.mark.parametrize("published_after", range(5))
 @pytest.mark.parametrize("drops_after", range(5))
 def test_in_no_order_of_publishing_dropping_and_collecting_is_a_named_object_missing(

@@ -292,7 +292,7 @@ def test_a_waiting_worker_asks_again_when_there_may_be_something_and_not_before(
     assert news.behind, "a broadcast was lost"
 
 
-# --- random histories ----------------------------------------------------------------------------
+# Random histories
 @dataclass
 class Model:
     """What workers may be told: of each message that is there, if it is new, with somebody, or done."""

@@ -93,7 +93,7 @@ def fenced(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
 
 
-# --- errors --------------------------------------------------------------------------------------
+# Errors
 def fields_of(cls: type[HoldfastError]) -> list[str]:
     names = [name for _, name, _, _ in string.Formatter().parse(cls.template) if name]
     return sorted(set(names))
@@ -143,7 +143,7 @@ def test_every_error_of_the_command_line_is_listed() -> None:
     )
 
 
-# --- operations, changes, numbers ------------------------------------------------------------------
+# Operations, changes, numbers
 def numbered_constants(numbers: Callable[[str], bool]) -> dict[int, str]:
     return {
         value: name
@@ -241,7 +241,7 @@ def test_the_example_of_quoting_is_right() -> None:
     assert f"`ada@x.org/a` is `{quote('ada@x.org/a')}`" in PROTOCOL
 
 
-# --- limits --------------------------------------------------------------------------------------
+# Limits
 def test_every_limit_that_is_listed_has_the_value_of_the_code() -> None:
     listed = [
         (row[0], float(row[1]))
@@ -271,7 +271,7 @@ def test_the_numbers_in_the_prose_are_those_of_the_code() -> None:
     assert f"stored within the last {limits.DEDUPE_WINDOW_SECONDS:g} s" in PROTOCOL
 
 
-# --- options and variables -----------------------------------------------------------------------
+# Options and variables
 def command_of(name: str) -> click.Command:
     command = holdfast.get_command(click.Context(holdfast), name)
     assert command is not None
@@ -340,7 +340,7 @@ def test_every_variable_that_is_mentioned_exists() -> None:
     )
 
 
-# --- logs ----------------------------------------------------------------------------------------
+# Logs
 def logged_events() -> dict[str, set[str]]:
     """Each event that the code logs, with the levels it is logged at."""
     found: dict[str, set[str]] = {}
@@ -405,7 +405,7 @@ def test_every_setting_of_a_consumer_is_listed_with_its_default_and_every_verb()
     assert verbs == numbered_constants(lambda name: name.startswith("VERB_"))
 
 
-# --- files ---------------------------------------------------------------------------------------
+# Files
 def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
     layout = Layout(Path())
     store = layout.store(NOTES)
@@ -427,7 +427,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
     assert f"cp DATA/{store} " in OPERATIONS
 
 
-# --- the example, made anew by the server's own code -----------------------------------------------
+# The example, made anew by the server's own code
 @pytest.fixture
 def example(tmp_path: Path) -> dict[str, bytes]:
     """Every payload of the example in docs/protocol.md."""
@@ -509,7 +509,7 @@ def test_the_decoder_in_the_document_reads_a_broadcast(
     ]
 
 
-# --- the rest ------------------------------------------------------------------------------------
+# The rest
 def test_nats_server_accepts_the_configuration_in_the_document(tmp_path: Path) -> None:
     [configuration] = fenced(OPERATIONS, "nats")
     path = tmp_path / "nats.conf"

@@ -117,7 +117,7 @@ def text_of(findings: Findings, check: Check) -> str:
     return "\n".join(f"{one.where}: {one.what}" for one in findings.results[check.code].examples)
 
 
-# --- nothing is wrong -----------------------------------------------------------------------------
+# Nothing is wrong
 @pytest.mark.parametrize("deep", [False, True])
 def test_nothing_is_found_where_nothing_is_wrong(layout: Layout, deep: bool) -> None:
     before = sorted(layout.root.rglob("*"))
@@ -139,7 +139,7 @@ def test_a_log_that_goes_on_where_the_file_ends_is_fine(layout: Layout) -> None:
     assert "1 stores" in text_of(findings, checks.DEAD_LOGS)
 
 
-# --- the folder -----------------------------------------------------------------------------------
+# The folder
 def test_a_folder_without_format_is_reported_and_looked_at_if_it_was_holdfast_s(
     layout: Layout, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_the_folder_of_up_holds_the_shared_file_system(layout: Layout, tmp_path:
     assert shared_folder(tmp_path / "shared") == tmp_path / "shared"
 
 
-# --- store files ----------------------------------------------------------------------------------
+# Store files
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -264,7 +264,7 @@ def test_leftovers_and_strangers_are_told(layout: Layout) -> None:
     assert "an earlier generation" in text_of(findings, checks.GENERATIONS)
 
 
-# --- logs and fences ------------------------------------------------------------------------------
+# Logs and fences
 def test_revisions_that_are_nowhere_are_critical(layout: Layout) -> None:
     make_log(layout, (1, 2), (5, 6))
     findings = look(layout)
@@ -344,7 +344,7 @@ def test_a_log_without_a_fence_file_is_a_warning(layout: Layout) -> None:
     assert outcomes(look(layout)) == only(checks.MISSING_FENCES, "warning")
 
 
-# --- quarantine -----------------------------------------------------------------------------------
+# Quarantine
 def test_quarantine_is_a_warning_with_its_reason(layout: Layout) -> None:
     other = NOTES._replace(name="other")
     path = make_store(layout, other)
@@ -356,7 +356,7 @@ def test_quarantine_is_a_warning_with_its_reason(layout: Layout) -> None:
     assert "by-hand: there is no report" in text_of(findings, checks.QUARANTINE)
 
 
-# --- what the coordinator knows -------------------------------------------------------------------
+# What the coordinator knows
 def test_a_store_whose_file_is_missing_is_critical(layout: Layout) -> None:
     layout.store(NOTES).unlink()
     assert outcomes(look(layout)) == only(checks.MISSING_FILES, "critical")
@@ -416,7 +416,7 @@ def test_a_missing_state_file_is_a_warning(layout: Layout) -> None:
     assert outcomes(look(layout)) == only(checks.STATE, "warning")
 
 
-# --- the report -----------------------------------------------------------------------------------
+# The report
 def test_codes_and_names_are_never_used_twice() -> None:
     assert [one.code for one in CHECKS] == [f"HF-{i:03d}" for i in range(1, len(CHECKS) + 1)]
     assert len({one.name for one in CHECKS}) == len(CHECKS)

@@ -129,7 +129,7 @@ def configure(bench: Bench, **config: Any) -> Any:
     return bench.do(frames.CONFIGURE, config)
 
 
-# --- CoCalc's defects, by number -----------------------------------------------------------------
+# CoCalc's defects, by number
 @pytest.mark.parametrize("discard", ["old", "new"])
 @pytest.mark.parametrize("limit", ["max_bytes", "max_message_bytes"])
 def test_d1_a_refused_message_evicts_nothing(stream: Bench, limit: str, discard: str) -> None:
@@ -188,7 +188,7 @@ def test_d22_what_has_expired_is_not_readable_though_nobody_wrote_since(
     bench.close()
 
 
-# --- totals --------------------------------------------------------------------------------------
+# Totals
 def test_the_lowest_seqs_go_in_the_tick_that_needs_their_room(stream: Bench) -> None:
     configure(stream, max_messages=3)
     results = stream.tick(*[append(b"%d" % number) for number in range(5)])
@@ -280,7 +280,7 @@ def test_a_huge_number_of_keys_expires_in_several_turns(kv: Bench) -> None:
     assert kv.rows() == {}
 
 
-# --- batches -------------------------------------------------------------------------------------
+# Batches
 @pytest.mark.parametrize("discard", ["old", "new"])
 def test_a_batch_that_cannot_be_kept_whole_changes_nothing(kv: Bench, discard: str) -> None:
     configure(kv, max_messages=2, discard=discard)
@@ -324,7 +324,7 @@ def test_a_batch_counts_against_the_rate_once_and_as_a_whole(stream: Bench) -> N
     assert stream.do(*append())[0] == 5
 
 
-# --- time ----------------------------------------------------------------------------------------
+# Time
 def test_each_ttl_ends_by_itself(stream: Bench) -> None:
     for ttl_seconds in (3, None, 1, 2):
         stream.do(*append(b"v", ttl_seconds))
@@ -428,7 +428,7 @@ def test_a_configuration_that_did_not_reach_the_log_does_not_hold(stream: Bench)
     assert stream.store.config.max_messages == 5
 
 
-# --- the configuration in the store --------------------------------------------------------------
+# The configuration in the store
 def test_the_configuration_is_kept_and_answered(stream: Bench) -> None:
     assert stream.read(frames.CONFIG) == {}
     assert configure(stream, max_messages=9, description="ours") == [
@@ -493,7 +493,7 @@ def test_a_ttl_that_makes_no_sense_is_refused(stream: Bench, kv: Bench, wrong: A
     assert kv.do(frames.SET_ENTRY, "k", b"v", None, None, wrong)[0] == "invalid_argument"
 
 
-# --- anything, against a model -------------------------------------------------------------------
+# Anything, against a model
 class AgainstAModel(RuleBasedStateMachine):
     """Random writes, limits and times: what is readable is what a plain model says, and who applies
     the log to an empty file gets the same."""

@@ -114,7 +114,7 @@ def state_of(path: Path, store: StoreId = STREAM, *, deep: bool = False) -> File
     return inspect_store_file(path, store, deep=deep).state
 
 
-# --- files that are as they should be -------------------------------------------------------------
+# Files that are as they should be
 @pytest.mark.parametrize("store", [STREAM, KV])
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_closed_file_is_sound_and_left_as_it_was(
@@ -180,7 +180,7 @@ def test_a_large_file_is_checked_in_part_unless_all_of_it_is_asked_for(
     assert state_of(path, deep=True) is FileState.SOUND
 
 
-# --- files that are not ---------------------------------------------------------------------------
+# Files that are not
 def test_a_missing_file_is_gone(layout: Layout) -> None:
     assert state_of(layout.store(STREAM)) is FileState.GONE
 
@@ -294,7 +294,7 @@ def test_a_folder_in_the_place_of_a_file_is_unreadable(layout: Layout) -> None:
     assert state_of(path) is FileState.UNREADABLE
 
 
-# --- the walk -------------------------------------------------------------------------------------
+# The walk
 def folder_of(layout: Layout, store: StoreId = STREAM) -> FoundFolder:
     [found] = [
         folder for folder in walk_stores(layout) if any(one.store == store for one in folder.stores)
@@ -359,7 +359,7 @@ def test_what_is_no_folder_of_stores_is_a_stranger(layout: Layout, name: str) ->
     assert [one for folder in walk_stores(layout) for one in folder.strangers] == [path]
 
 
-# --- locks and incarnations -----------------------------------------------------------------------
+# Locks and incarnations
 def test_a_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert lock_holder(path) is None
@@ -395,7 +395,7 @@ def test_only_the_last_open_life_of_a_locked_server_runs(layout: Layout) -> None
     ]
 
 
-# --- the file system ------------------------------------------------------------------------------
+# The file system
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
 proc /proc proc rw 0 0

@@ -75,7 +75,7 @@ def orders(entry: StoreEntry | None) -> list[tuple[int, int]]:
     return [each.order for each in entry.versions]
 
 
-# --- entries -------------------------------------------------------------------------------------
+# Entries
 def test_a_version_that_is_not_beyond_the_newest_changes_nothing() -> None:
     entry, published = with_version(None, version(2, 10))
     assert published is Published.NEWEST
@@ -128,7 +128,7 @@ def test_the_version_of_a_time_or_a_revision_is_found() -> None:
     assert entry.at(revision=6) == entry.versions[1]
 
 
-# --- shards --------------------------------------------------------------------------------------
+# Shards
 _numbers = st.integers(0, 2**62)
 _versions = st.builds(
     SnapshotVersion,
@@ -181,7 +181,7 @@ def test_stores_spread_over_all_shards() -> None:
     assert shard_of(store()) == 0xA8
 
 
-# --- in the bucket -------------------------------------------------------------------------------
+# In the bucket
 def test_what_is_published_is_found_again() -> None:
     found = manifests()
     stores = [store(f"s{number}") for number in range(600)]

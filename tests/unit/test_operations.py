@@ -120,7 +120,7 @@ def code(result: Any) -> str:
     return str(result[0])
 
 
-# --- streams -------------------------------------------------------------------------------------
+# Streams
 def test_seqs_are_dense_from_one_and_never_used_again(stream: Bench) -> None:
     assert [stream.do(APPEND, b"v")[0] for _ in range(3)] == [1, 2, 3]
     assert stream.do(DELETE, [3]) == [1, 4]
@@ -216,7 +216,7 @@ def test_a_msg_id_of_a_batch_or_tick_that_failed_is_free(stream: Bench) -> None:
     assert stream.execute([APPEND, b"v", None, "id"]) == [[1, 1]]
 
 
-# --- kv ------------------------------------------------------------------------------------------
+# Kv
 @pytest.mark.parametrize("key", ODD_KEYS)
 @pytest.mark.parametrize("value", [b"", b"\x00", b"v"])
 def test_any_key_holds_any_value(kv: Bench, key: str, value: bytes) -> None:
@@ -268,7 +268,7 @@ def test_a_clear_forgets_keys_but_no_revision(kv: Bench) -> None:
     assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 1]
 
 
-# --- batches -------------------------------------------------------------------------------------
+# Batches
 def test_a_failing_member_leaves_nothing_of_its_batch(stream: Bench, kv: Bench) -> None:
     stream.do(APPEND, b"v")
     members = [[APPEND, b"a"], [SET, 1, b"b"], [DELETE, [2]], [SET, 99, b"v"]]
@@ -298,7 +298,7 @@ def test_a_batch_of_anything_else_is_refused_whole(stream: Bench, members: Any) 
     assert stream.store.revision == 0
 
 
-# --- arguments -----------------------------------------------------------------------------------
+# Arguments
 WRONG: list[Any] = [
     *(True, False, 1.5, "text", b"bytes", [], [1], {}, {"a": 1}, {1: "a"}, {"a": b"b"}),
     *(1 << 63, (1 << 64) - 1, -(1 << 63), -1, 0, None, msgpack.ExtType(5, b"x")),
@@ -421,7 +421,7 @@ def test_refusals_that_quote_large_keys_still_fit_in_one_reply(kv: Bench) -> Non
     assert len(frames.encode_outcome(1, 1, 1, many)) < MIN_PAYLOAD_BYTES - 4096
 
 
-# --- random histories ----------------------------------------------------------------------------
+# Random histories
 def headers_bytes(headers: dict[str, str] | None) -> int:
     return len(frames.pack(headers)) if headers else 0
 

@@ -262,7 +262,7 @@ def test_a_follower_ahead_of_the_store_or_behind_the_horizon_starts_over(kv: Ben
     assert kv.read([frames.CHANGES, head, 0])[0] == [[], head, 0, head, False]
 
 
-# --- archived messages ---------------------------------------------------------------------------
+# Archived messages
 class Known(Archive):
     """An archive that has all of it, and tells how often it was asked."""
 

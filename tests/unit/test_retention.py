@@ -29,7 +29,7 @@ def retention(**settings: Any) -> Retention:
     return Retention(DEFAULT_CONFIG.changed(settings), has_ttl=False)
 
 
-# --- the configuration ---------------------------------------------------------------------------
+# The configuration
 configs = st.builds(
     StoreConfig,
     max_messages=st.none() | st.integers(1, (1 << 63) - 1),
@@ -111,7 +111,7 @@ def test_a_ttl_is_whole_milliseconds_and_at_least_one() -> None:
             ttl_ms(wrong)
 
 
-# --- sizes and totals ----------------------------------------------------------------------------
+# Sizes and totals
 def test_what_could_never_be_kept_is_refused_whatever_is_discarded() -> None:
     for discard in Discard:
         limited = retention(max_bytes=10, max_message_bytes=8, discard=discard)
@@ -144,7 +144,7 @@ def test_plain_messages_are_looked_at_one_by_one_only_where_a_limit_needs_it() -
     assert not retention(max_messages_per_second=1e9).takes_any([5])
 
 
-# --- rates ---------------------------------------------------------------------------------------
+# Rates
 def test_a_second_s_worth_may_come_at_once_and_then_the_rate_holds() -> None:
     limited = retention(max_messages_per_second=10)
     for _ in range(10):
@@ -188,7 +188,7 @@ def test_a_rate_below_one_a_second_lets_the_first_through() -> None:
     assert bucket.wait_seconds(10_000, 1) == 0
 
 
-# --- when something is due -----------------------------------------------------------------------
+# When something is due
 def test_a_store_without_limits_and_ttl_has_nothing_to_watch() -> None:
     assert Retention.needed(DEFAULT_CONFIG, has_ttl=False) is None
     assert Retention.needed(DEFAULT_CONFIG, has_ttl=True) is not None

@@ -58,7 +58,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.b.stream.1.db"
 
 
-# --- opening -------------------------------------------------------------------------------------
+# Opening
 def test_opening_never_creates(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         StoreFile.open(path, STREAM)
@@ -203,7 +203,7 @@ def test_a_file_stays_busy_while_its_process_is_stopped_and_is_free_once_it_died
     StoreFile.open(path, STREAM).close()
 
 
-# --- crashes -------------------------------------------------------------------------------------
+# Crashes
 PROGRAM_HEAD = """
 import os, sys
 from pathlib import Path
@@ -277,7 +277,7 @@ def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path)
     file.close()
 
 
-# --- faults --------------------------------------------------------------------------------------
+# Faults
 class FaultyVfs(apsw.VFS):
     """SQLite's own file system, whose n-th call of some kinds fails, as a full or broken disk."""
 
@@ -408,7 +408,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-# --- applying ------------------------------------------------------------------------------------
+# Applying
 def test_batches_must_follow_the_files_revision(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     with pytest.raises(AssertionError):
@@ -597,7 +597,7 @@ def test_a_file_says_how_large_its_wal_is(path: Path) -> None:
     file.close()
 
 
-# --- reading -------------------------------------------------------------------------------------
+# Reading
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=120),
     st.integers(1, 130),
@@ -789,7 +789,7 @@ def test_damage_inside_a_file_is_reported_when_it_is_read(
     file.abandon()
 
 
-# --- earlier formats -----------------------------------------------------------------------------
+# Earlier formats
 _FORMAT_1_META = """
 CREATE TABLE meta(
     id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,

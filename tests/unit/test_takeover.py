@@ -177,7 +177,7 @@ def test_any_history_of_owners_gives_exactly_the_acknowledged_order(seed: int) -
     assert not any(b"zombie" in kept.outcome for kept in found.outcomes)
 
 
-# --- logs that may lack something -----------------------------------------------------------------
+# Logs that may lack something
 def short_log(
     *records: LogRecord, behind: tuple[LogRecord, ...] = (), incarnation: str = "01"
 ) -> DeadLog:

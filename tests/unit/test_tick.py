@@ -131,7 +131,7 @@ def test_the_time_of_a_store_never_goes_back() -> None:
         assert outcome_of(tick.synced).time == 2000
 
 
-# --- retries -------------------------------------------------------------------------------------
+# Retries
 def test_a_retry_in_the_same_tick_gets_the_same_answer() -> None:
     store, tick = store_named("a"), new_tick()
     for reply in ("one", "two"):
@@ -171,7 +171,7 @@ def test_groups_out_of_order_are_refused_and_change_nothing() -> None:
     assert store.last_seq == 1
 
 
-# --- durability ----------------------------------------------------------------------------------
+# Durability
 def test_what_was_only_to_be_applied_is_answered_apart_but_broadcast_after_the_sync() -> None:
     store, tick = store_named("a"), new_tick()
     tick.write(store, arrival(store, 1, append(), reply="fast", durability=Durability.APPLIED))
@@ -200,7 +200,7 @@ def test_a_level_that_is_not_offered_is_refused_and_nothing_is_stored(level: int
     assert codes(tick.synced)["again"] == ["ok"]
 
 
-# --- failures ------------------------------------------------------------------------------------
+# Failures
 def test_a_log_that_refuses_takes_every_store_back_and_refuses_every_write() -> None:
     stores, before = [store_named("a"), store_named("b")], new_tick(1)
     for store in stores:
@@ -294,7 +294,7 @@ def test_a_store_that_failed_can_be_written_again_in_the_same_tick() -> None:
     assert frames.decode_changes(record.payloads[0]).changes == [[1, 1, b"kept"]]
 
 
-# --- reads ---------------------------------------------------------------------------------------
+# Reads
 def test_a_read_waits_for_what_was_written_before_it() -> None:
     store, other, first = store_named("a"), store_named("b"), new_tick(4)
     first.write(store, arrival(store, 1, append()))
@@ -311,7 +311,7 @@ def test_a_read_waits_for_what_was_written_before_it() -> None:
     assert same.wait_for == 5
 
 
-# --- broadcasts ----------------------------------------------------------------------------------
+# Broadcasts
 BIG_CHANGES = st.one_of(
     st.builds(lambda size: [frames.APPEND, bytes(size)], st.sampled_from([0, 9000, 300_000])),
     st.builds(
@@ -368,7 +368,7 @@ def test_many_small_changes_with_long_keys_do_not_share_one_payload() -> None:
     assert max(map(len, record.payloads)) < MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 
 
-# --- with a file ---------------------------------------------------------------------------------
+# With a file
 @pytest.fixture
 def on_file(tmp_path: Path) -> Iterator[Store]:
     store_id = StoreId("acme", StoreKind.STREAM, "a")
@@ -410,7 +410,7 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
     on_file.validate()
 
 
-# --- limits --------------------------------------------------------------------------------------
+# Limits
 def configured(tmp_path: Path, **config: Any) -> Store:
     store = store_named("a")
     store._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)

@@ -319,7 +319,7 @@ def test_followers_are_told_of_chunks_without_their_bytes_and_the_log_has_them(
     assert bench.broadcasts[-1][-1][2] == reference(1, b"abc")
 
 
-# --- anything, against a model -------------------------------------------------------------------
+# Anything, against a model
 class AgainstAModel(RuleBasedStateMachine):
     """Random chunks, commits, removals and losses: what is readable is what a plain model says, and who
     applies the log to an empty file has the same."""
