@@ -34,7 +34,6 @@ from holdfast.client.blocking_subscription import PatternSubscription, Subscript
 from holdfast.client.blocking_transaction import KVTransaction, StreamTransaction
 from holdfast.client.blocking_value import ValueReader
 from holdfast.client.codec import Codec
-from holdfast.client.connection import DEFAULT_NATS
 from holdfast.client.connection import Client as AsyncClient
 from holdfast.client.connection import connect as async_connect
 from holdfast.client.live_kv import DELETE, MergeFunction
@@ -42,7 +41,7 @@ from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind
-from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
 __all__ = [
     "DELETE",

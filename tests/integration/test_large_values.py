@@ -1,4 +1,5 @@
-"""Values of any size, through real processes: streamed both ways, resumed, whole or not there at all."""
+"""Values of any size, through real processes: streamed both ways, resumed, whole or not there at all, and
+brought through every tier and from owner to owner in little memory."""
 
 from __future__ import annotations
 
@@ -6,26 +7,90 @@ import asyncio
 import hashlib
 import os
 import random
-import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
+from persist_processes import Process, Processes, running_processes, until
 
-from holdfast.cli.cluster import Cluster, ClusterOptions, running_cluster
-from holdfast.client import (
-    Client,
-    ValueReplacedError,
-    connect,
-)
+from holdfast.client import Client, Durability, ValueReplacedError, connect
 from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId, StoreKind
 
 DEADLINE_SECONDS = 60.0
-LARGE_BYTES = 64 * MIB
+TENANT = "acme"
+#: More than a process may take for it, and than an image that is made in memory.
+LARGE_BYTES = 40 * MIB
+TIERED_BYTES = 18 * MIB
 #: What a client or a server may take beside what it takes anyway.
-EXTRA_BYTES = 48 * MIB
+EXTRA_BYTES = 32 * MIB
+#: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the compression.
+OWNER_BYTES = 128 * MIB
+SOON_COLD = (
+    *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),
+    *("--cold-after-seconds", "0.5"),
+)
+
+
+class Scene:
+    """A cluster of two servers with a bucket."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.bucket = f"file://{processes.directory / 'bucket'}"
+        self.servers: dict[str, Process] = {}
+        for name in ("s1", "s2"):
+            self.start(name)
+
+    @property
+    def nats_url(self) -> str:
+        return self.processes.nats.url
+
+    def start(self, name: str, *options: str) -> None:
+        options = ("--bucket", self.bucket, *options)
+        self.servers[name] = self.processes.start_persist(name, *options)
+
+    def kill(self, name: str) -> None:
+        """End a server in the middle of whatever it does; its supervisor starts it again."""
+        self.servers[name].kill()
+        self.start(name)
+
+    def pid(self, name: str) -> int:
+        return self.servers[name].popen.pid
+
+    def other(self, name: str) -> str:
+        return "s2" if name == "s1" else "s1"
+
+    def holdfast(self, *arguments: str) -> None:
+        program = [sys.executable, "-P", "-m", "holdfast.cli", "--nats", self.nats_url]
+        result = subprocess.run(
+            [*program, "--tenant", TENANT, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with running_processes(tmp_path_factory.mktemp("cluster")) as processes:
+        yield Scene(processes)
+
+
+def run(scene: Scene, body: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_SECONDS * 3),
+            connect(scene.nats_url, tenant=TENANT, timeout_seconds=DEADLINE_SECONDS) as client,
+        ):
+            await body(client)
+
+    asyncio.run(main())
 
 
 class _Slow:
@@ -56,24 +121,6 @@ class _Slow:
         return cast(BinaryIO, self)
 
 
-def run_in_cluster(data: Path, body: Callable[[Cluster, Client], Awaitable[None]]) -> None:
-    async def main() -> None:
-        options = ClusterOptions(data=data, server_count=2, port=0)
-        async with (
-            asyncio.timeout(DEADLINE_SECONDS * 3),
-            running_cluster(options, lambda line: None) as cluster,
-            connect(cluster.nats_url, tenant="acme", timeout_seconds=DEADLINE_SECONDS) as client,
-        ):
-            await body(cluster, client)
-
-    asyncio.run(main())
-
-
-def pid_of(cluster: Cluster, server: str) -> int:
-    pid = next(part.pid for part in cluster.servers if part.name == server)
-    assert pid is not None
-    return pid
-
 
 def file_of(path: Path, size_bytes: int, seed: int) -> str:
     """Write random bytes, piece by piece; return their sha256."""
@@ -103,14 +150,16 @@ def peak_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-def test_a_large_file_goes_there_and_back_in_little_memory(tmp_path: Path) -> None:
+def test_a_large_file_goes_there_and_back_in_little_memory(
+    scene: Scene, tmp_path: Path
+) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     sha256 = file_of(source, LARGE_BYTES + 12345, 1)
 
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(client: Client) -> None:
         stream = client.stream("films")
         await stream.append(b"small")
-        owner = pid_of(cluster, (await stream.head()).server)
+        owner = scene.pid((await stream.head()).server)
         before = {pid: forget_peak(pid) for pid in (owner, os.getpid())}
         ack = await stream.put_file(source, headers={"name": "film"})
         assert ack.seq == 2
@@ -127,14 +176,16 @@ def test_a_large_file_goes_there_and_back_in_little_memory(tmp_path: Path) -> No
         assert [each.value async for each in stream.get_all()] == [b"small", b"small too"]
         assert (await stream.head()).bytes == len(b"smallsmall too")
 
-    run_in_cluster(tmp_path / "data", body)
+    run(scene, body)
 
 
-def test_large_values_are_whole_or_not_there_at_all(tmp_path: Path) -> None:
+def test_large_values_are_whole_or_not_there_at_all(
+    scene: Scene, tmp_path: Path
+) -> None:
     values = [random.Random(seed).randbytes(3 * MIB + seed) for seed in range(4)]
 
-    async def body(cluster: Cluster, client: Client) -> None:
-        kv, stream = client.kv("pictures"), client.stream("films")
+    async def body(client: Client) -> None:
+        kv, stream = client.kv("pictures"), client.stream("songs")
         seen = []
 
         async def follow() -> None:
@@ -193,20 +244,22 @@ def test_large_values_are_whole_or_not_there_at_all(tmp_path: Path) -> None:
         assert entry is not None
         assert entry.value == values[3]
 
-    run_in_cluster(tmp_path / "data", body)
+    run(scene, body)
 
 
-def test_an_upload_goes_on_when_its_owner_is_killed_in_the_middle(tmp_path: Path) -> None:
+def test_an_upload_goes_on_when_its_owner_is_killed_in_the_middle(
+    scene: Scene, tmp_path: Path
+) -> None:
     value = random.Random(7).randbytes(6 * MIB)
 
-    async def body(cluster: Cluster, client: Client) -> None:
-        stream = client.stream("films")
+    async def body(client: Client) -> None:
+        stream = client.stream("plays")
         await stream.append(b"first")
         owner = (await stream.head()).server
         source = _Slow(value, stop_at=3 * MIB)
         uploading = asyncio.create_task(stream.put_file(source.file, durability="synced"))
         await asyncio.wait_for(source.reached.wait(), DEADLINE_SECONDS)
-        os.kill(pid_of(cluster, owner), signal.SIGKILL)
+        scene.kill(owner)
         ack = await uploading
         assert ack.seq == 2
         found = await stream.get(2)
@@ -221,16 +274,90 @@ def test_an_upload_goes_on_when_its_owner_is_killed_in_the_middle(tmp_path: Path
         with pytest.raises(OSError, match="killed"):
             await stream.put_file(broken.file, upload_id=upload_id)
         await stream.append(b"synced, with all that came before")
-        os.kill(pid_of(cluster, owner), signal.SIGKILL)
+        scene.kill(owner)
         path = tmp_path / "source"
         path.write_bytes(value)
         async with connect(
-            cluster.nats_url, tenant="acme", timeout_seconds=DEADLINE_SECONDS
+            scene.nats_url, tenant=TENANT, timeout_seconds=DEADLINE_SECONDS
         ) as other:
-            ack = await other.stream("films").put_file(path, upload_id=upload_id)
+            ack = await other.stream("plays").put_file(path, upload_id=upload_id)
             assert ack.seq == 4
-            written = await other.stream("films").get_file(4, tmp_path / "target")
+            written = await other.stream("plays").get_file(4, tmp_path / "target")
         assert written is not None
         assert sha256_of(tmp_path / "target") == sha256_of(path)
 
-    run_in_cluster(tmp_path / "data", body)
+    run(scene, body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_large_values_go_through_every_tier_and_to_every_owner_in_little_memory(
+    scene: Scene, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "first", tmp_path / "second"]
+    digests = [file_of(path, TIERED_BYTES, seed) for seed, path in enumerate(paths)]
+
+    async def same(client: Client, seq: int, digest: str) -> None:
+        target = tmp_path / "target"
+        assert await client.stream("tiered").get_file(seq, target) is not None
+        assert await asyncio.to_thread(sha256_of, target) == digest
+
+    async def body(client: Client) -> None:
+        stream = client.stream("tiered")
+        peaks: dict[str, int] = {}
+
+        async def owner() -> str:
+            return (await stream.head()).server
+
+        def watch(name: str) -> None:
+            peaks[name] = forget_peak(scene.pid(name))
+
+        def assert_little(name: str) -> None:
+            assert peak_bytes(scene.pid(name)) - peaks[name] < OWNER_BYTES
+
+        # Acknowledged by the bucket, chunks and all: restored from there.
+        await stream.append(b"first", durability="stored")
+        first = await owner()
+        watch(first)
+        ack = await stream.put_file(paths[0], durability="stored")
+        assert (ack.seq, ack.durability) == (2, Durability.STORED)
+        await stream.set(2, b"overwritten")
+        point = f"{ack.revision}"
+        await asyncio.to_thread(
+            scene.holdfast, "restore", "tiered", "--to-revision", point, "--yes"
+        )
+        await same(client, 2, digests[0])
+        assert_little(first)
+
+        # The log is full of chunks when its writer is lost.
+        ack = await stream.put_file(paths[1], durability="synced")
+        second = scene.other(first)
+        watch(second)
+        scene.servers[first].kill()
+        await same(client, 2, digests[0])
+        await same(client, 3, digests[1])
+        assert await owner() == second
+        assert_little(second)
+
+        # Handed over.
+        scene.start(first)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while [each.state for each in await client.servers()].count("live") < 2:
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(scene.holdfast, "drain", second)
+        assert await owner() == first
+        watch(first)
+        await same(client, 3, digests[1])
+        assert_little(first)
+
+        # Left to the bucket, and brought back.
+        for server in scene.servers.values():
+            await asyncio.to_thread(server.stop)
+        scene.start("s1", *SOON_COLD)
+        await same(client, 2, digests[0])
+        watch("s1")
+        folder = scene.processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "tiered")).parent
+        await until(lambda: not list(folder.glob("tiered.stream.*")), "its file is gone")
+        await same(client, 3, digests[1])
+        assert_little("s1")
+
+    run(scene, body)

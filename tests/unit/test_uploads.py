@@ -438,6 +438,6 @@ class KvAgainstAModel(AgainstAModel):
 
 
 TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestStreamAgainstAModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestKvAgainstAModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
