@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from holdfast.protocol.errors import BackgroundThreadError, ConnectionFailedError, ForkedError
+from holdfast.protocol.limits import MAX_POSTED_CALLS
 
 logger = logging.getLogger("holdfast.client")
 
@@ -33,9 +34,6 @@ A = TypeVar("A")
 
 #: How long the exit of a process waits for its clients to be closed.
 _EXIT_SECONDS: Final = 2.0
-#: So much posted work waits for the loop at most, before those who need not wait do: a producer that
-#: never waits for answers could otherwise run ahead of the loop without bound.
-MAX_POSTED: Final = 4096
 
 
 class Background:
@@ -62,7 +60,7 @@ class Background:
     @property
     def full(self) -> bool:
         """So much is posted that who need not wait for an answer has to wait for the loop."""
-        return len(self._posted) >= MAX_POSTED
+        return len(self._posted) >= MAX_POSTED_CALLS
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, and return what it returns or raise what it raises.

@@ -14,7 +14,11 @@ from holdfast.protocol.messages import Message
 
 
 class Delivery:
-    """A message that this worker has, until its ack wait is over."""
+    """A message that this worker has, until its ack wait is over.
+
+    A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
+    the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
+    """
 
     __slots__ = ("_background", "_delivery", "delivery_count", "message")
 

@@ -1,7 +1,7 @@
 """Subscriptions, for blocking code: to one store, and to a pattern of stores.
 
 Changes that are here are taken over together, so that a busy store does not cost a turn of two threads
-for each; never more than BATCH_CHANGES or about BATCH_BYTES beside what the subscription holds itself.
+for each; never more than TAKEN_OVER_CHANGES or about TAKEN_OVER_BYTES beside what the subscription holds itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from holdfast.client.background import Background
 from holdfast.client.buffers import size_of
@@ -19,11 +19,8 @@ from holdfast.client.pattern import PatternSubscription as AsyncPatternSubscript
 from holdfast.client.pattern import StoreChange
 from holdfast.client.subscription import Subscription as AsyncSubscription
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.limits import TAKEN_OVER_BYTES, TAKEN_OVER_CHANGES
 from holdfast.protocol.messages import Change
-
-#: Changes that are taken over together, at most.
-BATCH_CHANGES: Final = 512
-BATCH_BYTES: Final = 1024 * 1024
 
 C = TypeVar("C", Change, StoreChange)
 _Wrapped = TypeVar("_Wrapped", AsyncSubscription, AsyncPatternSubscription)
@@ -94,7 +91,7 @@ class _Following(ABC, Generic[C, _Wrapped]):
             return
         size_bytes = 0
         try:
-            while len(self._held) < BATCH_CHANGES and size_bytes < BATCH_BYTES:
+            while len(self._held) < TAKEN_OVER_CHANGES and size_bytes < TAKEN_OVER_BYTES:
                 change = self._pop()
                 if change is None:
                     return

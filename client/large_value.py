@@ -17,6 +17,7 @@ import hashlib
 import io
 import os
 import secrets
+import threading
 import zlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
@@ -51,6 +52,7 @@ Source = str | os.PathLike[str] | BinaryIO
 _ATTEMPTS: Final = 5
 
 _Row = TypeVar("_Row", Message, Entry)
+_Opened = TypeVar("_Opened")
 
 
 def is_large(value: Value) -> bool:
@@ -89,7 +91,7 @@ async def put_file(
         raise InvalidArgumentError(
             argument="upload_id", reason=f"{UPLOAD_ID_BYTES} bytes are wanted"
         )
-    file = await asyncio.to_thread(_File.open, source)
+    file = await _opened(lambda: _File.open(source), _File.close)
     try:
         small = await asyncio.to_thread(file.small)
         if small is not None:
@@ -204,7 +206,12 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-    file = await asyncio.to_thread(draft.open, "xb")
+
+    def undo(file: BinaryIO) -> None:
+        file.close()
+        draft.unlink()
+
+    file = await _opened(lambda: draft.open("xb"), undo)
     try:
         try:
             async for chunk in chunks:
@@ -216,6 +223,30 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             draft.unlink()
+        raise
+
+
+async def _opened(open_file: Callable[[], _Opened], undo: Callable[[_Opened], None]) -> _Opened:
+    """Return what a thread opens. Cancelled, it has that undone, now or when it has come about."""
+    lock = threading.Lock()
+    opened: list[_Opened] = []
+    is_wanted = True
+
+    def work() -> _Opened:
+        file = open_file()
+        with lock:
+            opened.append(file)
+            if not is_wanted:
+                undo(file)
+        return file
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        with lock:
+            is_wanted = False
+            for file in opened:
+                undo(file)
         raise
 
 

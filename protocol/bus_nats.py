@@ -254,6 +254,11 @@ async def connect_nats(
             await client.close()
         reason = last_reason or str(error) or f"no answer within {timeout_seconds:g} s"
         raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+    except asyncio.CancelledError:
+        # nats-py leaves its socket open.
+        if not client.is_closed:
+            await client.close()
+        raise
     # Once connected, it comes back however long NATS stays away.
     client.options["max_reconnect_attempts"] = -1
     if client.max_payload < MIN_PAYLOAD_BYTES:

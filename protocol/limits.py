@@ -160,6 +160,13 @@ MAX_COLD_MEMORY_BYTES: Final = 64 * MIB
 ARCHIVE_READ_SECONDS: Final = 20.0
 #: How often open stores are looked at for messages that may leave for the archive.
 ARCHIVE_LOOK_SECONDS: Final = 60.0
+#: What a blocking client takes over from the loop's thread at once, of changes that are there: so many that
+#: the turn of two threads costs little for each.
+TAKEN_OVER_CHANGES: Final = 512
+TAKEN_OVER_BYTES: Final = 1024 * 1024
+#: Work posted to the loop of the blocking clients by threads that do not wait for it; beyond it they do. A
+#: producer could otherwise run ahead of the loop without bound.
+MAX_POSTED_CALLS: Final = 4096
 #: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.
 OUTCOME_RETENTION_SECONDS: Final = 600.0
 #: How long a `msg_id` is remembered (JetStream's default duplicate window).
