@@ -30,8 +30,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 
 def test_bytes_come_back_as_they_went_in(cluster: RunningUp) -> None:
-    cluster.output("stream", "append", "bytes", stdin=BINARY)
-    assert cluster.holdfast("stream", "get", "bytes", "1").stdout == BINARY
+    stream = ("--nats", cluster.nats, "stream")
+    assert run_holdfast(*stream, "append", "bytes", stdin=BINARY).returncode == 0
+    assert run_holdfast(*stream, "get", "bytes", "1").stdout == BINARY
     cluster.output("stream", "append", "bytes", "-", stdin=b"\n")
     assert cluster.holdfast("stream", "read", "bytes", "--raw").stdout == BINARY + b"\n"
     cluster.output("kv", "set", "bytes", "key", stdin=BINARY)
@@ -96,10 +97,12 @@ def test_expectations_are_kept_and_told(cluster: RunningUp) -> None:
 
 def test_each_line_of_stdin_becomes_a_message(cluster: RunningUp) -> None:
     lines = [f"line {number}" for number in range(5000)]
-    found = cluster.json(
-        "stream", "append", "lines", "--lines", "--header", "from=a file",
+    appended = run_holdfast(
+        *("--nats", cluster.nats, "--json", "stream", "append", "lines"),
+        *("--lines", "--header", "from=a file"),
         stdin="\n".join(lines).encode(),
-    )  # fmt: skip
+    )
+    found = json.loads(appended.stdout)
     assert (found["first_seq"], found["last_seq"]) == (1, 5000)
     rows = cluster.output("--json", "stream", "read", "lines").splitlines()
     messages = [json.loads(row) for row in rows]
@@ -155,7 +158,7 @@ def test_delete_all_asks_first(cluster: RunningUp) -> None:
 
 def test_what_is_missing_ends_with_1_and_nothing_on_stdout(cluster: RunningUp) -> None:
     for command in (["kv", "get", "settings", "absent"], ["stream", "get", "absent", "1"]):
-        result = cluster.holdfast(*command)
+        result = run_holdfast("--nats", cluster.nats, *command)
         assert (result.returncode, result.stdout) == (1, b"")
         assert b"Try: holdfast" in result.stderr
 
