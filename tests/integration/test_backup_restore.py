@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from holdfast_up import call_holdfast
 from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
@@ -38,21 +38,13 @@ class Scene:
         data = self.directory / f"disk-{name}" if self.local else None
         self.servers[name] = self.processes.start_persist(name, *options, data=data)
 
-    def holdfast(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [
-                *(sys.executable, "-P", "-m", "holdfast.cli", "--nats", self.processes.nats.url),
-                *("--tenant", TENANT, "--json", *arguments),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=2 * DEADLINE_SECONDS,
-            check=False,
-        )
+    def holdfast(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        cluster = ("--nats", self.processes.nats.url, "--tenant", TENANT)
+        return call_holdfast(*cluster, "--json", *arguments)
 
     async def json(self, *arguments: str) -> Any:
         result = await asyncio.to_thread(self.holdfast, *arguments)
-        assert result.returncode == 0, result.stderr + self.logs()
+        assert result.returncode == 0, result.stderr.decode() + self.logs()
         return json.loads(result.stdout)
 
     async def error(self, *arguments: str) -> Any:

@@ -15,6 +15,7 @@ from holdfast_up import (
     COMMAND,
     DEADLINE_SECONDS,
     RunningUp,
+    call_holdfast,
     is_running,
     run_holdfast,
     running_up,
@@ -30,7 +31,7 @@ EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
 
 def examine(data: Path, *options: str) -> dict[str, Any]:
     """Run the doctor; return its report."""
-    ended = run_holdfast("--json", "doctor", "--data", str(data), *options)
+    ended = call_holdfast("--json", "doctor", "--data", str(data), *options)
     report: dict[str, Any] = json.loads(ended.stdout)
     assert ended.stderr == b""
     assert ended.returncode == EXIT_CODES[report["outcome"]]
@@ -150,7 +151,7 @@ def test_a_folder_that_is_not_holdfast_s_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    ended = run_holdfast("doctor", "--data", str(tmp_path / "nowhere"))
+    ended = call_holdfast("doctor", "--data", str(tmp_path / "nowhere"))
     assert ended.returncode == 2
     assert b"does not exist" in ended.stderr
 

@@ -81,6 +81,7 @@ def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path, part
         assert before is not None
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: cluster.pids()[part] not in (before, None), f"{part} runs again")
+        wait_until(lambda: cluster.holdfast("servers").returncode == 0, "the cluster answers")
         assert cluster.json("stream", "append", "notes", "after")["seq"] == 2
         assert cluster.output("stream", "read", "notes", "--raw") == "beforeafter"
         assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
