@@ -1,8 +1,8 @@
 """The conformance suite: what holdfast promises, through the public API alone.
 
 It says nothing of how: another implementation of `holdfast.client`, or of the servers behind it, has to
-pass as it is. One real cluster serves all tests, so each has a tenant of its own, and none stops a server.
-Faults are the matter of the other folders.
+pass as it is. One real cluster serves all tests, so each has a tenant of its own. One file alone has faults,
+`test_convergence.py`; they are the matter of the other folders.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import itertools
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.client import Client, connect
+
+if TYPE_CHECKING:
+    from holdfast_up import RunningUp
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
@@ -25,12 +29,18 @@ _tenants = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the cluster of this run listens."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    """The cluster of this run."""
     from holdfast_up import running_up
 
     with running_up(tmp_path_factory.mktemp("conformance") / "data") as cluster:
-        yield cluster.nats
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def nats(cluster: RunningUp) -> str:
+    """Where the cluster of this run listens."""
+    return cluster.nats
 
 
 @pytest.fixture

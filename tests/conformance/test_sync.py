@@ -391,9 +391,7 @@ def test_a_closed_client_says_so_and_may_be_closed_again(connected: Callable[[],
             call()
 
 
-def test_a_child_of_a_fork_connects_for_itself(
-    hf: Client, connected: Callable[[], Client]
-) -> None:
+def test_a_child_of_a_fork_connects_for_itself(hf: Client, connected: Callable[[], Client]) -> None:
     notes = hf.stream("notes")
     notes.append(b"parent")
     child = os.fork()
