@@ -216,6 +216,15 @@ def fairness(options: BenchOptions, json_file: Path | None) -> None:
 
 @bench.command()
 @_bench_options("rounds", *_COMMON)
+def threads(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure the blocking API in threads, beside the client with as many tasks."""
+    with _needed_packages():
+        from holdfast.bench import threads as blocking_threads
+    _finish([_run(lambda: blocking_threads.run(options), blocking_threads.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
 def large(options: BenchOptions, json_file: Path | None) -> None:
     """Measure a value of 1 GiB, there and back: how fast, and in what memory."""
     with _needed_packages():
@@ -279,11 +288,12 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench import fairness as neighbours
         from holdfast.bench import idle as idle_stores
         from holdfast.bench import large as large_value
+        from holdfast.bench import threads as blocking_threads
         from holdfast.bench import tiers as bucket_tiers
     reports: list[Report] = []
     for module in (
         *(compare_jetstream, store_layer, users),
-        *(idle_stores, neighbours, large_value, bucket_tiers),
+        *(idle_stores, neighbours, blocking_threads, large_value, bucket_tiers),
     ):
         reports.append(_run(partial(module.run, options), module.table, options))
         # After each, so that what was measured outlives a later failure.

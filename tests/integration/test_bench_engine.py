@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import engine, fairness, idle, large, users
+from holdfast.bench import engine, fairness, idle, large, threads, users
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import running_cluster
@@ -139,6 +139,19 @@ def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
     assert set(work.sides) == {"alone", "writer", "reader"}
     assert all(target.measured(work.sides) is not None for target in work.targets)
     assert fairness.table(report).rows
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_are_measured_beside_tasks(tmp_path: Path) -> None:
+    report = threads.run(options(tmp_path))
+    assert_measured(report)
+    assert [work.name for work in report.works] == [
+        "append_1",
+        "append_16",
+        "append_64",
+        "append_async",
+    ]
+    assert threads.table(report).rows
     assert list(tmp_path.iterdir()) == []
 
 
