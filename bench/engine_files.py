@@ -22,9 +22,10 @@ from holdfast.bench.processes import BenchProcessError
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_PENDING_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.commit_log import CommitLog, LogRecord, encode_frame
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 
 TIME_MS: Final = 1_700_000_000_000
 #: How many changes a server lets a busy store gather before it applies them.

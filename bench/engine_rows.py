@@ -31,7 +31,9 @@ from holdfast.protocol import frames
 from holdfast.protocol.limits import PAGE_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, checksum_vfs
+from holdfast.shared_fs.applying import AppliedBatch
+from holdfast.shared_fs.sqlite_connection import checksum_vfs
+from holdfast.shared_fs.store_file import StoreFile
 
 _STREAM: Final = StoreId("bench", StoreKind.STREAM, "engine.stream")
 _KV: Final = StoreId("bench", StoreKind.KV, "engine.kv")

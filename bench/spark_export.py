@@ -42,11 +42,12 @@ from holdfast.bench.options import BenchOptions
 from holdfast.protocol import frames
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.manifest import KeepPolicy, SnapshotVersion, open_manifests
 from holdfast.shared_fs.pack import packs_of, put_pack
 from holdfast.shared_fs.snapshot import compress, put, take_image
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.spark.export import export
 from holdfast.spark.planning import Task
 from holdfast.spark.session import session

@@ -53,12 +53,13 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.bucket_errors import BucketError
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.manifest import Manifests, Tombstone
-from holdfast.shared_fs.store_file import StoreFile, StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.shared_fs.tombstone import Grave, read_tombstone, write_tombstone
 
 logger = logging.getLogger("holdfast.persist")

@@ -25,10 +25,10 @@ from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import pack_headers
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.archived_blocks import ArchiveDraft, digest_of
 from holdfast.shared_fs.manifest import ArchiveMark, Manifests
-from holdfast.shared_fs.store_file import pack_headers
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -30,9 +30,10 @@ from holdfast.protocol.limits import (
     OUTCOME_RETENTION_SECONDS,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.commit_log import Log
 from holdfast.shared_fs.fence import FenceGate
-from holdfast.shared_fs.store_file import StoreFile, StoreMeta
+from holdfast.shared_fs.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -26,7 +26,7 @@ from holdfast.persist.store import Store, entry_bytes_of, message_bytes_of
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, PAGE_BYTES
 from holdfast.protocol.store_config import Discard
-from holdfast.shared_fs.store_file import GoingOrder, GoingRow
+from holdfast.shared_fs.store_rows import GoingOrder, GoingRow
 
 _ROUNDS: Final = MAX_EVICTED_ROWS // MAX_DELETE_COUNT
 

@@ -47,13 +47,14 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import MAX_COLD_MEMORY_BYTES, MAX_COLD_READ_BYTES
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.quarantine import quarantine, quarantined
 from holdfast.shared_fs.snapshot import Fetched
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.shared_fs.store_image import NewStore, new_store_image
 from holdfast.shared_fs.tombstone import Grave, read_tombstone
 

@@ -38,7 +38,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.names import StoreKind, check_key
 from holdfast.protocol.store_config import OF_STREAMS, ttl_ms
-from holdfast.shared_fs.store_file import pack_headers
+from holdfast.shared_fs.applying import pack_headers
 
 _BYTES: Final = {bytes}
 

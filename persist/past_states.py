@@ -18,6 +18,7 @@ from holdfast.persist.point_in_time import Course, Point, Target, course, not_re
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import snapshot as snapshots
+from holdfast.shared_fs.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.bucket_log import list_logs, read_store_records
 from holdfast.shared_fs.commit_log import LogRecord, read_log
 from holdfast.shared_fs.disk import Disk
@@ -31,7 +32,7 @@ from holdfast.shared_fs.manifest import (
 )
 from holdfast.shared_fs.pins import pinned
 from holdfast.shared_fs.snapshot import compress, fetch, take_image
-from holdfast.shared_fs.store_file import StoreFile, StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 
 
 class PastStates:

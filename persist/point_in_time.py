@@ -20,9 +20,9 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry
-from holdfast.shared_fs.store_file import AppliedBatch, WriterOutcome
 
 
 class Target(NamedTuple):

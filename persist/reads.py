@@ -23,8 +23,10 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.names import StoreKind, check_key
+from holdfast.shared_fs.applying import unpack_headers
 from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
-from holdfast.shared_fs.store_file import Row, StoreFile, unpack_headers
+from holdfast.shared_fs.row_pages import Row
+from holdfast.shared_fs.store_file import StoreFile
 
 _NO_BODIES: Final[Bodies] = {}
 #: What a row takes beside its value and headers, roughly.

@@ -28,7 +28,8 @@ from holdfast.protocol import frames
 from holdfast.protocol.limits import KIB, MAX_PENDING_CHUNK_BYTES, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome, pack_headers
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome, pack_headers
+from holdfast.shared_fs.store_file import StoreFile
 
 #: Writers whose outcomes an open store holds in memory.
 _MAX_WRITERS = 1024

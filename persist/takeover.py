@@ -26,11 +26,11 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import fence
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogContents, LogRecord, read_log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.remains import is_let_go, log_is_missing, loss_is_accepted
-from holdfast.shared_fs.store_file import AppliedBatch, WriterOutcome
 
 logger = logging.getLogger("holdfast.persist")
 

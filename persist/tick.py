@@ -33,8 +33,8 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import PAGE_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import WriterOutcome
 
 #: The elements of reply frames, by reply subject.
 Answers = dict[str, list[list[Any]]]

@@ -101,6 +101,11 @@ def pack_headers(headers: object) -> bytes | None:
     return packed
 
 
+def unpack_headers(packed: bytes | None) -> Any:
+    """Return headers as the wire carries them: a map, None when there are none."""
+    return None if packed is None else frames.unpack(packed)
+
+
 def apply_to_stream(
     cursor: apsw.Cursor,
     meta: StoreMeta,

@@ -34,11 +34,12 @@ import apsw
 from holdfast.protocol.errors import InvalidNameError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs import fence, schema
+from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.bodies import Bodies
 from holdfast.shared_fs.commit_log import LogContents, read_log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import HASH_FOLDER, Layout
-from holdfast.shared_fs.store_file import StoreMeta, checksum_vfs
+from holdfast.shared_fs.sqlite_connection import checksum_vfs
 
 #: How long one file is looked at, unless all of it is asked for. Below what a server waits for a
 #: lock before it goes on with a copy.

@@ -15,6 +15,7 @@ from dataclasses import replace
 import zstandard
 
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.manifest import (
     Manifests,
@@ -25,7 +26,6 @@ from holdfast.shared_fs.manifest import (
 )
 from holdfast.shared_fs.pack import Packed, put_pack, read_index
 from holdfast.shared_fs.snapshot import Snapshot
-from holdfast.shared_fs.store_file import StoreMeta
 
 
 def repack(manifests: Manifests, key: str, now_ms: int) -> int:

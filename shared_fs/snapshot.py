@@ -39,13 +39,14 @@ from holdfast.protocol.errors import InvalidNameError, StorageFailedError, Store
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_backend import ObjectHead
 from holdfast.shared_fs.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.manifest import SnapshotVersion
 from holdfast.shared_fs.sqlite_connection import checksum_vfs, page_checksum
-from holdfast.shared_fs.store_file import StoreFile, StoreMeta
+from holdfast.shared_fs.store_file import StoreFile
 
 SNAPSHOT_PREFIX: Final = "snapshots/"
 #: Images up to this size are made and restored in memory, which then has them twice or three times: so a

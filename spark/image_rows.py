@@ -33,9 +33,9 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
-from holdfast.shared_fs.store_file import StoreMeta, pack_headers
 from holdfast.spark.rows import (
     BATCH_BYTES,
     BATCH_ROWS,

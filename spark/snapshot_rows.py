@@ -17,12 +17,13 @@ from typing import Any, Final
 import msgpack
 
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import pack_headers
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.archived_blocks import ArchivedMessage
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.manifest import SnapshotVersion, open_manifests
 from holdfast.shared_fs.snapshot import fetch
-from holdfast.shared_fs.store_file import StoreFile, pack_headers
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows
 from holdfast.spark.options import NamePattern
 from holdfast.spark.ranges import Extent, SeqRange, limited, tasks

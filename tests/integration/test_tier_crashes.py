@@ -49,13 +49,13 @@ from holdfast.protocol.control import Grant, ServerState
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import snapshot as snapshots
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_backend import ByteRange, Condition, ObjectHead, Page, Reading
 from holdfast.shared_fs.bucket_memory import MemoryBackend
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.store_file import AppliedBatch
 
 A = StoreId("acme", StoreKind.STREAM, "a")
 

@@ -26,10 +26,11 @@ from holdfast.persist.tick import Tick
 from holdfast.protocol.frames import ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import manifest
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.fence import FenceGate
 from holdfast.shared_fs.manifest import Manifests, Published, SnapshotVersion, StoreEntry
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 from simulation.simulated_disk import HostDisk
 from simulation.simulated_files import Operation, SimulatedFileSystem
 

@@ -17,9 +17,11 @@ from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs import archived_blocks
+from holdfast.shared_fs.applying import AppliedBatch, pack_headers
 from holdfast.shared_fs.archived_blocks import ArchivedMessage, checksum_of, digest_of
 from holdfast.shared_fs.inspection import FileState, inspect_store_file
-from holdfast.shared_fs.store_file import AppliedBatch, GoingOrder, StoreFile, pack_headers
+from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_rows import GoingOrder
 
 STREAM = StoreId("acme", StoreKind.STREAM, "notes")
 FAR = (1 << 63) - 1

@@ -21,11 +21,12 @@ from holdfast.protocol import frames
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import fence
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.commit_log import CommitLog, LogRecord, encode_frame
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout, open_layout
 from holdfast.shared_fs.quarantine import quarantine
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 DISK = Disk()

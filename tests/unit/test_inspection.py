@@ -16,6 +16,7 @@ import pytest
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import fence, inspection, schema
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.file_system import (
     Mount,
@@ -35,7 +36,7 @@ from holdfast.shared_fs.inspection import (
     walk_stores,
 )
 from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
 KV = StoreId("acme", StoreKind.KV, "a.b")

@@ -14,8 +14,9 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.shared_fs.store_image import NewStore, new_store_image
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")

@@ -26,11 +26,12 @@ from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 
 DISK = Disk()
 NAMES = ("a", "b", "c", "d", "e")

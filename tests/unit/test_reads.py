@@ -22,9 +22,10 @@ from holdfast.protocol.limits import (
     PAGE_ROWS,
 )
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file import StoreFile
 
 LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 

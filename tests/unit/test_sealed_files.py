@@ -16,10 +16,11 @@ from holdfast.persist.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile, WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.shared_fs.store_image import new_store_image
 
 CHAT = StoreId("acme", StoreKind.STREAM, "chat")

@@ -14,7 +14,8 @@ from holdfast.persist.store import Store, entry_bytes_of, message_bytes_of
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import StoreFile, WriterOutcome
+from holdfast.shared_fs.applying import WriterOutcome
+from holdfast.shared_fs.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 

@@ -29,14 +29,10 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
-from holdfast.shared_fs.store_file import (
-    AppliedBatch,
-    GoingOrder,
-    StoreFile,
-    WriterOutcome,
-    _prefix_end,
-    checksum_vfs,
-)
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.sqlite_connection import checksum_vfs
+from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_rows import GoingOrder, _prefix_end
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
 KV = StoreId("acme", StoreKind.KV, "a.b")
