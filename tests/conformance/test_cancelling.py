@@ -53,7 +53,9 @@ def test_a_batch_of_messages_is_all_or_nothing(run: Run) -> None:
         assert set(counts.values()) <= {BATCH}
         assert {b"%d" % number for number in done} <= set(counts)
         starts = values[:-1:BATCH]
-        assert all(len(set(values[at : at + BATCH])) == 1 for at in range(0, len(values) - 1, BATCH))
+        assert all(
+            len(set(values[at : at + BATCH])) == 1 for at in range(0, len(values) - 1, BATCH)
+        )
         assert starts == sorted(starts, key=int), "in the order of the calls"
 
     run(test)
