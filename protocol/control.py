@@ -124,15 +124,18 @@ class Grant(NamedTuple):
 
 
 class ServerInfo(NamedTuple):
-    """One row of `holdfast servers`."""
+    """A persist server as the coordinator knows it: one row of `holdfast servers`."""
 
     server: str
     incarnation: str
+    #: A ServerState: live, draining, suspect or dead.
     state: str
     heartbeat_age_seconds: float
+    #: Stores that it owns, and those of them that it has open.
     assigned_stores: int
     open_stores: int
     operations_per_second: float
+    #: Of its commit log, on the shared file system.
     log_bytes: int
     #: Stores that wait for a snapshot, and what was asked of the bucket in the last hour.
     snapshot_backlog: int = 0
@@ -140,13 +143,16 @@ class ServerInfo(NamedTuple):
 
 
 class StoreInfo(NamedTuple):
-    """One row of `holdfast stores`."""
+    """A store as the coordinator knows it: one row of `holdfast stores`."""
 
+    #: A StoreKind.
     kind: int
     name: str
+    #: Its owner, the last one or the one of now.
     server: str
     incarnation: str
     epoch: int
+    #: A StoreState.
     state: int
     #: Its file may be in the bucket only.
     cold: bool = False

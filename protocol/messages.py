@@ -86,8 +86,9 @@ class Entry(NamedTuple):
 class Ack(NamedTuple):
     """The answer to a write: what was stored and how durable it is.
 
-    `seq` is the message's (None in a kv), `revision` the store's after the write, `duplicate` tells
-    that a `msg_id` had been stored before and that the other fields are those of the first time.
+    `seq` is the message's (None in a kv), `revision` the store's after the write, `time` int
+    milliseconds since the epoch by the owner's clock, `duplicate` tells that a `msg_id` had been
+    stored before and that the other fields are those of the first time.
     """
 
     seq: int | None
@@ -109,12 +110,19 @@ class Deleted:
 class Head:
     """Where a store stands. A store that was never written is all zero, with `first_seq` 1."""
 
+    #: Of the last change.
     revision: int
+    #: Of a stream: the first message that is there, last_seq + 1 if none is, and the last seq that was ever
+    #: given. 1 and 0 in a kv.
     first_seq: int
     last_seq: int
+    #: Messages or keys that are there.
     count: int
+    #: Of their values, packed headers and, in a kv, keys.
     bytes: int
+    #: Grows with each change of owner.
     epoch: int
+    #: The owner's name.
     server: str
 
 
@@ -134,7 +142,8 @@ class ChangeKind(StrEnum):
 
 
 class Change(NamedTuple):
-    """One change of a store, in the order of `revision`."""
+    """One change of a store, in the order of `revision`. `time` is int milliseconds since the epoch, by the
+    owner's clock. Which of the other fields it has is for its kind to say."""
 
     kind: ChangeKind
     revision: int
