@@ -141,7 +141,7 @@ class Background:
         return threading.get_ident() == self._thread_id
 
     def opened(self, client: object, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A client is open: close it at the exit."""
+        """A client is open: close it at the exit. `close` keeps it, as its id must be."""
         self._open[id(client)] = close
 
     def closed(self, client: object) -> None:

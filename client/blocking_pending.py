@@ -47,10 +47,11 @@ class PendingAck:
         Raises OperationTimeoutError after `timeout_seconds`, which leaves the write on its way; without
         them it waits until the write's own timeout.
         """
-        self._background.check()
-        if self._answer is None and not self._wait(timeout_seconds):
-            assert timeout_seconds is not None
-            raise OperationTimeoutError(timeout_seconds=timeout_seconds, reason="no answer yet")
+        if self._answer is None:
+            self._background.check()
+            if not self._wait(timeout_seconds):
+                assert timeout_seconds is not None
+                raise OperationTimeoutError(timeout_seconds=timeout_seconds, reason="no answer yet")
         answer = self._answer
         return answer if type(answer) is Ack else self._to_ack(*Link.unwrap(answer))
 

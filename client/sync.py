@@ -272,7 +272,7 @@ class Client:
         try:
             self._background.run(self._client.close())
         finally:
-            self._background.closed(self)
+            self._background.closed(self._client)
 
     def __enter__(self) -> Self:
         return self
@@ -316,7 +316,7 @@ def connect(
     async def connected() -> Client:
         # Kept from here on: a caller who is interrupted has it closed at the exit at least.
         client = Client(serving, await connecting)
-        serving.opened(client, client._client.close)
+        serving.opened(client._client, client._client.close)
         return client
 
     return serving.run(connected())

@@ -396,8 +396,10 @@ def to_ack(result: Any, time: int, durability: Durability) -> Ack:
 
 def test_a_pending_ack_is_answered_for_every_thread_that_waits() -> None:
     pending = PendingAck(background(), to_ack)
-    told: list[Ack] = []
-    pending.add_done_callback(lambda done: told.append(threading.current_thread().name))  # type: ignore[arg-type]
+    told: list[tuple[str, Ack]] = []
+    pending.add_done_callback(
+        lambda done: told.append((threading.current_thread().name, done.result()))
+    )
     found: list[Ack] = []
     threads = [threading.Thread(target=lambda: found.append(pending.result())) for _ in range(4)]
     for thread in threads:
@@ -411,7 +413,26 @@ def test_a_pending_ack_is_answered_for_every_thread_that_waits() -> None:
     assert found == [Ack(1, 1, 5, Durability.SYNCED)] * 4
     assert pending.done() and pending.result() == found[0]
     background().do(lambda: None)
-    assert told == ["holdfast.background"]
+    assert told == [("holdfast.background", found[0])]
+
+
+def test_a_wait_for_a_pending_ack_can_be_interrupted() -> None:
+    pending = PendingAck(background(), to_ack)
+    waiting = threading.Event()
+
+    def interrupt() -> None:
+        assert waiting.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.set()
+        pending.result()
+    thread.join()
+    pending.give_up()
+    pending.set_result(([1, 1], 5, Durability.SYNCED))
+    assert pending.done(), "an answer that comes too late changes nothing"
 
 
 def test_a_pending_ack_raises_the_error_that_it_was_answered_with() -> None:
