@@ -40,9 +40,9 @@ test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, conf
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket; TRACE=1 shows all.
+simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is; TRACE=1 shows all.
 	@PYTHONPATH=tests $(BIN)/python -P -m simulation $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(TRACE),--trace)
+		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(TRACE),--trace)
 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
 	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \

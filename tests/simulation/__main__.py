@@ -3,6 +3,7 @@
     make simulate SEEDS=200            fresh seeds
     make simulate SEED=42 TRACE=1      one again, with everything that happened
     make simulate SEEDS=200 TIERS=1    with a bucket, and stores that go cold
+    make simulate SEEDS=200 WIDE=1     with transactions, queues, large values and patterns
 
 Exits with 1 if a seed fails, and prints the command that runs it again.
 """
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tiers", action="store_true", help="with a bucket, and stores that go cold"
     )
+    parser.add_argument(
+        "--wide", action="store_true", help="transactions, queues, large values, patterns too"
+    )
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
     first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
@@ -48,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         planted=options.planted,
         limited=options.limited,
         tiers=options.tiers,
+        wide=options.wide,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
         for result in pool.imap_unordered(run, range(first, first + seeds)):
@@ -71,12 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(seed: int, options: argparse.Namespace) -> str:
     if options.fault is None and options.planted is None and not options.limited:
-        return f"make simulate SEED={seed}" + (" TIERS=1" if options.tiers else "")
+        return f"make simulate SEED={seed}" + "".join(
+            f" {name.upper()}=1" for name in ("tiers", "wide") if getattr(options, name)
+        )
     words = [f"PYTHONPATH=tests {sys.executable} -P -m simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
-    words += [f"--{name}" for name in ("limited", "tiers") if getattr(options, name)]
+    words += [f"--{name}" for name in ("limited", "tiers", "wide") if getattr(options, name)]
     return " ".join(words)
 
 

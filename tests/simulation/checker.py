@@ -10,6 +10,7 @@ Pure. What was promised, and how it is judged from outside:
 - **Refused is refused.** The value of an operation that ended in a definite error appears nowhere.
 - **Seqs are dense** and given once: a message that was appended is the first of its seq.
 - **Real time.** What starts after an answer sees at least what that answer saw.
+- **Transactions** happened whole, at a moment at which all that they had read was still so.
 - **Stored** writes are in a cluster that is rebuilt from the bucket alone, and whatever is there is as
   it was at some revision.
 - **Followers** are given the order itself: each change once, in order, all deletes, and of the sets
@@ -34,8 +35,10 @@ from simulation.history import (
     Operation,
     Outcome,
     Store,
+    Transaction,
     What,
 )
+from simulation.queueing import check_deliveries
 
 
 def check(history: History) -> list[str]:
@@ -44,6 +47,7 @@ def check(history: History) -> list[str]:
     stores = {operation.store for operation in history.operations} | set(history.final)
     for store in sorted(stores):
         found.extend(f"{_name(store)}: {what}" for what in _check_store(history, store))
+    found.extend(f"queue: {what}" for what in check_deliveries(history))
     return found
 
 
@@ -64,6 +68,9 @@ def _check_store(history: History, store: Store) -> Iterator[str]:
     yield from _every_value_was_asked_for(facts)
     yield from _seqs_are_dense(facts, store)
     yield from _conditions_held(facts)
+    for transaction in history.transactions:
+        if transaction.store == store:
+            yield from _transaction_held(facts, transaction)
     yield from _real_time(facts)
     if store in history.rebuilt:
         yield from _rebuilt_is_right(facts, history.rebuilt[store])
@@ -315,11 +322,7 @@ def _seqs_are_dense(facts: _Facts, store: Store) -> Iterator[str]:
         if change.what is not What.SET or change.value not in appended:
             continue
         seq = int(change.keys[0])
-        first = next(
-            each
-            for each in facts.by_key[seq]
-            if facts.changes[each][0].what is What.SET
-        )
+        first = next(each for each in facts.by_key[seq] if facts.changes[each][0].what is What.SET)
         if first != revision:
             other = facts.changes[first][0]
             yield f"seq {seq} was given twice: to {other.value[:40]!r}, then to {_text(change)}"
@@ -372,6 +375,37 @@ def _conditions_held(facts: _Facts) -> Iterator[str]:
                     f"expected revision {operation.expected} of {key!r} held at {revision}, though "
                     f"{_text(facts.changes[before][0])} happened at {before}"
                 )
+
+
+def _transaction_held(facts: _Facts, transaction: Transaction) -> Iterator[str]:
+    who = f"transaction of {transaction.client}"
+    writes = transaction.writes
+    values = [operation.values[0] for operation in writes if operation.values]
+    known = [facts.by_value.get(value, [0])[0] for value in values]
+    first = next((each - index for index, each in enumerate(known) if each), 0)
+    for index, value in enumerate(values if first else ()):
+        there = facts.changes.get(first + index)
+        if first + index > facts.final.revision or (there and there[0].value != value):
+            yield f"torn: of a {who}, {value[:40]!r} is missing"
+    if not first:
+        if transaction.outcome is not Outcome.OK:
+            return
+        # It wrote nothing: all that it saw was so at one time, or when it deleted.
+        first = max([0, *transaction.conditions.values()]) + 1
+        first = max([first, *(each.revisions[0] - each.count + 1 for each in writes)])
+    for key, revision in transaction.conditions.items():
+        changed = facts.last_change(key, first - 1)
+        if changed <= revision or (
+            revision == 0
+            and (
+                facts.changes[changed][0].what is not What.SET or facts.may_be_removed(key, changed)
+            )
+        ):
+            continue
+        yield (
+            f"not serialisable: {who} at revision {first} had read {key!r} as of {revision}, "
+            f"though {_text(facts.changes[changed][0])} happened at {changed}"
+        )
 
 
 def _real_time(facts: _Facts) -> Iterator[str]:
@@ -519,9 +553,7 @@ def _concerns(change: ChangeOf, prefix: str) -> bool:
     return any(str(key).startswith(prefix) for key in change.keys)
 
 
-def _removes_any(
-    change: ChangeOf, revision: int, changes: list[tuple[int, ChangeOf]]
-) -> bool:
+def _removes_any(change: ChangeOf, revision: int, changes: list[tuple[int, ChangeOf]]) -> bool:
     """Tell if `change` is a set, or removes something that `changes` had set before."""
     return change.what is What.SET or any(
         earlier < revision and each.what is What.SET and change.covers(each.keys[0])

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from holdfast.protocol import frames
-from holdfast.protocol.messages import Change, ChangeKind
+from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 
 Store = tuple[int, str]
 """Kind and name."""
@@ -105,6 +105,39 @@ class Operation:
 
 
 @dataclass(slots=True)
+class Transaction:
+    """Writes of one store that are to happen together, and what they rest on: keys with the revisions
+    that were read. `writes` are among the history's operations too, those that set before those that
+    delete."""
+
+    client: str
+    store: Store
+    conditions: dict[Key, int]
+    writes: list[Operation] = field(default_factory=list)
+    outcome: Outcome = Outcome.UNKNOWN
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message of a queue, as a worker had it. `asked` and `done` are positions in the order of all
+    events, the times seconds of the run; `done` is set once an ack or a giving up was confirmed."""
+
+    worker: str
+    seq: int
+    count: int
+    asked: int
+    #: No later than the owner's decision, or than its last confirmed prolongation.
+    held_from: float
+    #: No earlier than the owner's decision.
+    received_at: float
+    done: int | None = None
+    #: It may have been handed back before its time.
+    released: bool = False
+    #: How many confirmations of an ack said that it counted.
+    counted: int = 0
+
+
+@dataclass(slots=True)
 class Following:
     """What one follower was given, in order. `start_seq` None of a stream: live only."""
 
@@ -142,8 +175,14 @@ class History:
     """Everything that was seen of one run."""
 
     def __init__(self) -> None:
+        #: All of the run.
+        self.stores: tuple[Store, ...] = ()
         self.operations: list[Operation] = []
         self.followings: list[Following] = []
+        self.transactions: list[Transaction] = []
+        self.deliveries: list[Delivery] = []
+        #: Of the queue: how long a delivery is its worker's, and how far the clocks of owners differ.
+        self.ack_wait_seconds = self.clock_skew_seconds = 0.0
         self.broadcasts: list[Broadcast] = []
         self.final: dict[Store, Final] = {}
         #: The same of a cluster that was rebuilt from the bucket alone, if there was one.
@@ -156,26 +195,32 @@ class History:
 
     def invoke(self, client: str, store: Store, action: str, **fields: Any) -> Operation:
         """An operation begins."""
-        operation = Operation(client, store, action, self._next(), **fields)
+        operation = Operation(client, store, action, self.position(), **fields)
         self.operations.append(operation)
         return operation
 
     def complete(self, operation: Operation, outcome: Outcome) -> None:
         """An operation has ended; its results are set already."""
         operation.outcome = outcome
-        operation.returned = self._next()
+        operation.returned = self.position()
 
-    def _next(self) -> int:
+    def position(self) -> int:
+        """Return the position of something that happens now."""
         self._position += 1
         return self._position
+
+
+def value_of(row: Message | Entry) -> bytes:
+    """Return the value of a row; of a large one its sha256, which stands for it in a history."""
+    return row.value if row.large is None else row.large.sha256.hex().encode()
 
 
 def change_of(change: Change) -> ChangeOf | None:
     """Return what a follower's change did; None of a mark."""
     if change.message is not None:
-        return ChangeOf(What.SET, (change.message.seq,), change.message.value)
+        return ChangeOf(What.SET, (change.message.seq,), value_of(change.message))
     if change.entry is not None:
-        return ChangeOf(What.SET, (change.entry.key,), change.entry.value)
+        return ChangeOf(What.SET, (change.entry.key,), value_of(change.entry))
     if change.kind is ChangeKind.DELETE:
         return ChangeOf(What.DELETE, change.seqs or change.keys)
     if change.kind is ChangeKind.TRIM:

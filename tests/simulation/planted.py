@@ -15,15 +15,17 @@ from unittest.mock import patch
 
 import apsw
 
-from holdfast.client.merge import Merge
-from holdfast.persist import opening
+from holdfast.client.merge import Cursor, Merge
+from holdfast.client.pattern_feed import PatternFeed, StoreFeed
+from holdfast.persist import opening, operations
+from holdfast.persist.consumers import Consumer
 from holdfast.persist.cooling import Candidate, Cooler
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.pipeline import Pipeline
 from holdfast.persist.store import Store
 from holdfast.persist.takeover import Plan, plan
 from holdfast.persist.tick import Tick
-from holdfast.protocol.frames import ChangeBatch, decode_changes
+from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import manifest
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
@@ -167,6 +169,43 @@ def restore_without_telling() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def commit_without_conditions() -> Iterator[None]:
+    """A transaction is stored, whatever happened since it read."""
+    with contextlib.ExitStack() as stack:
+        for table in operations._HANDLERS.values():
+            stack.enter_context(patch.dict(table, {EXPECT: lambda store, operation: []}))
+        yield
+
+
+@contextlib.contextmanager
+def deliver_again_at_once() -> Iterator[None]:
+    """A fetch gives whatever nobody has acknowledged, however long ago it was delivered."""
+    with patch.object(Consumer, "due", lambda consumer, now: sorted(consumer.pending)):
+        yield
+
+
+@contextlib.contextmanager
+def keep_uploads_that_were_given_up() -> Iterator[None]:
+    """What was uploaded and became no value stays."""
+    with patch.object(Store, "given_up", lambda store, now: []):
+        yield
+
+
+@contextlib.contextmanager
+def begin_births_at_the_head() -> Iterator[None]:
+    """A follower of a pattern begins with a store that is born where that stands when it hears of it."""
+    activate = PatternFeed._activate
+
+    def activate_at_the_head(
+        feed: PatternFeed, name: str, start_revision: Cursor | None
+    ) -> StoreFeed:
+        return activate(feed, name, start_revision if start_revision != Cursor(0, 0) else None)
+
+    with patch.object(PatternFeed, "_activate", activate_at_the_head):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -179,5 +218,9 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         evict_what_was_not_published,
         publish_the_older_over_the_newer,
         restore_without_telling,
+        commit_without_conditions,
+        deliver_again_at_once,
+        keep_uploads_that_were_given_up,
+        begin_births_at_the_head,
     )
 }

@@ -21,6 +21,8 @@ from simulation.simulated_disk import HostDisk
 from simulation.simulated_tiers import in_the_simulation, rebuild
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import VirtualLoop
+from simulation.wide import STORES as WIDE_STORES
+from simulation.wide import Wide
 from simulation.workload import (
     EXPIRED_SECONDS,
     MAX_MESSAGES,
@@ -60,18 +62,19 @@ def run_seed(
     *,
     limited: bool = False,
     tiers: bool = False,
+    wide: bool = False,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
     of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
-    lost."""
+    lost; with `wide` applications use transactions, queues, large values and patterns too."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         _without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault, limited, tiers))
+        simulation = runner.run(_run(seed, fault, limited, tiers, wide))
     history = simulation.history
     return Result(
         seed,
@@ -82,12 +85,18 @@ def run_seed(
     )
 
 
-async def _run(seed: int, fault: str | None, limited: bool, tiers: bool) -> Simulation:
+async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: bool) -> Simulation:
     simulation = Simulation(seed, tiers=tiers)
+    others = Wide(simulation) if wide else None
+    simulation.history.stores = (*STORES, *WIDE_STORES) if wide else STORES
     if limited:
         simulation.history.max_messages = dict(MAX_MESSAGES)
     chance = simulation.chance("run")
-    with small_limits(simulation.chance("limits")), _tiers_of(simulation):
+    with (
+        small_limits(simulation.chance("limits")),
+        _tiers_of(simulation),
+        contextlib.nullcontext() if others is None else others.limits(),
+    ):
         async with simulation:
             applications: list[Application] = []
             work: list[asyncio.Task[None]] = []
@@ -108,9 +117,11 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool) -> Simu
                         return Follow(simulation, first + made, chance)
 
                     work.append(node.run(application.follow(RUN_SECONDS, make)))
+                if others is not None:
+                    work += others.start(node, client, RUN_SECONDS)
             await Nemesis(simulation, fault).run(RUN_SECONDS)
             simulation.trace.add("everything has healed")
-            await _finish(simulation, work)
+            await _finish(simulation, work, others)
             if simulation.bucket is not None and not simulation.history.failures:
                 # Whoever still follows is not to be told of what happens now.
                 simulation.ends_history()
@@ -143,7 +154,10 @@ async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> 
     client = await writer.run(writer.start(timeout_seconds=30.0))
     await asyncio.sleep(_REST_SECONDS)
     try:
-        revisions = {store: await writer.run(_write_once(client, store)) for store in STORES}
+        revisions = {
+            store: await writer.run(_write_once(client, store))
+            for store in simulation.history.stores
+        }
     except HoldfastError as error:
         simulation.fail(f"a store that rested is not writable: {error!r}")
         return
@@ -192,7 +206,7 @@ async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> No
     reader = ClientNode(simulation, "k00")
     simulation.clients.append(reader)
     client = await reader.run(reader.start(timeout_seconds=30.0))
-    for store in STORES:
+    for store in simulation.history.stores:
         try:
             rebuilt = await reader.run(read_final(client, store))
         except HoldfastError as error:
@@ -201,7 +215,9 @@ async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> No
             simulation.history.rebuilt[store] = rebuilt
 
 
-async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> None:
+async def _finish(
+    simulation: Simulation, work: list[asyncio.Task[None]], others: Wide | None
+) -> None:
     """Write the last values, wait for the followers to see them, and read everything."""
     for node in simulation.nodes:
         node.start()
@@ -213,7 +229,7 @@ async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> Non
     async def last() -> None:
         # The workers end by themselves, within their last operation's patience.
         await asyncio.sleep(10.0)
-        for store in STORES:
+        for store in simulation.history.stores:
             await _persistently(simulation, client, store)
         _, late = await asyncio.wait(workers, timeout=HEAL_SECONDS) if workers else ((), ())
         for task in late:
@@ -224,7 +240,9 @@ async def _finish(simulation: Simulation, work: list[asyncio.Task[None]]) -> Non
         if simulation.history.max_messages:
             # Nothing shall expire between the head and the rows.
             await asyncio.sleep(EXPIRED_SECONDS)
-        for store in STORES:
+        if others is not None:
+            await others.finish(reader, client)
+        for store in simulation.history.stores:
             try:
                 simulation.history.final[store] = await read_final(client, store)
             except HoldfastError as error:

@@ -12,6 +12,7 @@ from simulation.checker import check
 from simulation.history import (
     Broadcast,
     ChangeOf,
+    Delivery,
     Final,
     Following,
     History,
@@ -19,8 +20,10 @@ from simulation.history import (
     Operation,
     Outcome,
     Store,
+    Transaction,
     What,
 )
+from simulation.queueing import check_deliveries
 
 _STREAM: Store = (int(StoreKind.STREAM), "s")
 _KV: Store = (int(StoreKind.KV), "k")
@@ -430,3 +433,76 @@ def test_a_rebuilt_store_that_is_wrong_is_found(rebuilt: Final, word: str) -> No
     story = _stored_story()
     story.history.rebuilt[_STREAM] = rebuilt
     _assert_one(story.found(), word)
+
+
+def _transact(story: _Story, conditions: dict[Key, int], *writes: Operation) -> None:
+    story.history.transactions.append(
+        Transaction("c", story.store, conditions, list(writes), Outcome.OK)
+    )
+
+
+def test_a_right_transaction_is_right() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    _transact(story, {"a": 1, "b": 0}, story.set("a", b"2"), story.set("b", b"3"))
+    _transact(story, {"a": 2, "b": 3})
+    assert story.found() == []
+
+
+def test_a_transaction_that_rests_on_what_had_changed_is_found() -> None:
+    story = _Story(_KV)
+    story.set("a", b"1")
+    story.set("a", b"2")
+    _transact(story, {"a": 1}, story.set("b", b"3"))
+    _assert_one(story.found(), "not serialisable", "'a'")
+
+
+def test_a_transaction_that_read_what_never_was_at_one_time_is_found() -> None:
+    story = _Story(_KV)
+    for key, value in (("a", b"1"), ("a", b"2"), ("b", b"3")):
+        story.set(key, value)
+    _transact(story, {"a": 1, "b": 3})
+    _assert_one(story.found(), "not serialisable", "'a'")
+
+
+def test_a_transaction_that_happened_in_part_is_found() -> None:
+    story = _Story(_KV)
+    first = story.set("a", b"1")
+    story.set("c", b"other")
+    lost = story.call("set", Outcome.UNKNOWN, keys=("b",), values=(b"2",))
+    _transact(story, {}, first, lost)
+    _assert_one(story.found(), "torn", "b'2'")
+
+
+def _deliveries(*deliveries: Delivery) -> list[str]:
+    history = History()
+    history.ack_wait_seconds, history.clock_skew_seconds = 5.0, 1.0
+    history.deliveries += deliveries
+    return list(check_deliveries(history))
+
+
+def test_deliveries_that_are_due_again_are_right() -> None:
+    first = Delivery("v", 1, 1, asked=1, held_from=0.0, received_at=0.1)
+    handed_back = Delivery("w", 1, 2, asked=2, held_from=4.5, received_at=4.6, released=True)
+    last = Delivery("v", 1, 3, asked=3, held_from=4.7, received_at=4.8, done=4, counted=1)
+    assert _deliveries(first, handed_back, last) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (Delivery("w", 1, 1, asked=2, held_from=9.0, received_at=9.0), "delivery 1 is that of"),
+        (Delivery("w", 1, 2, asked=2, held_from=3.0, received_at=3.0), "3.000 s after"),
+        (Delivery("w", 1, 2, asked=4, held_from=9.0, received_at=9.0), "done with"),
+        (Delivery("w", 1, 2, 2, 9.0, 9.0, counted=1), "two acks"),
+    ],
+)
+def test_deliveries_that_must_not_be_are_found(other: Delivery, word: str) -> None:
+    first = Delivery("v", 1, 1, asked=1, held_from=0.0, received_at=0.1, done=3, counted=1)
+    _assert_one(_deliveries(first, other), word)
+
+
+def test_a_message_that_nobody_got_is_found() -> None:
+    story = _Story((int(StoreKind.STREAM), "tasks"))
+    story.append(b"work")
+    _assert_one(story.found(), "queue: seq 1: never delivered")

@@ -114,6 +114,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Nobody has to be woken: there is one thread."""
 
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Call `func` in the next turn, for there are no threads."""
+        finished: asyncio.Future[Any] = self.create_future()
+        self.call_soon(self._execute, finished, func, args)
+        return finished
+
+    @staticmethod
+    def _execute(
+        finished: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            result = func(*args)
+        except Exception as error:  # noqa: BLE001 (whoever awaits it gets it)
+            if not finished.cancelled():
+                finished.set_exception(error)
+        else:
+            if not finished.cancelled():
+                finished.set_result(result)
+
     def time(self) -> float:
         return self._clock.now
 

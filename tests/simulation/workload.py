@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import ClassVar, TypeVar
 from typing import Final as Constant
-from typing import TypeVar
 
 from holdfast.client.connection import Client
 from holdfast.client.subscription import Subscription
@@ -32,7 +32,17 @@ from holdfast.protocol.messages import (
     Message,
 )
 from holdfast.protocol.names import StoreKind
-from simulation.history import Final, Following, History, Key, Operation, Outcome, Store, change_of
+from simulation.history import (
+    Final,
+    Following,
+    History,
+    Key,
+    Operation,
+    Outcome,
+    Store,
+    change_of,
+    value_of,
+)
 from simulation.simulated_cluster import ClientNode, Simulation
 
 STREAMS: Constant = ("log", "chat.7", "edits")
@@ -65,12 +75,15 @@ _Answer = TypeVar("_Answer")
 class Application:
     """One client's worth of work."""
 
+    #: Tells apart what one client does at once.
+    role: ClassVar[str] = ""
+
     def __init__(self, simulation: Simulation, node: ClientNode, client: Client) -> None:
         self._history: History = simulation.history
         self._trace = simulation.trace
         self._client = client
-        self._name = node.name
-        self._chance = simulation.chance(f"work {node.name}")
+        self._name = node.name + self.role
+        self._chance = simulation.chance(f"work {self._name}")
         self._number = 0
         self._last_seqs: dict[str, int] = {}
         self._revisions: dict[tuple[str, str], int] = {}
@@ -78,7 +91,7 @@ class Application:
         self._limited = bool(simulation.history.max_messages)
         self._seed = simulation.seed
         self._tiers = simulation.bucket is not None
-        levels = simulation.chance(f"levels {node.name}")
+        levels = simulation.chance(f"levels {self._name}")
         self._stored_ratio = levels.choice((0.0, 0.3, 1.0)) if self._tiers else 0.0
         self._levels = levels
 
@@ -148,13 +161,21 @@ class Application:
             values = tuple(self._value() for _ in range(chance.randint(1, 5)))
             ttl = self._ttl()
             operation = self._invoke(store, "append_many", values=values, expires=ttl is not None)
-            call = stream.append_many(values, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds)
+            call = stream.append_many(
+                values, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds
+            )
             await self._write(operation, call)
         elif dice < 0.63:
             value, ttl = self._value(), self._ttl()
             expires = ttl is not None
             operation = self._invoke(store, "set", keys=(seq,), values=(value,), expires=expires)
-            setting = stream.set(seq, value, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds)
+            setting = stream.set(
+                seq,
+                value,
+                ttl_seconds=ttl,
+                durability=self._level(),
+                timeout_seconds=timeout_seconds,
+            )
             await self._write(operation, setting)
         elif dice < 0.70:
             operation = self._invoke(store, "delete", keys=(seq,))
@@ -357,7 +378,7 @@ class Follow:
     """One follower of one store, from somewhere on."""
 
     def __init__(self, simulation: Simulation, number: int, chance: random.Random) -> None:
-        store = chance.choice(STORES)
+        store = chance.choice(simulation.history.stores)
         self._following = Following(f"f{number}", store)
         if store[0] == StoreKind.STREAM:
             self._following.start_seq = chance.choice((None, 1, 1, chance.randint(1, 50)))
@@ -422,12 +443,12 @@ async def read_final(client: Client, store: Store) -> Final:
         stream = client.stream(name)
         head = await stream.head()
         async for message in stream.get_all():
-            rows[message.seq] = (message.value, message.revision)
+            rows[message.seq] = (value_of(message), message.revision)
     else:
         kv = client.kv(name)
         head = await kv.head()
         async for entry in kv.get_all():
-            rows[entry.key] = (entry.value, entry.revision)
+            rows[entry.key] = (value_of(entry), entry.revision)
     return Final(head.revision, head.last_seq, rows)
 
 
