@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from examples import Program, programs
+from examples import DOCUMENTS, ROOT, Program, programs
 
 _tenants = itertools.count(1)
 
@@ -13,3 +13,10 @@ _tenants = itertools.count(1)
 @pytest.mark.parametrize("program", programs(), ids=str)
 def test_the_examples_run_and_print_what_is_shown(nats: str, program: Program) -> None:
     program.run(nats, f"example{next(_tenants)}")
+
+
+def test_no_example_and_no_output_is_left_out() -> None:
+    examples = [example for program in programs() for example in program.examples]
+    text = "".join((ROOT / document).read_text() for document in DOCUMENTS)
+    assert len(examples) == text.count("```python\n")
+    assert sum(example.output is not None for example in examples) == text.count("```text\n")

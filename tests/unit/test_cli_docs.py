@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +53,8 @@ from holdfast.spark.compaction import CompactionReport
 from holdfast.spark.export import ExportReport
 from holdfast.spark.replay import ImportReport
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(DOCUMENT))
 CONSUMER = ConsumerInfo(
@@ -211,3 +213,26 @@ def test_changes_other_than_set_carry_what_is_gone() -> None:
     assert (deleted["change"], deleted["seqs"]) == ("delete", [3, 4])
     assert change_json(Change(ChangeKind.DELETE, 9, 1, keys=("k",)))["keys"] == ["k"]
     assert change_json(Change(ChangeKind.TRIM, 9, 1, end_seq=5))["end_seq"] == 5
+
+
+def commands_shown() -> Iterator[str]:
+    """Yield each `holdfast ...` of the console blocks of the README and the documents."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text()
+        for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^\$ (.*(?:\\\n.*)*)$", block, re.MULTILINE):
+                shown = line.replace("\\\n", " ")
+                for command in re.findall(r"(?:^|[|;&] )(holdfast [^|;&#>]+)", shown):
+                    yield command.strip()
+
+
+@pytest.mark.parametrize("line", sorted(set(commands_shown())))
+def test_every_command_that_is_shown_is_one(line: str) -> None:
+    command, words = holdfast, shlex.split(line)[1:]
+    context = command.make_context("holdfast", words)
+    while isinstance(command, click.Group):
+        rest = [*context._protected_args, *context.args]
+        name, found, words = command.resolve_command(context, rest)
+        assert found is not None, name
+        context = found.make_context(name, words, parent=context)
+        command = found
