@@ -21,8 +21,9 @@ from heapq import merge
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
+from holdfast.persist.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.retention import NEVER
-from holdfast.persist.store import Store, entry_bytes_of, message_bytes_of
+from holdfast.persist.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, PAGE_BYTES
 from holdfast.protocol.store_config import Discard

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist import consuming, uploads
+from holdfast.persist.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.retention import Retention
-from holdfast.persist.store import Mark, Store, entry_bytes_of, message_bytes_of
+from holdfast.persist.store import Mark, Store
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     HoldfastError,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from holdfast.persist.change_sizes import bytes_of
 from holdfast.persist.consumers import consumer_of_row
 from holdfast.persist.store import Store
 from holdfast.persist.uploads import check_upload_id
@@ -307,8 +308,8 @@ def _filled_changes(changes: list[Any], bodies: Bodies) -> list[Any]:
 
 def _bytes_of_change(change: frames.WireChange) -> int:
     if _sets_message(change) and isinstance(change[2], ArchivedMessage):
-        return Store.bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + change[2].size_bytes
-    return Store.bytes_of((change,))
+        return bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + change[2].size_bytes
+    return bytes_of((change,))
 
 
 def _message(row: Row | None, bodies: Bodies) -> tuple[Any, int]:

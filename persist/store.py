@@ -7,8 +7,8 @@ cost one transaction, which is what makes a thousand busy stores cheap. Invarian
 - `revision`, `last_seq`, `count` and `bytes` are those after every change accepted so far.
 - The file holds a prefix of the changes, and only ones whose tick is synced: the file never runs
   ahead of the durable log.
-- The overlay has the difference that the pending changes make to what the file would answer about
-  one message or key. Of changes that the file has by now it may still say the same as the file.
+- What the file would answer about one message or key, and the difference that the pending changes
+  make to it (`overlay.py`), are together what is accepted.
 
 Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
 """
@@ -21,20 +21,20 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from holdfast.persist.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
 from holdfast.persist.consumers import Consumers
+from holdfast.persist.overlay import Overlay, Upload
 from holdfast.persist.retention import NEVER, Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
 from holdfast.protocol.limits import KIB, MAX_PENDING_CHUNK_BYTES, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome, pack_headers
+from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file import StoreFile
 
 #: Writers whose outcomes an open store holds in memory.
 _MAX_WRITERS = 1024
-#: What a change takes beside its value, at least what it takes in a broadcast.
-_CHANGE_BYTES = 64
 #: A new file with no more than this is written whole: building its image is done in the loop.
 _SMALL_FILE_BYTES = 16 * KIB
 #: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it has to
@@ -43,11 +43,7 @@ PrepareFile = Callable[
     [Sequence[AppliedBatch], Sequence[WriterOutcome]], Callable[[], StoreFile] | None
 ]
 
-#: The overlay may hold so many messages and keys more than what is pending: of the keys that are
-#: set again and again the file need not be asked.
-_MIN_OVERLAY = 1024
 _UPLOAD_RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
-_SETS = (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY)
 
 
 class PendingTick(NamedTuple):
@@ -59,15 +55,6 @@ class PendingTick(NamedTuple):
     outcomes: Sequence[WriterOutcome]
     #: What the changes take in memory, about.
     size_bytes: int
-
-
-class Upload(NamedTuple):
-    """What there is of a value that comes in chunks; `is_placed` once a message or entry has it."""
-
-    size_bytes: int
-    crc32: int
-    time: int
-    is_placed: bool = False
 
 
 class Mark(NamedTuple):
@@ -126,21 +113,14 @@ class Store:
         self.changes_bytes = 0
         self.outcomes: list[WriterOutcome] = []
         self.mark: Mark | None = None
-        self._messages: dict[int, int | None] = {}
-        self._entries: dict[str, tuple[int, int] | None] = {}
-        self._msg_ids: dict[str, tuple[int, int, int]] = {}
-        self._uploads: dict[bytes, Upload | None] = {}
+        self._overlay = Overlay()
         #: Some change of the running tick is a chunk, which goes to the log but not to followers.
         self.has_chunks = False
         #: Chunks of large values that are gone may be left in the file.
         self.needs_sweep = file is not None and file.needs_sweep()
         #: When to look for uploads that were given up.
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
-        self._trimmed_to = 0
-        self._cleared = False
-        self._overlay_limit = _MIN_OVERLAY
         self._consumers: Consumers | None = None
-        self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
         #: The segment of the oldest change that is not durable in the file; None when clean.
         self.oldest_segment: int | None = None
         #: The tick that last wrote, for reads that must wait until it is synced.
@@ -160,9 +140,9 @@ class Store:
     # What an operation asks
     def message_bytes(self, seq: int) -> int | None:
         """Return the size of message `seq` as of the last accepted change, None if there is none."""
-        if seq in self._messages:
-            return self._messages[seq]
-        if self.file is None or seq <= self._trimmed_to or seq > self.file.meta.last_seq:
+        if seq in self._overlay.messages:
+            return self._overlay.messages[seq]
+        if self.file is None or seq <= self._overlay.trimmed_to or seq > self.file.meta.last_seq:
             return None
         return self.file.message_bytes(seq)
 
@@ -187,11 +167,11 @@ class Store:
     def seqs_from(self, start_seq: int, limit: int) -> list[int]:
         """Return the seqs of the first `limit` messages from `start_seq` on, as of the last accepted
         change."""
-        overlay, file_last_seq = self._messages, 0
+        overlay, file_last_seq = self._overlay.messages, 0
         found: list[int] = []
         if self.file is not None and start_seq <= self.file.meta.last_seq:
             file_last_seq = self.file.meta.last_seq
-            at = max(start_seq, self._trimmed_to + 1)
+            at = max(start_seq, self._overlay.trimmed_to + 1)
             while at <= file_last_seq and len(found) < limit:
                 page = self.file.seqs_from(at, limit)
                 found += [seq for seq in page if overlay.get(seq, 0) is not None]
@@ -213,23 +193,23 @@ class Store:
 
     def entry_state(self, key: str) -> tuple[int, int] | None:
         """Return `(revision, bytes)` of `key` as of the last accepted change, or None."""
-        if key in self._entries:
-            return self._entries[key]
-        if self.file is None or self._cleared:
+        if key in self._overlay.entries:
+            return self._overlay.entries[key]
+        if self.file is None or self._overlay.cleared:
             return None
         return self.file.entry_state(key)
 
     def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
         """Return `(seq, revision, time)` of the message that carried `msg_id`, if remembered."""
-        found = self._msg_ids.get(msg_id)
+        found = self._overlay.msg_ids.get(msg_id)
         if found is None and self.file is not None:
             return self.file.msg_id(msg_id)
         return found
 
     def upload(self, upload_id: bytes) -> Upload | None:
         """Return what there is of an upload as of the last accepted change, None if there is none."""
-        if upload_id in self._uploads:
-            return self._uploads[upload_id]
+        if upload_id in self._overlay.uploads:
+            return self._overlay.uploads[upload_id]
         body = self.file.body(upload_id) if self.file is not None else None
         if body is None:
             return None
@@ -238,7 +218,7 @@ class Store:
     def staged(self) -> dict[bytes, int]:
         """Return the uploads that are not finished, each with the time of its last chunk."""
         found = dict(self.file.staged_bodies()) if self.file is not None else {}
-        for upload_id, upload in self._uploads.items():
+        for upload_id, upload in self._overlay.uploads.items():
             if upload is None or upload.is_placed:
                 found.pop(upload_id, None)
             else:
@@ -250,14 +230,14 @@ class Store:
         if end_seq >= self.last_seq:
             return self.count, self.bytes
         # Each message in the overlay is looked up: only those that the file has not shall be there.
-        self._rebuild_overlay()
+        self._overlay.rebuild(self.unwritten())
         count = size_bytes = 0
-        if self.file is not None and end_seq > self._trimmed_to:
-            count, size_bytes = self.file.sum_messages(self._trimmed_to + 1, end_seq)
-        for seq, new in self._messages.items():
+        if self.file is not None and end_seq > self._overlay.trimmed_to:
+            count, size_bytes = self.file.sum_messages(self._overlay.trimmed_to + 1, end_seq)
+        for seq, new in self._overlay.messages.items():
             if seq > end_seq:
                 continue
-            if self.file is not None and seq > self._trimmed_to:
+            if self.file is not None and seq > self._overlay.trimmed_to:
                 old = self.file.message_bytes(seq)
                 if old is not None:
                     count -= 1
@@ -294,12 +274,12 @@ class Store:
                 each[0] != frames.PUT_CHUNK
                 or len(each) < 2
                 or type(each[1]) is not bytes
-                or each[1] not in self._uploads
+                or each[1] not in self._overlay.uploads
                 for each in operations
             )
         if self.is_stream:
             return any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
-        entries = self._entries
+        entries = self._overlay.entries
         return any(
             len(each) != 3
             or each[0] != frames.SET_ENTRY
@@ -312,10 +292,10 @@ class Store:
         """Accept one message that is nothing but a value, and return its result."""
         seq = self.last_seq = self.last_seq + 1
         revision = self.revision = self.revision + 1
-        size_bytes = self._messages[seq] = len(value)
+        size_bytes = self._overlay.messages[seq] = len(value)
         self.count += 1
         self.bytes += size_bytes
-        self.changes_bytes += size_bytes + _CHANGE_BYTES
+        self.changes_bytes += size_bytes + CHANGE_BYTES
         self.changes.append((frames.CHANGE_SET_MESSAGE, seq, value))
         return frames.Run(seq, revision, 1)
 
@@ -329,9 +309,9 @@ class Store:
         sizes = list(map(len, values))
         size_bytes = sum(sizes)
         seqs = range(seq, seq + count)
-        self._messages.update(zip(seqs, sizes, strict=True))
+        self._overlay.messages.update(zip(seqs, sizes, strict=True))
         self.changes.extend(zip(repeat(frames.CHANGE_SET_MESSAGE), seqs, values, strict=False))
-        self.changes_bytes += size_bytes + _CHANGE_BYTES * count
+        self.changes_bytes += size_bytes + CHANGE_BYTES * count
         self.last_seq += count
         self.count += count
         self.bytes += size_bytes
@@ -350,14 +330,14 @@ class Store:
             else:
                 self.bytes -= old
         self.bytes += size_bytes
-        self._put(self._messages, seq, size_bytes)
+        self._overlay.put(self._overlay.messages, seq, size_bytes)
         plain = len(change) < 5 and type(change[2]) is bytes
-        self._accept(change, size_bytes if plain else _variable_bytes(change))
-        self._place_upload(change[2])
+        self._accept(change, size_bytes if plain else variable_bytes(change))
+        self._overlay.place_upload(change[2], self.time)
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
-        self._put(self._msg_ids, msg_id, (seq, revision, time))
+        self._overlay.put(self._overlay.msg_ids, msg_id, (seq, revision, time))
 
     def delete_messages(self, seqs: list[int]) -> None:
         """Accept the deletion of messages that all exist."""
@@ -366,15 +346,15 @@ class Store:
             assert size_bytes is not None
             self.count -= 1
             self.bytes -= size_bytes
-            self._put(self._messages, seq, None)
+            self._overlay.put(self._overlay.messages, seq, None)
         self._accept([frames.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
 
     def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
         """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
-        assert self._undo is None, "a trim is not part of a batch"
+        assert not self.in_batch, "a trim is not part of a batch"
         self.count -= count
         self.bytes -= size_bytes
-        self._trim_overlay(end_seq)
+        self._overlay.trim(end_seq)
         self._accept([frames.CHANGE_TRIM, end_seq], 0)
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
@@ -385,13 +365,13 @@ class Store:
         else:
             self.bytes -= old[1]
         self.bytes += size_bytes
-        self._accept(change, size_bytes if type(change[2]) is bytes else _variable_bytes(change))
-        self._put(self._entries, key, (self.revision, size_bytes))
-        self._place_upload(change[2])
+        self._accept(change, size_bytes if type(change[2]) is bytes else variable_bytes(change))
+        self._overlay.put(self._overlay.entries, key, (self.revision, size_bytes))
+        self._overlay.place_upload(change[2], self.time)
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
         """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""
-        entries = self._entries
+        entries = self._overlay.entries
         first = revision = self.revision + 1
         # What a wire operation says, its change says: the same list serves.
         for change in operations:
@@ -403,7 +383,7 @@ class Store:
             else:
                 self.bytes -= old[1]
             self.bytes += size_bytes
-            self.changes_bytes += size_bytes + _CHANGE_BYTES
+            self.changes_bytes += size_bytes + CHANGE_BYTES
             entries[key] = (revision, size_bytes)
             revision += 1
         self.changes += operations
@@ -417,16 +397,15 @@ class Store:
             assert old is not None
             self.count -= 1
             self.bytes -= old[1]
-            self._put(self._entries, key, None)
+            self._overlay.put(self._overlay.entries, key, None)
         change: frames.WireChange = [frames.CHANGE_DELETE_ENTRIES, keys]
-        self._accept(change, _variable_bytes(change))
+        self._accept(change, variable_bytes(change))
 
     def clear(self) -> None:
         """Accept the deletion of every key."""
-        assert self._undo is None, "a clear is not part of a batch"
+        assert not self.in_batch, "a clear is not part of a batch"
         self.count = self.bytes = 0
-        self._entries.clear()
-        self._cleared = True
+        self._overlay.clear()
         self._accept([frames.CHANGE_CLEAR], 0)
 
     @property
@@ -437,14 +416,14 @@ class Store:
     def configure(self, config: StoreConfig) -> None:
         """Accept another configuration."""
         change = [frames.CHANGE_CONFIGURE, config.to_wire()]
-        self._accept(change, _variable_bytes(change))
+        self._accept(change, variable_bytes(change))
         has_ttl = self.retention is not None and self.retention.has_ttl
         self.retention = Retention.needed(config, has_ttl=has_ttl)
 
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that the values up to `end_seq` are in `table`, and leave the file."""
         change = [frames.CHANGE_ARCHIVE, end_seq, table]
-        self._accept(change, _variable_bytes(change))
+        self._accept(change, variable_bytes(change))
 
     def expect_expiry(self, expires: int | None) -> None:
         """Note that what was just set is gone at `expires` or, if that is None, in time."""
@@ -458,16 +437,17 @@ class Store:
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
         """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of it."""
         self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
-        self._put(self._uploads, upload_id, Upload(offset + len(data), crc32, self.time))
+        upload = Upload(offset + len(data), crc32, self.time)
+        self._overlay.put(self._overlay.uploads, upload_id, upload)
         self.has_chunks = True
         self.uploads_due_at = min(self.uploads_due_at, self.time + _UPLOAD_RETENTION_MS)
 
     def drop_uploads(self, upload_ids: list[bytes]) -> None:
         """Accept that uploads which all exist, and are nobody's value, are dropped."""
         change = [frames.CHANGE_DROP_UPLOADS, upload_ids]
-        self._accept(change, _variable_bytes(change))
+        self._accept(change, variable_bytes(change))
         for upload_id in upload_ids:
-            self._put(self._uploads, upload_id, None)
+            self._overlay.put(self._overlay.uploads, upload_id, None)
 
     def given_up(self, now: int) -> list[bytes]:
         """Return the uploads that get no chunks any more, and note when to look again."""
@@ -492,33 +472,27 @@ class Store:
     def change_consumer(self, change: frames.WireChange) -> None:
         """Accept a change of a consumer."""
         self.consumers.apply(change)
-        self._accept(change, _variable_bytes(change))
+        self._accept(change, variable_bytes(change))
 
     @property
     def in_batch(self) -> bool:
-        return self._undo is not None
+        return self._overlay.in_batch
 
     def begin_batch(self) -> tuple[Mark, int]:
         """Start an atomic batch; give the result to `undo_batch` if it fails."""
-        self._undo = []
+        self._overlay.begin_batch()
         return self._here(), len(self.changes)
 
     def end_batch(self) -> None:
         """The batch holds."""
-        self._undo = None
+        self._overlay.end_batch()
 
     def undo_batch(self, begun: tuple[Mark, int]) -> None:
         """Take back everything since `begin_batch`."""
         mark, change_count = begun
-        assert self._undo is not None
-        for overlay, key, old in reversed(self._undo):
-            if old is _ABSENT:
-                overlay.pop(key, None)
-            else:
-                overlay[key] = old
-        self._undo = None
+        self._overlay.undo_batch()
         del self.changes[change_count:]
-        self.changes_bytes = self.bytes_of(self.changes)
+        self.changes_bytes = bytes_of(self.changes)
         self._restore(mark)
 
     def unwritten(self) -> Iterator[AppliedBatch]:
@@ -550,7 +524,7 @@ class Store:
             self.writers[kept.writer].forget(kept.counter)
         self._restore(self.mark)
         self._end_tick()
-        self._rebuild_overlay()
+        self._overlay.rebuild(self.unwritten())
         self._consumers = None
 
     def materialise(self, synced_tick: int) -> None:
@@ -597,17 +571,7 @@ class Store:
             self.pending.popleft()
             self.pending_bytes -= applied.size_bytes
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
-        if any(upload is None or upload.is_placed for upload in self._uploads.values()):
-            # A value may go without a word of whose upload it was: the file knows.
-            self._uploads.clear()
-            for batch in self.unwritten():
-                for change in batch.changes:
-                    self._overlay_upload(change, batch.time)
-        if len(self._messages) + len(self._entries) > self._overlay_limit:
-            # What the file has by now does no harm there, it says the same; only it must not grow.
-            self._rebuild_overlay()
-            kept = len(self._messages) + len(self._entries)
-            self._overlay_limit = 2 * kept + _MIN_OVERLAY
+        self._overlay.shrink(self.unwritten)
         if not self.pending and self.mark is None and len(self.writers) > _MAX_WRITERS:
             # The file has all of it, for those that come again.
             self.writers.clear()
@@ -628,15 +592,7 @@ class Store:
         """The file is durable with everything that was materialised."""
         self.oldest_segment = self.pending[0].segment if self.pending else None
         if not self.pending and self.mark is None:
-            self._reset_overlay()
-
-    @staticmethod
-    def bytes_of(changes: list[frames.WireChange] | Any) -> int:
-        """Return about how much memory changes take, never less than they take in a broadcast."""
-        size_bytes = 0
-        for change in changes:
-            size_bytes += _CHANGE_BYTES + _variable_bytes(change)
-        return size_bytes
+            self._overlay.reset()
 
     def validate(self) -> None:
         """Check the invariants (tests)."""
@@ -651,23 +607,12 @@ class Store:
     def _accept(self, change: frames.WireChange, size_bytes: int) -> None:
         self.revision += 1
         self.changes.append(change)
-        self.changes_bytes += size_bytes + _CHANGE_BYTES
+        self.changes_bytes += size_bytes + CHANGE_BYTES
 
     def _end_tick(self) -> None:
         self.changes, self.outcomes, self.mark = [], [], None
         self.changes_bytes = 0
         self.has_chunks = False
-
-    def _put(self, overlay: dict[Any, Any], key: Any, state: Any) -> None:
-        if self._undo is not None:
-            self._undo.append((overlay, key, overlay.get(key, _ABSENT)))
-        overlay[key] = state
-
-    def _place_upload(self, value: Any) -> None:
-        if type(value) is not bytes:
-            upload_id, size_bytes, _, crc32 = value
-            placed = Upload(size_bytes, crc32, self.time, is_placed=True)
-            self._put(self._uploads, upload_id, placed)
 
     def _here(self) -> Mark:
         return Mark(
@@ -683,91 +628,12 @@ class Store:
             self.retention.due_at = 0
         self.uploads_due_at = 0
 
-    def _trim_overlay(self, end_seq: int) -> None:
-        for seq in [seq for seq in self._messages if seq <= end_seq]:
-            del self._messages[seq]
-        self._trimmed_to = max(self._trimmed_to, end_seq)
-
-    def _reset_overlay(self) -> None:
-        self._messages.clear()
-        self._entries.clear()
-        self._msg_ids.clear()
-        self._uploads.clear()
-        self._trimmed_to = 0
-        self._cleared = False
-
-    def _rebuild_overlay(self) -> None:
-        """Derive the overlay anew from what is pending and what the running tick has accepted."""
-        self._reset_overlay()
-        for batch in self.unwritten():
-            revision = batch.previous_revision
-            for change in batch.changes:
-                revision += 1
-                self._overlay_change(change, revision, batch.time)
-
-    def _overlay_change(self, change: frames.WireChange, revision: int, time: int) -> None:
-        number = change[0]
-        self._overlay_upload(change, time)
-        if number == frames.CHANGE_SET_MESSAGE:
-            self._messages[change[1]] = message_bytes_of(change)
-            if len(change) > 4 and change[4] is not None:
-                self._msg_ids[change[4]] = (change[1], revision, time)
-        elif number == frames.CHANGE_DELETE_MESSAGES:
-            for seq in change[1]:
-                self._messages[seq] = None
-        elif number == frames.CHANGE_TRIM:
-            self._trim_overlay(change[1])
-        elif number == frames.CHANGE_SET_ENTRY:
-            self._entries[change[1]] = (revision, entry_bytes_of(change))
-        elif number == frames.CHANGE_DELETE_ENTRIES:
-            for key in change[1]:
-                self._entries[key] = None
-        elif number == frames.CHANGE_CLEAR:
-            self._entries.clear()
-            self._cleared = True
-
-    def _overlay_upload(self, change: frames.WireChange, time: int) -> None:
-        number = change[0]
-        if number == frames.CHANGE_PUT_CHUNK:
-            _, upload_id, offset, data, crc32 = change
-            self._uploads[upload_id] = Upload(offset + len(data), crc32, time)
-        elif number == frames.CHANGE_DROP_UPLOADS:
-            self._uploads.update(dict.fromkeys(change[1]))
-        elif number in _SETS and type(change[2]) is not bytes:
-            upload_id, size_bytes, _, crc32 = change[2]
-            self._uploads[upload_id] = Upload(size_bytes, crc32, time, is_placed=True)
-
 
 def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:
     return (
         [pending.batch for pending in ready if pending.batch.changes],
         [outcome for pending in ready for outcome in pending.outcomes],
     )
-
-
-def _variable_bytes(change: frames.WireChange) -> int:
-    number = change[0]
-    if number in _SETS and type(change[2]) is not bytes:
-        value = change[2]
-        return _variable_bytes([*change[:2], b"", *change[3:]]) + len(frames.pack(value))
-    if number == frames.CHANGE_SET_MESSAGE:
-        size_bytes = message_bytes_of(change)
-        if len(change) > 4 and change[4] is not None:
-            size_bytes += len(change[4].encode())
-        return size_bytes
-    if number == frames.CHANGE_SET_ENTRY:
-        return entry_bytes_of(change)
-    if number == frames.CHANGE_DELETE_MESSAGES:
-        return 9 * len(change[1])
-    if number == frames.CHANGE_DELETE_ENTRIES:
-        return sum(len(key.encode()) + 5 for key in change[1])
-    if number == frames.CHANGE_PUT_CHUNK:
-        return len(change[3] or b"")
-    if number == frames.CHANGE_ARCHIVE:
-        return len(change[2])
-    if number in frames.STATELESS_CHANGES:
-        return len(frames.pack(change[1:]))
-    return 0
 
 
 def _retention_of(file: StoreFile) -> Retention | None:
@@ -777,26 +643,6 @@ def _retention_of(file: StoreFile) -> Retention | None:
     return Retention.needed(StoreConfig.from_wire(found), has_ttl=has_ttl)
 
 
-def message_bytes_of(change: frames.WireChange) -> int:
-    """Return the size that a set message counts with: its value and its packed headers."""
-    headers = pack_headers(change[3]) if len(change) > 3 else None
-    return value_bytes_of(change[2]) + (len(headers) if headers else 0)
-
-
-def entry_bytes_of(change: frames.WireChange) -> int:
-    """Return the size that a set entry counts with: its key, value and packed headers."""
-    headers = pack_headers(change[3]) if len(change) > 3 else None
-    key_bytes = len(change[1].encode())
-    return key_bytes + value_bytes_of(change[2]) + (len(headers) if headers else 0)
-
-
-def value_bytes_of(value: Any) -> int:
-    """Return the size of a value, or of the large one that something stands for."""
-    return len(value) if type(value) is bytes else int(value[1])
-
-
 def _first_due(staged: Sequence[tuple[bytes, int]]) -> int:
     return min((time + _UPLOAD_RETENTION_MS for _, time in staged), default=NEVER)
 
-
-_ABSENT = object()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast.persist import eviction, operations, uploads
+from holdfast.persist.change_sizes import bytes_of
 from holdfast.persist.ownership import Arrival
 from holdfast.persist.store import Store
 from holdfast.persist.stored import StoredWrites
@@ -285,7 +286,7 @@ def _payloads(store: Store, changes: list[frames.WireChange]) -> list[bytes]:
     payloads = []
     start = size_bytes = 0
     for index, change in enumerate(changes):
-        change_bytes = Store.bytes_of((change,))
+        change_bytes = bytes_of((change,))
         if index > start and size_bytes + change_bytes > PAGE_BYTES:
             payloads.append(
                 frames.encode_changes(
