@@ -12,8 +12,9 @@ the `coalescer.py`, which gathers it with others of its store (`store_queue.py`)
 reads what is there and then what `merge.py` put in order, fed by `follower.py`; many stores at once:
 `pattern.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`,
 shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.
-Values too large to travel in one piece: `large_value.py`. The same for blocking code: `sync.py`, with a
-`blocking_*.py` for each module here that waits, and the thread that serves them in `background.py`.
+What an application's values are as bytes: `values.py`, by a codec (`codec.py`) and compressed; those too
+large to travel in one piece: `large_value.py`. The same for blocking code: `sync.py`, with a `blocking_*.py`
+for each module here that waits, and the thread that serves them in `background.py`.
 """
 
 from holdfast.client.codec import Codec
@@ -66,6 +67,7 @@ from holdfast.protocol.errors import (
     UnsupportedVersionError,
     UploadMismatchError,
     ValueReplacedError,
+    ValueUnreadableError,
     WrongLastSeqError,
     WrongRevisionError,
 )
@@ -154,6 +156,7 @@ __all__ = [
     "UploadMismatchError",
     "ValueReader",
     "ValueReplacedError",
+    "ValueUnreadableError",
     "WrongLastSeqError",
     "WrongRevisionError",
     "connect",

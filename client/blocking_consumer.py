@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self
 
 from holdfast.client.background import Background
 from holdfast.client.consumer import Consumer as AsyncConsumer
 from holdfast.client.consumer import Delivery as AsyncDelivery
 from holdfast.protocol.consumers import ConsumerInfo
-from holdfast.protocol.messages import Message
+from holdfast.protocol.messages import Message, V
 
 
-class Delivery:
+class Delivery(Generic[V]):
     """A message that this worker has, until its ack wait is over.
 
     A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
     the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
     """
 
-    __slots__ = ("_background", "_delivery", "delivery_count", "message")
+    __slots__ = ("_background", "_delivery", "delivery_count")
 
-    def __init__(self, background: Background, delivery: AsyncDelivery) -> None:
+    def __init__(self, background: Background, delivery: AsyncDelivery[V]) -> None:
         self._background = background
         self._delivery = delivery
-        self.message: Message = delivery.message
         #: 1 the first time.
         self.delivery_count: int = delivery.delivery_count
 
     def __repr__(self) -> str:
         return repr(self._delivery)
+
+    @property
+    def message(self) -> Message[V]:
+        """The message. Raises ValueUnreadableError: such work may be given up by `term`."""
+        return self._delivery.message
 
     def ack(self) -> bool:
         """The work is done: the message is not delivered again.
@@ -56,7 +60,7 @@ class Delivery:
         return self._background.run(self._delivery.term())
 
 
-class Consumer:
+class Consumer(Generic[V]):
     """A handle on one consumer of a stream; made by `Stream.consumer`. No round trip until used.
 
     It is made in the stream when a handle is first used, with the settings of that handle; a later
@@ -67,7 +71,7 @@ class Consumer:
     Methods raise NotFoundError once the consumer was deleted, and what those of Stream raise.
     """
 
-    def __init__(self, background: Background, consumer: AsyncConsumer) -> None:
+    def __init__(self, background: Background, consumer: AsyncConsumer[V]) -> None:
         self.name = consumer.name
         self._background = background
         self._consumer = consumer
@@ -99,7 +103,7 @@ class Consumer:
         *,
         max_wait_seconds: float = 5.0,
         timeout_seconds: float | None = None,
-    ) -> list[Delivery]:
+    ) -> list[Delivery[V]]:
         """Return up to `batch` messages for this worker, as soon as there is one; an empty list after
         `max_wait_seconds` (0: what there is now).
 
@@ -114,7 +118,7 @@ class Consumer:
         )
         return [Delivery(self._background, each) for each in self._background.run(fetch)]
 
-    def deliveries(self, batch: int = 1) -> Iterator[Delivery]:
+    def deliveries(self, batch: int = 1) -> Iterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `close`.
 
         With a `batch` above 1 so many are fetched at once: the ack wait of the last of them runs
@@ -123,10 +127,10 @@ class Consumer:
         while not self._consumer._feed.closed:
             yield from self.fetch(batch, max_wait_seconds=60.0)
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[Delivery[V]]:
         return self.deliveries()
 
-    def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
+    def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
         """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
         return self._background.run(self._consumer.ack([each._delivery for each in deliveries]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Unpack
+from typing import Any, Generic, Unpack
 
 from holdfast.client.background import Background
 from holdfast.client.blocking_pending import PendingAck, start_write, write
@@ -23,11 +23,11 @@ from holdfast.client.operations import (
     set_entry_operation,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers
+from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers, V
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
-class KV:
+class KV(Generic[V]):
     """A handle on one kv of the client's tenant. Cheap: it holds a name and nothing else.
 
     Every method may raise OperationTimeoutError (a write may or may not be stored then),
@@ -36,8 +36,9 @@ class KV:
     StorageError when the server's disk failed.
     """
 
-    def __init__(self, background: Background, kv: AsyncKV) -> None:
+    def __init__(self, background: Background, kv: AsyncKV[V]) -> None:
         self.name = kv.name
+        self._values = kv._values
         self._background = background
         self._kv = kv
         self._link = kv._link
@@ -49,7 +50,7 @@ class KV:
     def set(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
@@ -65,7 +66,8 @@ class KV:
         gone, unless it is set again. The ack's `seq` is None. Raises LimitExceededError and
         RateLimitedError where the kv is configured so; nothing was stored or removed then.
         """
-        if is_large(value):
+        data = self._values.encoded(value)
+        if is_large(data):
             return self._background.run(
                 self._kv.set(
                     key,
@@ -77,14 +79,15 @@ class KV:
                     timeout_seconds=timeout_seconds,
                 )
             )
-        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
+        data, headers = self._values.stored(data, headers)
+        packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
 
     def set_async(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
@@ -98,7 +101,9 @@ class KV:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
         MAX_VALUE_BYTES each: TooLargeError.
         """
-        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
+        values = self._values
+        data, headers = values.stored(values.encoded(value), headers)
+        packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
             self._background, self._link, self._key, packed, level, timeout_seconds, _ack
@@ -106,7 +111,7 @@ class KV:
 
     def set_many(
         self,
-        items: Mapping[str, Value] | Iterable[tuple[str, Value]],
+        items: Mapping[str, V | Value] | Iterable[tuple[str, V | Value]],
         *,
         ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
@@ -128,7 +133,7 @@ class KV:
             )
         )
 
-    def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry | None:
+    def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry[V] | None:
         """Return the entry of `key`, or None.
 
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
@@ -136,7 +141,7 @@ class KV:
         return self._background.run(self._kv.get(key, timeout_seconds=timeout_seconds))
 
     def get_reader(
-        self, entry: str | Entry, *, timeout_seconds: float | None = None
+        self, entry: str | Entry[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Entry] | None:
         """Return a reader of the value of an entry, given by its key or as `get_all` and `watch` gave
         it; None if there is no such key. `timeout_seconds` is for each chunk.
@@ -146,7 +151,7 @@ class KV:
 
     def get_file(
         self,
-        entry: str | Entry,
+        entry: str | Entry[Any],
         path: str | os.PathLike[str],
         *,
         timeout_seconds: float | None = None,
@@ -191,7 +196,7 @@ class KV:
             )
         )
 
-    def get_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[Entry]:
+    def get_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[Entry[V]]:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
@@ -199,7 +204,9 @@ class KV:
         `timeout_seconds` is for each page.
         """
         pages = self._kv._pages(prefix, True, timeout_seconds)
-        return Rows(self._background, pages, entry_from_wire)
+        return Rows(
+            self._background, pages, lambda wire: self._values.entry(entry_from_wire(wire))
+        )
 
     def keys(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[str]:
         """Yield the keys that start with `prefix`, in order, without reading their values."""
@@ -228,7 +235,7 @@ class KV:
         *,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
-    ) -> KVTransaction:
+    ) -> KVTransaction[V]:
         """Return a transaction: `with kv.transaction() as t:` reads, sets and deletes by `t`, and
         at the end all of it is stored or nothing.
 
@@ -241,7 +248,7 @@ class KV:
     def update(
         self,
         key: str,
-        function: Callable[[Entry | None], Value | None],
+        function: Callable[[Entry[V] | None], V | Value | None],
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
@@ -256,7 +263,7 @@ class KV:
         background, kv = self._background, self._kv
 
         async def work(
-            ask: Callable[[Callable[[], Value | None]], Awaitable[Value | None]],
+            ask: Callable[[Callable[[], V | Value | None]], Awaitable[V | Value | None]],
         ) -> Ack | Deleted:
             # In the calling thread, where `function` may block, and use this client.
             return await kv._update(
@@ -293,7 +300,7 @@ class KV:
         """Return the kv's configuration."""
         return self._background.run(self._kv.config(timeout_seconds=timeout_seconds))
 
-    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription:
+    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
         """Follow the kv: an iterator of Change, each once, in the order of revisions.
 
         First the entries whose key starts with `prefix` as SET changes in the order of their keys,

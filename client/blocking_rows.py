@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.background import Background
+from holdfast.protocol.errors import ValueUnreadableError
 
 T = TypeVar("T")
 
@@ -35,8 +36,12 @@ class Rows(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         while True:
-            for row in self._page:
-                return row
+            try:
+                for row in self._page:
+                    return row
+            except ValueUnreadableError:
+                self.close()
+                raise
             pages = self._pages
             if pages is None:
                 raise StopIteration

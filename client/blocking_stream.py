@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Generic, Unpack
 
 from holdfast.client.background import Background
 from holdfast.client.blocking_consumer import Consumer
@@ -15,15 +15,15 @@ from holdfast.client.blocking_subscription import Subscription
 from holdfast.client.blocking_transaction import StreamTransaction
 from holdfast.client.blocking_value import ValueReader
 from holdfast.client.large_value import Source, is_large
-from holdfast.client.operations import Value, WithHeaders, checked_durability, packed_append
+from holdfast.client.operations import Value, checked_durability, packed_append
 from holdfast.client.stream import Stream as AsyncStream
 from holdfast.client.stream import _ack
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message
+from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message, V
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
-class Stream:
+class Stream(Generic[V]):
     """A handle on one stream of the client's tenant. Cheap: it holds a name and nothing else.
 
     Every method may raise OperationTimeoutError (a write may or may not be stored then),
@@ -32,8 +32,9 @@ class Stream:
     server's disk failed. All of these carry their fields and a stable `code`.
     """
 
-    def __init__(self, background: Background, stream: AsyncStream) -> None:
+    def __init__(self, background: Background, stream: AsyncStream[V]) -> None:
         self.name = stream.name
+        self._values = stream._values
         self._background = background
         self._stream = stream
         self._link = stream._link
@@ -44,7 +45,7 @@ class Stream:
 
     def append(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -63,7 +64,8 @@ class Stream:
         stored the message is gone. Raises LimitExceededError and RateLimitedError where the stream
         is configured so; nothing was stored or removed then.
         """
-        if is_large(value):
+        data = self._values.encoded(value)
+        if is_large(data):
             return self._background.run(
                 self._stream.append(
                     value,
@@ -75,13 +77,14 @@ class Stream:
                     timeout_seconds=timeout_seconds,
                 )
             )
-        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
+        data, headers = self._values.stored(data, headers)
+        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
 
     def append_async(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -96,7 +99,9 @@ class Stream:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
         MAX_VALUE_BYTES each: TooLargeError.
         """
-        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
+        values = self._values
+        data, headers = values.stored(values.encoded(value), headers)
+        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
             self._background, self._link, self._key, packed, level, timeout_seconds, _ack
@@ -104,7 +109,7 @@ class Stream:
 
     def append_many(
         self,
-        values: Sequence[Value | WithHeaders],
+        values: Sequence[V | Value | tuple[V | Value, Headers | None]],
         *,
         durability: Durability | str | None = None,
         expected_last_seq: int | None = None,
@@ -130,7 +135,7 @@ class Stream:
     def set(
         self,
         seq: int,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
@@ -154,7 +159,7 @@ class Stream:
 
     def set_many(
         self,
-        items: Sequence[tuple[int, Value]],
+        items: Sequence[tuple[int, V | Value]],
         *,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
@@ -164,7 +169,7 @@ class Stream:
             self._stream.set_many(items, durability=durability, timeout_seconds=timeout_seconds)
         )
 
-    def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message | None:
+    def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message[V] | None:
         """Return message `seq`; None if it was deleted or trimmed, or is not written yet.
 
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
@@ -172,7 +177,7 @@ class Stream:
         return self._background.run(self._stream.get(seq, timeout_seconds=timeout_seconds))
 
     def get_reader(
-        self, message: int | Message, *, timeout_seconds: float | None = None
+        self, message: int | Message[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Message] | None:
         """Return a reader of the value of a message, given by its seq or as `get_all` and
         `subscribe` gave it; None if there is no such seq. `timeout_seconds` is for each chunk.
@@ -184,7 +189,7 @@ class Stream:
 
     def get_file(
         self,
-        message: int | Message,
+        message: int | Message[Any],
         path: str | os.PathLike[str],
         *,
         timeout_seconds: float | None = None,
@@ -242,7 +247,7 @@ class Stream:
         last: int | None = None,
         limit: int | None = None,
         timeout_seconds: float | None = None,
-    ) -> Rows[Message]:
+    ) -> Rows[Message[V]]:
         """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
         (int milliseconds since the epoch, or a datetime with a zone), only the `last` so many, and
         at most `limit`.
@@ -253,7 +258,7 @@ class Stream:
         `timeout_seconds` is for each page.
         """
         pages = self._stream._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
-        return Rows(self._background, pages)
+        return Rows(self._background, pages, self._values.message)
 
     def delete(self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None) -> Deleted:
         """Delete one message or several (at most MAX_DELETE_COUNT); return how many there were."""
@@ -276,7 +281,7 @@ class Stream:
         expected_last_seq: int | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
-    ) -> StreamTransaction:
+    ) -> StreamTransaction[V]:
         """Return a transaction: `with stream.transaction() as t:` reads, appends, sets and
         deletes by `t`, and at the end all of it is stored or nothing.
 
@@ -313,7 +318,7 @@ class Stream:
 
     def subscribe(
         self, *, start_seq: int | None = None, start_revision: int | None = None
-    ) -> Subscription:
+    ) -> Subscription[V]:
         """Follow the stream: an iterator of Change, each once, in the order of revisions.
 
         With `start_seq`, first the messages from there on as SET changes; without, only what
@@ -337,7 +342,7 @@ class Stream:
 
     def consumer(
         self, name: str, *, start_seq: int = 1, **settings: Unpack[ConsumerSettings]
-    ) -> Consumer:
+    ) -> Consumer[V]:
         """Return a handle on a consumer of this stream: a durable cursor that workers share, a work
         queue. No round trip.
 

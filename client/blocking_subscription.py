@@ -11,7 +11,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.background import Background
 from holdfast.client.buffers import size_of
@@ -20,10 +20,10 @@ from holdfast.client.pattern import StoreChange
 from holdfast.client.subscription import Subscription as AsyncSubscription
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import TAKEN_OVER_BYTES, TAKEN_OVER_CHANGES
-from holdfast.protocol.messages import Change
+from holdfast.protocol.messages import Change, V
 
-C = TypeVar("C", Change, StoreChange)
-_Wrapped = TypeVar("_Wrapped", AsyncSubscription, AsyncPatternSubscription)
+C = TypeVar("C", bound=Change[Any] | StoreChange)
+_Wrapped = TypeVar("_Wrapped", bound=AsyncSubscription[Any] | AsyncPatternSubscription)
 
 
 class _Following(ABC, Generic[C, _Wrapped]):
@@ -116,19 +116,20 @@ class _Following(ABC, Generic[C, _Wrapped]):
         return None
 
 
-class Subscription(_Following[Change, AsyncSubscription]):
+class Subscription(_Following[Change[V], AsyncSubscription[V]], Generic[V]):
     """An iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
 
     End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
     reference to it. The iteration then stops. Raises, while starting, what any read raises
     (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to.
+    StoreDamagedError; it may be asked on, and raises again until that was seen to. ValueUnreadableError
+    is of one message or entry: asked on, the subscription goes on after it.
 
     It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
     SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
     """
 
-    def __init__(self, background: Background, subscription: AsyncSubscription) -> None:
+    def __init__(self, background: Background, subscription: AsyncSubscription[V]) -> None:
         super().__init__(background, subscription)
         self._revision: int | None = None
 
@@ -142,14 +143,14 @@ class Subscription(_Following[Change, AsyncSubscription]):
             return self._revision
         return self._background.do(lambda: self._subscription.revision)
 
-    def _given(self) -> Change:
+    def _given(self) -> Change[V]:
         change, self._revision = self._held.popleft()
         return change
 
-    async def _next(self) -> Change:
+    async def _next(self) -> Change[V]:
         return await anext(self._subscription)
 
-    def _pop(self) -> Change | None:
+    def _pop(self) -> Change[V] | None:
         return self._subscription._pop()
 
     def _reached(self) -> int | None:
@@ -162,7 +163,7 @@ class PatternSubscription(_Following[StoreChange, AsyncPatternSubscription]):
     End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
     reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
     read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on.
+    others go on, so it may be asked on. So too after ValueUnreadableError of one message or entry.
     """
 
     async def _next(self) -> StoreChange:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.background import Background
 from holdfast.client.operations import Value
 from holdfast.client.transaction import KVTransaction as AsyncKVTransaction
 from holdfast.client.transaction import StreamTransaction as AsyncStreamTransaction
-from holdfast.protocol.messages import Ack, Deleted, Entry, Headers, Message
+from holdfast.protocol.messages import Ack, Deleted, Entry, Headers, Message, V
 
-_Wrapped = TypeVar("_Wrapped", AsyncKVTransaction, AsyncStreamTransaction)
+_Wrapped = TypeVar("_Wrapped", bound=AsyncKVTransaction[Any] | AsyncStreamTransaction[Any])
 
 
 class _Transaction(Generic[_Wrapped]):
@@ -46,12 +46,12 @@ class _Transaction(Generic[_Wrapped]):
         return self._background.run(self._transaction.commit())
 
 
-class KVTransaction(_Transaction[AsyncKVTransaction]):
+class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
     """Several keys of a kv, changed together. Made by `KV.transaction`; commits at the end of its
     `with`, or by `commit`. For one thread.
     """
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> Entry[V] | None:
         """Return the entry of `key`, or None; the commit holds only if that is still so then.
 
         A key that was read before is the same again; one that this transaction has set is as it
@@ -66,7 +66,7 @@ class KVTransaction(_Transaction[AsyncKVTransaction]):
     def set(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
@@ -79,12 +79,12 @@ class KVTransaction(_Transaction[AsyncKVTransaction]):
         self._transaction.delete(keys)
 
 
-class StreamTransaction(_Transaction[AsyncStreamTransaction]):
+class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
     """Several messages of a stream, changed together. Made by `Stream.transaction`; commits at the
     end of its `with`, or by `commit`. For one thread.
     """
 
-    def get(self, seq: int) -> Message | None:
+    def get(self, seq: int) -> Message[V] | None:
         """Return message `seq`, or None; the commit holds only if that is still so then.
 
         One that this transaction has set is as it will be, with revision and time 0.
@@ -101,7 +101,7 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction]):
 
     def append(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -113,7 +113,7 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction]):
     def set(
         self,
         seq: int,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,

@@ -19,6 +19,8 @@ from holdfast.protocol.messages import Change
 
 #: A Change with its Message or Entry, and its place in a queue (CPython 3.11, 64 bits).
 _CHANGE_BYTES: Final = 400
+#: A value that a codec has decoded: only its codec could tell.
+_DECODED_BYTES: Final = 1024
 #: A seq or a short key in a tuple.
 _ITEM_BYTES: Final = 64
 #: One follower may hold this part of the limit.
@@ -101,7 +103,8 @@ def size_of(change: Change) -> int:
     held = change.message or change.entry
     if held is None:
         return _CHANGE_BYTES + _ITEM_BYTES * len(change.seqs) + sum(map(_key_bytes, change.keys))
-    size_bytes = _CHANGE_BYTES + len(held.value)
+    size_bytes = _CHANGE_BYTES
+    size_bytes += len(held.value) if isinstance(held.value, bytes) else _DECODED_BYTES
     if change.entry is not None:
         size_bytes += _key_bytes(change.entry.key)
     if held.headers:

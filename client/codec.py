@@ -10,7 +10,11 @@ import json
 from typing import Any, Final, Protocol, TypeVar
 
 from holdfast.client.operations import checked_value
-from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    ValueUnreadableError,
+)
 from holdfast.protocol.frames import pack, unpack
 
 V = TypeVar("V")
@@ -24,11 +28,11 @@ class Codec(Protocol[V]):
         ...
 
     def decode(self, data: bytes) -> V:
-        """Return what `encode` was given. Raises MalformedFrameError if `data` is no such value."""
+        """Return what `encode` was given. Raises ValueUnreadableError if `data` is no such value."""
         ...
 
 
-class BytesCodec:
+class RawCodec:
     """Bytes as they are."""
 
     def encode(self, value: bytes) -> bytes:
@@ -52,7 +56,7 @@ class JsonCodec:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise MalformedFrameError(reason=f"a value that is not JSON: {error}") from error
+            raise ValueUnreadableError(what="a value", reason=f"not JSON: {error}") from error
 
 
 class MsgpackCodec:
@@ -65,21 +69,24 @@ class MsgpackCodec:
             raise InvalidArgumentError(argument="value", reason=f"not msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        return unpack(data)
+        try:
+            return unpack(data)
+        except MalformedFrameError as error:
+            raise ValueUnreadableError(what="a value", reason=error.reason) from error
 
 
-BYTES: Final = BytesCodec()
+RAW: Final = RawCodec()
 _CODECS: Final[dict[str, Codec[Any]]] = {
-    "bytes": BYTES,
+    "raw": RAW,
     "json": JsonCodec(),
     "msgpack": MsgpackCodec(),
 }
 
 
 def codec_of(codec: Codec[V] | str | None) -> Codec[V] | Codec[Any]:
-    """Return the codec of a word, or `codec` itself; None is bytes. Raises InvalidArgumentError."""
+    """Return the codec of a word, or `codec` itself; None is "raw". Raises InvalidArgumentError."""
     if codec is None:
-        return BYTES
+        return RAW
     if not isinstance(codec, str):
         return codec
     if codec not in _CODECS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from holdfast.client.codec import Codec, codec_of
 from holdfast.client.follower import Follower
@@ -22,6 +22,7 @@ from holdfast.client.operations import check_seq
 from holdfast.client.pattern import PatternSubscription
 from holdfast.client.pattern_feed import PatternFeed
 from holdfast.client.stream import Stream
+from holdfast.client.values import Values
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
@@ -62,13 +63,39 @@ class Client:
         """False while NATS is lost; it is sought in the background, and operations wait."""
         return self._link.bus.connected
 
-    def stream(self, name: str) -> Stream:
-        """Return a handle on a stream; no round trip. Raises InvalidNameError."""
-        return Stream(self._link, self._follower, check_store(name))
+    @overload
+    def stream(self, name: str, *, codec: None = None) -> Stream[bytes]: ...
+    @overload
+    def stream(self, name: str, *, codec: Literal["raw"]) -> Stream[bytes]: ...
+    @overload
+    def stream(self, name: str, *, codec: str) -> Stream[Any]: ...
+    @overload
+    def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
+    def stream(self, name: str, *, codec: Codec[Any] | str | None = None) -> Stream[Any]:
+        """Return a handle on a stream; no round trip.
 
-    def kv(self, name: str) -> KV:
-        """Return a handle on a kv; no round trip. Raises InvalidNameError."""
-        return KV(self._link, self._follower, check_store(name))
+        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
+        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        """
+        values = Values(self._link, check_store(name), codec_of(codec))
+        return Stream(self._link, self._follower, check_store(name), values)
+
+    @overload
+    def kv(self, name: str, *, codec: None = None) -> KV[bytes]: ...
+    @overload
+    def kv(self, name: str, *, codec: Literal["raw"]) -> KV[bytes]: ...
+    @overload
+    def kv(self, name: str, *, codec: str) -> KV[Any]: ...
+    @overload
+    def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
+    def kv(self, name: str, *, codec: Codec[Any] | str | None = None) -> KV[Any]:
+        """Return a handle on a kv; no round trip.
+
+        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
+        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        """
+        values = Values(self._link, check_store(name), codec_of(codec))
+        return KV(self._link, self._follower, check_store(name), values)
 
     @overload
     def live_kv(
@@ -108,10 +135,18 @@ class Client:
         """Return a local copy of a kv that follows it and is written at once: `async with` it.
 
         `merge(base, local, remote)` settles conflicts; without it the last writer wins. `codec` is
-        "bytes" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
+        "raw" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
         InvalidArgumentError.
         """
-        return LiveKV(self._link, self.kv(name), codec_of(codec), merge, durability, self._replicas)
+        return LiveKV(
+            self._link,
+            self._follower,
+            check_store(name),
+            codec_of(codec),
+            merge,
+            durability,
+            self._replicas,
+        )
 
     @overload
     def live_stream(
@@ -260,7 +295,7 @@ class Client:
             prefix=prefix,
             with_history=with_history,
         )
-        subscription = PatternSubscription(self._follower, feed)
+        subscription = PatternSubscription(self._follower, feed, self._link)
         self._follower.end_with(subscription, feed)
         return subscription
 
@@ -301,6 +336,7 @@ class Connecting:
         timeout_seconds: float,
         name: str,
         bus: Bus | None,
+        compression: bool,
         nats_options: dict[str, Any],
     ) -> None:
         self._nats = nats
@@ -309,6 +345,7 @@ class Connecting:
         self._timeout_seconds = timeout_seconds
         self._name = name
         self._bus = bus
+        self._compression = compression
         self._nats_options = nats_options
         self._client: Client | None = None
 
@@ -332,7 +369,9 @@ class Connecting:
         bus = self._bus
         if bus is None:
             bus = await connect_nats(self._nats, name=self._name, **self._nats_options)
-        link = Link(bus, self._subjects, self._tenant, self._timeout_seconds)
+        link = Link(
+            bus, self._subjects, self._tenant, self._timeout_seconds, compression=self._compression
+        )
         follower = Follower(link)
         client = Client(link, follower, owns_bus=self._bus is None)
         try:
@@ -351,13 +390,16 @@ def connect(
     timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
     name: str = "holdfast-client",
     bus: Bus | None = None,
+    compression: bool = True,
     **nats_options: Any,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as hf:` or `hf = await connect(...)`.
 
     `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
     all its retries, unless the call says otherwise. `bus` is used in place of a new NATS
-    connection, and not closed. Other options go to nats-py's `connect` (`tls`, `user_credentials`,
+    connection, and not closed. With `compression` values above 1 KiB are compressed with zstd where that
+    saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and the servers
+    say that readers know it; without it what others have compressed is read all the same. Other options go to nats-py's `connect` (`tls`, `user_credentials`,
     `token`, ...).
 
     Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
@@ -366,4 +408,4 @@ def connect(
     if not 0 < timeout_seconds <= OUTCOME_RETENTION_SECONDS / 2:
         reason = f"more than 0, at most {OUTCOME_RETENTION_SECONDS / 2:g}"
         raise InvalidArgumentError(argument="timeout_seconds", reason=reason)
-    return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, nats_options)
+    return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, compression, nats_options)

@@ -17,7 +17,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from holdfast.client.link import Link
 from holdfast.client.operations import check_seq, messages_from_wire
@@ -43,12 +43,14 @@ from holdfast.protocol.frames import (
     pack,
 )
 from holdfast.protocol.limits import MAX_FETCH
-from holdfast.protocol.messages import Durability, Message
+from holdfast.protocol.messages import Durability, Message, V
 from holdfast.protocol.names import check_consumer
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower
     from holdfast.client.store_queue import StoreKey
+    from holdfast.client.values import Values
+
 
 #: A delivery that is forgotten is made again, so it need not wait for more than the log's sync.
 _FETCH_DURABILITY: Final = int(Durability.SYNCED)
@@ -56,26 +58,31 @@ _FETCH_DURABILITY: Final = int(Durability.SYNCED)
 _Said = list[int]
 
 
-class Delivery:
+class Delivery(Generic[V]):
     """A message that this worker has, until its ack wait is over.
 
     A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
     the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
     """
 
-    __slots__ = ("_consumer", "_consumer_id", "delivery_count", "message")
+    __slots__ = ("_consumer", "_consumer_id", "_row", "delivery_count")
 
     def __init__(
-        self, consumer: Consumer, consumer_id: int, message: Message, delivery_count: int
+        self, consumer: Consumer[V], consumer_id: int, row: Message, delivery_count: int
     ) -> None:
         self._consumer = consumer
         self._consumer_id = consumer_id
-        self.message = message
+        self._row = row
         #: 1 the first time.
         self.delivery_count = delivery_count
 
     def __repr__(self) -> str:
-        return f"Delivery(seq={self.message.seq}, delivery_count={self.delivery_count})"
+        return f"Delivery(seq={self._row.seq}, delivery_count={self.delivery_count})"
+
+    @property
+    def message(self) -> Message[V]:
+        """The message. Raises ValueUnreadableError: such work may be given up by `term`."""
+        return self._consumer._values.message(self._row)
 
     async def ack(self) -> bool:
         """The work is done: the message is not delivered again.
@@ -101,7 +108,7 @@ class Delivery:
         return await self._consumer._said_of(self, VERB_TERM)
 
 
-class Consumer:
+class Consumer(Generic[V]):
     """A handle on one consumer of a stream; made by `Stream.consumer`. No round trip until used.
 
     It is made in the stream when a handle is first used, with the settings of that handle; a later
@@ -117,6 +124,7 @@ class Consumer:
         link: Link,
         follower: Follower,
         key: StoreKey,
+        values: Values[V],
         name: str,
         start_seq: int,
         settings: ConsumerSettings,
@@ -127,6 +135,7 @@ class Consumer:
         self._start_seq = check_seq("start_seq", start_seq)
         self._link = link
         self._key = key
+        self._values = values
         self._id: int | None = None
         self._configuring = asyncio.Lock()
         self._follower = follower
@@ -162,7 +171,7 @@ class Consumer:
         *,
         max_wait_seconds: float = 5.0,
         timeout_seconds: float | None = None,
-    ) -> list[Delivery]:
+    ) -> list[Delivery[V]]:
         """Return up to `batch` messages for this worker, as soon as there is one; an empty list after
         `max_wait_seconds` (0: what there is now).
 
@@ -192,7 +201,7 @@ class Consumer:
                 async with asyncio.timeout_at(min(end_at, feed.due_at)):
                     await feed.wait()
 
-    async def deliveries(self, batch: int = 1) -> AsyncIterator[Delivery]:
+    async def deliveries(self, batch: int = 1) -> AsyncIterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `aclose`.
 
         With a `batch` above 1 so many are fetched at once: the ack wait of the last of them runs
@@ -202,10 +211,10 @@ class Consumer:
             for delivery in await self.fetch(batch, max_wait_seconds=60.0):
                 yield delivery
 
-    def __aiter__(self) -> AsyncIterator[Delivery]:
+    def __aiter__(self) -> AsyncIterator[Delivery[V]]:
         return self.deliveries()
 
-    async def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
+    async def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
         """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
         said = [self._said_of(delivery, VERB_ACK) for delivery in deliveries]
         return list(await asyncio.gather(*said))
@@ -247,7 +256,7 @@ class Consumer:
                     self._follower.started(self._feed)
                     self._followed = True
 
-    async def _ask(self, id_: int, batch: int, timeout_seconds: float | None) -> list[Delivery]:
+    async def _ask(self, id_: int, batch: int, timeout_seconds: float | None) -> list[Delivery[V]]:
         """Return what the owner delivers now."""
         feed = self._feed
         feed.asked(id_)
@@ -286,11 +295,11 @@ class Consumer:
             seqs = seqs[next_index:]
         return found
 
-    def _said_of(self, delivery: Delivery, verb: int, delay: int = 0) -> asyncio.Future[bool]:
+    def _said_of(self, delivery: Delivery[V], verb: int, delay: int = 0) -> asyncio.Future[bool]:
         """Say it at the end of this turn; return what will tell if it counted."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
-        said = [verb, delivery.message.seq, delivery.delivery_count]
+        said = [verb, delivery._row.seq, delivery.delivery_count]
         if delay:
             said.append(delay)
         if not self._said:

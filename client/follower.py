@@ -40,10 +40,12 @@ from holdfast.protocol.limits import (
     FOLLOW_CHECK_SECONDS,
     FOLLOW_CHECK_STORES,
 )
+from holdfast.protocol.messages import V
 from holdfast.protocol.names import StoreId, StoreKind, StoreName
 
 if TYPE_CHECKING:
     from holdfast.client.pattern_feed import PatternFeed
+    from holdfast.client.values import Values
 
 logger = logging.getLogger("holdfast.client")
 
@@ -163,12 +165,13 @@ class Follower:
         self,
         kind: StoreKind,
         name: StoreName,
+        values: Values[V],
         *,
         start_seq: int | None = None,
         prefix: str = "",
         start_revision: int | None = None,
         marks_ready: bool = False,
-    ) -> Subscription:
+    ) -> Subscription[V]:
         """Return a subscription; nothing is sent until it is entered or asked for a change."""
         key = (int(kind), str(name))
         track = Track(
@@ -181,7 +184,7 @@ class Follower:
             marks_ready=marks_ready,
         )
         feed = TrackFeed(self._link, key, track)
-        subscription = Subscription(self, feed)
+        subscription = Subscription(self, feed, values)
         self.end_with(subscription, feed)
         return subscription
 

@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from holdfast.client import configuration
 from holdfast.client.large_value import (
@@ -39,6 +39,7 @@ from holdfast.client.operations import (
 )
 from holdfast.client.pending import PendingAck
 from holdfast.client.transaction import KVTransaction
+from holdfast.client.values import Values
 from holdfast.protocol.errors import (
     MalformedFrameError,
     OperationTimeoutError,
@@ -54,6 +55,7 @@ from holdfast.protocol.messages import (
     Head,
     Headers,
     LargeValue,
+    V,
 )
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
@@ -62,13 +64,14 @@ if TYPE_CHECKING:
     from holdfast.client.follower import Follower
     from holdfast.client.subscription import Subscription
 
+
 _PACKED_HEAD = pack([HEAD])
 _PACKED_CLEAR = pack([CLEAR])
 #: The longest pause, but for jitter, before `update` tries again after others were faster.
 _UPDATE_PAUSE_SECONDS = 0.05
 
 
-class KV:
+class KV(Generic[V]):
     """A handle on one kv of the client's tenant. Cheap: it holds a name and nothing else.
 
     Every method may raise OperationTimeoutError (a write may or may not be stored then),
@@ -77,8 +80,11 @@ class KV:
     StorageError when the server's disk failed.
     """
 
-    def __init__(self, link: Link, follower: Follower, name: StoreName) -> None:
+    def __init__(
+        self, link: Link, follower: Follower, name: StoreName, values: Values[V]
+    ) -> None:
         self.name = name
+        self._values = values
         self._link = link
         self._follower = follower
         self._key = (int(StoreKind.KV), str(name))
@@ -89,7 +95,7 @@ class KV:
     async def set(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
@@ -105,13 +111,15 @@ class KV:
         gone, unless it is set again. The ack's `seq` is None. Raises LimitExceededError and
         RateLimitedError where the kv is configured so; nothing was stored or removed then.
         """
-        link = self._link
-        if is_large(value):
+        link, values = self._link, self._values
+        data = values.encoded(value)
+        if is_large(data):
             commit = self._committing(
                 key, headers, expected_revision, ttl_seconds, durability, timeout_seconds
             )
-            return await put_value(link, self._key, value, commit, timeout_seconds)
-        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
+            return await put_value(link, self._key, data, commit, timeout_seconds)
+        data, headers = values.stored(data, headers)
+        packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -121,7 +129,7 @@ class KV:
     async def set_async(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         expected_revision: int | None = None,
@@ -135,8 +143,9 @@ class KV:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
         MAX_VALUE_BYTES each: TooLargeError.
         """
-        link = self._link
-        packed = pack(set_entry_operation(key, value, headers, expected_revision, ttl_seconds))
+        link, values = self._link, self._values
+        data, headers = values.stored(values.encoded(value), headers)
+        packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -144,7 +153,7 @@ class KV:
 
     async def set_many(
         self,
-        items: Mapping[str, Value] | Iterable[tuple[str, Value]],
+        items: Mapping[str, V | Value] | Iterable[tuple[str, V | Value]],
         *,
         ttl_seconds: float | None = None,
         durability: Durability | str | None = None,
@@ -156,9 +165,10 @@ class KV:
         LimitExceededError and RateLimitedError as `set` does, also if the kv could not keep all.
         """
         pairs = items.items() if isinstance(items, Mapping) else items
-        operations = [
-            set_entry_operation(key, value, ttl_seconds=ttl_seconds) for key, value in pairs
-        ]
+        operations = []
+        for key, value in pairs:
+            data, headers = self._values.stored(self._values.encoded(value), None)
+            operations.append(set_entry_operation(key, data, headers, None, ttl_seconds))
         packed = pack_batch(operations, self._link.operation_limit_bytes)
         level = checked_durability(durability)
         results, time, stored = await self._link.call(
@@ -168,7 +178,7 @@ class KV:
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
         return [Ack(None, result[1], time, stored) for result in results]
 
-    async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry | None:
+    async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry[V] | None:
         """Return the entry of `key`, or None.
 
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
@@ -177,24 +187,29 @@ class KV:
         while entry is not None and entry.large is not None:
             try:
                 value = await self._reader(entry, timeout_seconds).read()
-                return entry._replace(value=value, large=None)
+                return self._values.entry(entry._replace(value=value, large=None))
             except ValueReplacedError:
                 before, entry = entry, await self._find(key, timeout_seconds)
                 if entry is not None and entry.revision == before.revision:
                     raise
-        return entry
+        return None if entry is None else self._values.entry(entry)
 
     async def get_reader(
-        self, entry: str | Entry, *, timeout_seconds: float | None = None
+        self, entry: str | Entry[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Entry] | None:
         """Return a reader of the value of an entry, given by its key or as `get_all` and `watch` gave
         it; None if there is no such key. `timeout_seconds` is for each chunk."""
+        if isinstance(entry, Entry) and entry.large is None and not self._values.is_raw:
+            # Its value is decoded: what is stored is asked for.
+            entry = entry.key
         found = entry if isinstance(entry, Entry) else await self._find(entry, timeout_seconds)
-        return None if found is None else self._reader(found, timeout_seconds)
+        if found is None:
+            return None
+        return self._reader(self._values.plain_entry(found), timeout_seconds)
 
     async def get_file(
         self,
-        entry: str | Entry,
+        entry: str | Entry[Any],
         path: str | os.PathLike[str],
         *,
         timeout_seconds: float | None = None,
@@ -237,7 +252,7 @@ class KV:
 
     async def get_all(
         self, *, prefix: str = "", timeout_seconds: float | None = None
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncIterator[Entry[V]]:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
@@ -248,7 +263,7 @@ class KV:
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for wire in page:
-                    yield entry_from_wire(wire)
+                    yield self._values.entry(entry_from_wire(wire))
 
     async def keys(
         self, *, prefix: str = "", timeout_seconds: float | None = None
@@ -280,19 +295,19 @@ class KV:
         *,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
-    ) -> KVTransaction:
+    ) -> KVTransaction[V]:
         """Return a transaction: `async with kv.transaction() as t:` reads, sets and deletes by `t`, and
         at the end all of it is stored or nothing.
 
         It is stored only if every key that was read by `t` is still as it was; else
         WrongRevisionError is raised at the end, which names the key, and the caller may begin again.
         """
-        return KVTransaction(self._link, self._key, durability, timeout_seconds)
+        return KVTransaction(self._link, self._key, self._values, durability, timeout_seconds)
 
     async def update(
         self,
         key: str,
-        function: Callable[[Entry | None], Value | None],
+        function: Callable[[Entry[V] | None], V | Value | None],
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
@@ -305,7 +320,7 @@ class KV:
         `timeout_seconds` have passed: OperationTimeoutError, and nothing was stored.
         """
 
-        async def ask(entry: Entry | None) -> Value | None:
+        async def ask(entry: Entry[V] | None) -> V | Value | None:
             return function(entry)
 
         return await self._update(key, ask, headers, ttl_seconds, durability, timeout_seconds)
@@ -336,7 +351,7 @@ class KV:
         """Return the kv's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
 
-    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription:
+    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
         """Follow the kv: an async iterator of Change, each once, in the order of revisions.
 
         First the entries whose key starts with `prefix` as SET changes in the order of their keys,
@@ -355,6 +370,7 @@ class KV:
         return self._follower.subscribe(
             StoreKind.KV,
             self.name,
+            self._values,
             prefix=prefix,
             start_revision=start_revision,
             marks_ready=True,
@@ -363,7 +379,7 @@ class KV:
     async def _update(
         self,
         key: str,
-        ask: Callable[[Entry | None], Awaitable[Value | None]],
+        ask: Callable[[Entry[V] | None], Awaitable[V | Value | None]],
         headers: Headers | None,
         ttl_seconds: float | None,
         durability: Durability | str | None,
@@ -413,7 +429,7 @@ class KV:
         return None if wire is None else entry_from_wire(wire)
 
     def _reader(self, entry: Entry, timeout_seconds: float | None) -> ValueReader[Entry]:
-        what = f"key {entry.key!r} of {self.name}"
+        what = self._values.entry_name(entry.key)
         return ValueReader(self._link, self._key, entry, what, timeout_seconds)
 
     def _committing(
@@ -430,7 +446,8 @@ class KV:
         level = checked_durability(durability)
 
         def operation(value: Value | LargeValue) -> list[Any]:
-            return set_entry_operation(key, value, headers, expected_revision, ttl_seconds)
+            value, marked = self._values.stored_or_large(value, headers)
+            return set_entry_operation(key, value, marked, expected_revision, ttl_seconds)
 
         async def commit(value: Value | LargeValue) -> Ack:
             packed = pack(operation(value))

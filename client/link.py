@@ -21,6 +21,8 @@ from holdfast.client.frame import Waiter
 from holdfast.client.router import Router
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.compression import ZSTD
+from holdfast.protocol.compression import is_available as compression_is_available
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     BusyError,
@@ -61,8 +63,10 @@ class Link:
         tenant: str,
         timeout_seconds: float,
         entropy: random.Random | None = None,
+        *,
+        compression: bool = True,
     ) -> None:
-        """`entropy` makes the ids of writers, which nobody else may ever have, and the backoff's
+        """With `compression` False no value is compressed. `entropy` makes the ids of writers, which nobody else may ever have, and the backoff's
         jitter; without it the operating system does."""
         self.bus = bus
         self.subjects = subjects
@@ -73,6 +77,7 @@ class Link:
         self.operation_limit_bytes = 0
         self._loop = asyncio.get_running_loop()
         self.entropy = entropy or random.SystemRandom()
+        self._may_compress = compression and compression_is_available()
         self._coalescer = Coalescer(
             self.entropy.randbytes(12),
             bus.max_payload_bytes,
@@ -205,6 +210,11 @@ class Link:
         if type(result) is list and len(result) == 2 and type(result[0]) is str:
             raise error_from_wire(result[0], result[1])
         return answer
+
+    @property
+    def compresses(self) -> bool:
+        """Values may be compressed: this process can, and the coordinator says that readers know it."""
+        return self._may_compress and ZSTD in self.router.encodings
 
     @property
     def full(self) -> bool:

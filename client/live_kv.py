@@ -36,7 +36,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from holdfast.client.codec import Codec
+from holdfast.client.codec import RAW, Codec
+from holdfast.client.follower import Follower
 from holdfast.client.kv import KV
 from holdfast.client.link import Link
 from holdfast.client.live_entries import EntryChange, EntryWrite, Held, LiveEntries, local_wins
@@ -54,6 +55,7 @@ from holdfast.client.operations import (
     set_entry_operation,
 )
 from holdfast.client.subscription import Subscription
+from holdfast.client.values import Values, decoded_or_raise
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueNotHeldError,
@@ -63,7 +65,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import pack
 from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue
-from holdfast.protocol.names import StoreKind, check_key
+from holdfast.protocol.names import StoreKind, StoreName, check_key
 
 V = TypeVar("V")
 
@@ -89,7 +91,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
     stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
     makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    MalformedFrameError for a value that its codec did not write, and LargeValueNotHeldError for a
+    ValueUnreadableError for a value that its codec did not write, and LargeValueNotHeldError for a
     large one.
     """
 
@@ -98,25 +100,28 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     def __init__(
         self,
         link: Link,
-        kv: KV,
+        follower: Follower,
+        name: StoreName,
         codec: Codec[V],
         merge: MergeFunction[V] | None,
         durability: Durability | str | None,
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
-        self._kv = kv
+        # What cannot be decompressed is kept as it is, and an error where it is read.
+        self._values = Values(link, str(name), RAW, lenient=True)
+        self._kv = KV(link, follower, name, self._values)
         self._codec = codec
         self._user_merge = merge
         self._durability = checked_durability(durability)
         core = LiveEntries(local_wins if merge is None else self._merged)
-        super().__init__(link, str(kv.name), core, registry)
+        super().__init__(link, str(name), core, registry)
         self._store_key = (int(StoreKind.KV), self.name)
 
     def __getitem__(self, key: str) -> V:
         value = self._core.visible[key]
         if isinstance(value, LargeValue):
             raise LargeValueNotHeldError(what=f"the value of {key!r}")
-        return self._codec.decode(value)
+        return self._decoded(value)
 
     def __setitem__(self, key: str, value: V) -> None:
         self._check_open()
@@ -147,8 +152,11 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
 
     def entry(self, key: str) -> Entry | None:
         """Return the last confirmed entry of `key`, with revision, time and headers, or None. Its
-        value is as bytes."""
-        return self._core.confirmed.get(key)
+        value is as bytes. Raises ValueUnreadableError."""
+        entry = self._core.confirmed.get(key)
+        if entry is not None:
+            decoded_or_raise(RAW, entry.value)
+        return entry
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -166,7 +174,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         is not held. Returns a function that ends that. What was there at the opening is no change."""
         return self._register(self._change_callbacks, callback)
 
-    async def _subscription(self) -> Subscription:
+    async def _subscription(self) -> Subscription[bytes]:
         return self._kv.watch()
 
     async def _send_flight(self) -> HoldfastError | None:
@@ -179,7 +187,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
             return error
         flight = self._core.take_flight(FLIGHT_WRITES, FLIGHT_BYTES)
         answers = [
-            link.submit(self._store_key, _packed(write), True, self._durability, FLIGHT_SECONDS)
+            link.submit(self._store_key, self._packed(write), True, self._durability, FLIGHT_SECONDS)
             for write in flight
         ]
         if answers:
@@ -235,7 +243,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         assert self._user_merge is not None
         try:
             values = [
-                None if each is None else self._codec.decode(each) for each in (base, local, remote)
+                None if each is None else self._decoded(each) for each in (base, local, remote)
             ]
             merged = self._user_merge(*values)
             if isinstance(merged, Removal):
@@ -250,15 +258,13 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return EntryChange(key, self._shown(value), self._shown(previous), origin)
 
     def _shown(self, value: Held | None) -> V | LargeValue | None:
-        return self._codec.decode(value) if isinstance(value, bytes) else value
+        return self._decoded(value) if isinstance(value, bytes) else value
 
     def _decoded(self, value: bytes) -> V:
-        return self._codec.decode(value)
+        return decoded_or_raise(self._codec, value)
 
-
-def _packed(write: EntryWrite) -> bytes:
-    if write.value is None:
-        return pack(delete_entries_operation(write.key, write.expected_revision))
-    return pack(
-        set_entry_operation(write.key, write.value, expected_revision=write.expected_revision)
-    )
+    def _packed(self, write: EntryWrite) -> bytes:
+        if write.value is None:
+            return pack(delete_entries_operation(write.key, write.expected_revision))
+        value, headers = self._values.stored(write.value, None)
+        return pack(set_entry_operation(write.key, value, headers, write.expected_revision))

@@ -206,7 +206,7 @@ class LiveReplica(ABC, Generic[C, V]):
         """How many local writes are not confirmed."""
 
     @abstractmethod
-    async def _subscription(self) -> Subscription:
+    async def _subscription(self) -> Subscription[bytes]:
         """Return a new subscription to all that the replica holds, then READY, then what happens."""
 
     @abstractmethod

@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
-from holdfast.client.codec import Codec
+from holdfast.client.codec import RAW, Codec
 from holdfast.client.follower import Follower
 from holdfast.client.link import Link
 from holdfast.client.live_messages import (
@@ -56,6 +56,7 @@ from holdfast.client.operations import (
 )
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
+from holdfast.client.values import Values, check_headers_free, decoded_or_raise
 from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
@@ -107,7 +108,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
     TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
     MAX_UNSAVED_BYTES are unsaved (`await save()` makes room), and ConnectionFailedError when the
-    replica is not open. Reading raises MalformedFrameError for a value that its codec did not write,
+    replica is not open. Reading raises ValueUnreadableError for a value that its codec did not write,
     and LargeValueNotHeldError for a large one.
     """
 
@@ -131,7 +132,9 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         super().__init__(
             link, str(name), LiveMessages(link.entropy.randbytes(8).hex(), first_seq), registry
         )
-        self._stream = Stream(link, follower, name)
+        # What cannot be decompressed is kept as it is, and an error where it is read.
+        self._values = Values(link, str(name), RAW, lenient=True)
+        self._stream = Stream(link, follower, name, self._values)
         self._follower = follower
         self._codec = codec
         self._last = None if last is None else check_count("last", last)
@@ -168,6 +171,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         """Append a message: it shows at once, and is stored in the background."""
         self._check_open()
         given = checked_headers(headers) or {}
+        check_headers_free(given)
         if LIVE_HEADER in given:
             raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is taken")
         # With room for the header that is added.
@@ -224,12 +228,16 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
                 finally:
                     core.cancel_load()
 
-    async def _subscription(self) -> Subscription:
+    async def _subscription(self) -> Subscription[bytes]:
         if self._last is not None:
             self._core.start_seq = await self._start_of_last(self._last)
             self._last = None
         return self._follower.subscribe(
-            StoreKind.STREAM, self._stream.name, start_seq=self._core.start_seq, marks_ready=True
+            StoreKind.STREAM,
+            self._stream.name,
+            self._values,
+            start_seq=self._core.start_seq,
+            marks_ready=True,
         )
 
     async def _start_of_last(self, count: int) -> int:
@@ -288,7 +296,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     def _shown(self, message: Held) -> LiveMessage[V]:
         if isinstance(message, Message) and message.large is not None:
             raise LargeValueNotHeldError(what=f"message {message.seq}")
-        return _live(message, self._codec.decode(message.value))
+        return _live(message, self._decoded(message.value))
 
     def _told(self, change: MessageChange[Held]) -> MessageChange[LiveMessage[V | LargeValue]]:
         kind, message, previous, origin = change
@@ -298,10 +306,10 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     def _told_message(self, message: Held) -> LiveMessage[V | LargeValue]:
         if isinstance(message, Message) and message.large is not None:
             return _live(message, message.large)
-        return _live(message, self._codec.decode(message.value))
+        return _live(message, self._decoded(message.value))
 
     def _decoded(self, value: bytes) -> V:
-        return self._codec.decode(value)
+        return decoded_or_raise(self._codec, value)
 
 
 def _live(message: Held, value: T) -> LiveMessage[T]:

@@ -43,7 +43,6 @@ from holdfast.protocol.names import check_key
 from holdfast.protocol.store_config import ttl_ms
 
 Value = bytes | bytearray | memoryview
-WithHeaders = tuple[Value, Headers | None]
 
 _new: Final = tuple.__new__
 _value_of: Final = itemgetter(3)
@@ -174,7 +173,7 @@ def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch
     return packed
 
 
-def split_value(item: Value | WithHeaders) -> WithHeaders:
+def split_value(item: Any) -> tuple[Any, Headers | None]:
     """Return value and headers of one element of a batch."""
     if isinstance(item, tuple):
         if len(item) != 2:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from holdfast.client.codec import RAW
+from holdfast.client.values import Values
 from holdfast.protocol.messages import Change
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower
+    from holdfast.client.link import Link
     from holdfast.client.pattern_feed import PatternFeed
 
 
@@ -29,12 +32,13 @@ class PatternSubscription:
     End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
     reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
     read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on.
+    others go on, so it may be asked on. So too after ValueUnreadableError of one message or entry.
     """
 
-    def __init__(self, follower: Follower, feed: PatternFeed) -> None:
+    def __init__(self, follower: Follower, feed: PatternFeed, link: Link) -> None:
         self._follower = follower
         self._feed = feed
+        self._link = link
 
     def __aiter__(self) -> PatternSubscription:
         return self
@@ -69,4 +73,7 @@ class PatternSubscription:
     def _pop(self) -> StoreChange | None:
         """Return the next change, if one is here. Raises what one of the stores met."""
         found = None if self._feed.closed else self._feed.pop()
-        return None if found is None else StoreChange(*found)
+        if found is None:
+            return None
+        store, change = found
+        return StoreChange(store, Values(self._link, store, RAW).change(change))

@@ -1,7 +1,7 @@
 """The router: asks the coordinator who owns what, and tells it who keeps silent.
 
-It remembers nothing: owners are kept where they are used, with each store's queue. One request
-carries every store that was wanted in the same turn of the loop.
+It remembers nothing but how values may be packed: owners are kept where they are used, with each
+store's queue. One request carries every store that was wanted in the same turn of the loop.
 
 A coordinator that dies takes the questions before it along, in silence. So a question is sent again
 when the answer is late, and whichever copy is answered first counts. That is harmless, since each
@@ -49,6 +49,8 @@ class Router:
         self._bus = bus
         self._subjects = subjects
         self._tenant = tenant
+        #: How values may be packed, as the coordinator said last; nothing until it was asked.
+        self.encodings: frozenset[str] = frozenset()
 
     async def resolve(self, stores: Sequence[StoreKey]) -> list[Owner | HoldfastError]:
         """Return the owner of each of `stores`, or why there is none. Does not raise for errors
@@ -59,6 +61,7 @@ class Router:
             try:
                 fields = await self._ask("resolve", stores=[list(key) for key in part])
                 answers += _owners(fields, len(part))
+                self.encodings = _encodings(fields)
             except HoldfastError as error:
                 answers += [error] * len(part)
         return answers
@@ -206,3 +209,11 @@ def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError
         ]
     except (TypeError, IndexError) as error:
         raise MalformedFrameError(reason=f"resolve: {error!r}") from error
+
+
+def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Return what the coordinator names, none of an older one."""
+    named = fields.get("encodings")
+    if not isinstance(named, list):
+        return frozenset()
+    return frozenset(each for each in named if isinstance(each, str))

@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from holdfast.client import configuration
 from holdfast.client.consumer import Consumer, consumer_infos
@@ -22,7 +22,6 @@ from holdfast.client.large_value import (
 from holdfast.client.link import Link
 from holdfast.client.operations import (
     Value,
-    WithHeaders,
     append_operation,
     check_count,
     check_seq,
@@ -39,6 +38,7 @@ from holdfast.client.operations import (
 )
 from holdfast.client.pending import PendingAck
 from holdfast.client.transaction import StreamTransaction
+from holdfast.client.values import Values
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.errors import (
     InvalidArgumentError,
@@ -54,6 +54,7 @@ from holdfast.protocol.messages import (
     Headers,
     LargeValue,
     Message,
+    V,
 )
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
@@ -62,10 +63,11 @@ if TYPE_CHECKING:
     from holdfast.client.follower import Follower
     from holdfast.client.subscription import Subscription
 
+
 _PACKED_HEAD = pack([HEAD])
 
 
-class Stream:
+class Stream(Generic[V]):
     """A handle on one stream of the client's tenant. Cheap: it holds a name and nothing else.
 
     Every method may raise OperationTimeoutError (a write may or may not be stored then),
@@ -74,8 +76,11 @@ class Stream:
     server's disk failed. All of these carry their fields and a stable `code`.
     """
 
-    def __init__(self, link: Link, follower: Follower, name: StoreName) -> None:
+    def __init__(
+        self, link: Link, follower: Follower, name: StoreName, values: Values[V]
+    ) -> None:
         self.name = name
+        self._values = values
         self._link = link
         self._follower = follower
         self._key = (int(StoreKind.STREAM), str(name))
@@ -85,7 +90,7 @@ class Stream:
 
     async def append(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -105,13 +110,15 @@ class Stream:
         is configured so; nothing was stored or removed then.
         """
         # Written out rather than through `Link.call`: this is the path of every message.
-        link = self._link
-        if is_large(value):
+        link, values = self._link, self._values
+        data = values.encoded(value)
+        if is_large(data):
             append = self._committing(
                 None, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
             )
-            return await put_value(link, self._key, value, append, timeout_seconds)
-        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
+            return await put_value(link, self._key, data, append, timeout_seconds)
+        data, headers = values.stored(data, headers)
+        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -120,7 +127,7 @@ class Stream:
 
     async def append_async(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -135,8 +142,9 @@ class Stream:
         calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
         MAX_VALUE_BYTES each: TooLargeError.
         """
-        link = self._link
-        packed = packed_append(value, headers, msg_id, expected_last_seq, ttl_seconds)
+        link, values = self._link, self._values
+        data, headers = values.stored(values.encoded(value), headers)
+        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -144,7 +152,7 @@ class Stream:
 
     async def append_many(
         self,
-        values: Sequence[Value | WithHeaders],
+        values: Sequence[V | Value | tuple[V | Value, Headers | None]],
         *,
         durability: Durability | str | None = None,
         expected_last_seq: int | None = None,
@@ -160,8 +168,9 @@ class Stream:
         operations = []
         for item in values:
             value, headers = split_value(item)
+            data, headers = self._values.stored(self._values.encoded(value), headers)
             operations.append(
-                append_operation(value, headers, None, expected_last_seq, ttl_seconds)
+                append_operation(data, headers, None, expected_last_seq, ttl_seconds)
             )
             expected_last_seq = None
         return await self._batch(operations, durability, timeout_seconds)
@@ -169,7 +178,7 @@ class Stream:
     async def set(
         self,
         seq: int,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
@@ -180,27 +189,33 @@ class Stream:
 
         Raises InvalidSeqError beyond that. What is replaced has its ttl and age anew.
         """
-        if is_large(value):
+        data = self._values.encoded(value)
+        if is_large(data):
             replace = self._committing(
                 seq, headers, None, None, ttl_seconds, durability, timeout_seconds
             )
-            return await put_value(self._link, self._key, value, replace, timeout_seconds)
-        packed = pack(set_message_operation(seq, value, headers, ttl_seconds))
+            return await put_value(self._link, self._key, data, replace, timeout_seconds)
+        data, headers = self._values.stored(data, headers)
+        packed = pack(set_message_operation(seq, data, headers, ttl_seconds))
         level = checked_durability(durability)
         return _ack(*await self._link.call(self._key, packed, True, level, timeout_seconds))
 
     async def set_many(
         self,
-        items: Sequence[tuple[int, Value]],
+        items: Sequence[tuple[int, V | Value]],
         *,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the `(seq, value)` pairs or none; return an ack for each. Errors as `set`."""
-        operations = [set_message_operation(seq, value) for seq, value in items]
+        values = self._values
+        operations = [
+            set_message_operation(seq, *values.stored(values.encoded(value), None))
+            for seq, value in items
+        ]
         return await self._batch(operations, durability, timeout_seconds)
 
-    async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message | None:
+    async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message[V] | None:
         """Return message `seq`; None if it was deleted or trimmed, or is not written yet.
 
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
@@ -209,24 +224,29 @@ class Stream:
         while message is not None and message.large is not None:
             try:
                 value = await self._reader(message, timeout_seconds).read()
-                return message._replace(value=value, large=None)
+                return self._values.message(message._replace(value=value, large=None))
             except ValueReplacedError:
                 before, message = message, await self._find(seq, timeout_seconds)
                 if message is not None and message.revision == before.revision:
                     raise
-        return message
+        return None if message is None else self._values.message(message)
 
     async def get_reader(
-        self, message: int | Message, *, timeout_seconds: float | None = None
+        self, message: int | Message[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Message] | None:
         """Return a reader of the value of a message, given by its seq or as `get_all` and
         `subscribe` gave it; None if there is no such seq. `timeout_seconds` is for each chunk."""
+        if isinstance(message, Message) and message.large is None and not self._values.is_raw:
+            # Its value is decoded: what is stored is asked for.
+            message = message.seq
         found = message if isinstance(message, Message) else await self._find(message, timeout_seconds)
-        return None if found is None else self._reader(found, timeout_seconds)
+        if found is None:
+            return None
+        return self._reader(self._values.plain_message(found), timeout_seconds)
 
     async def get_file(
         self,
-        message: int | Message,
+        message: int | Message[Any],
         path: str | os.PathLike[str],
         *,
         timeout_seconds: float | None = None,
@@ -277,7 +297,7 @@ class Stream:
         last: int | None = None,
         limit: int | None = None,
         timeout_seconds: float | None = None,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncIterator[Message[V]]:
         """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
         (int milliseconds since the epoch, or a datetime with a zone), only the `last` so many, and
         at most `limit`.
@@ -291,7 +311,7 @@ class Stream:
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for message in page:
-                    yield message
+                    yield self._values.message(message)
 
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
@@ -320,7 +340,7 @@ class Stream:
         expected_last_seq: int | None = None,
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
-    ) -> StreamTransaction:
+    ) -> StreamTransaction[V]:
         """Return a transaction: `async with stream.transaction() as t:` reads, appends, sets and
         deletes by `t`, and at the end all of it is stored or nothing.
 
@@ -328,7 +348,9 @@ class Stream:
         `expected_last_seq`, that is the stream's last seq; else WrongRevisionError or
         WrongLastSeqError is raised at the end, and the caller may begin again.
         """
-        transaction = StreamTransaction(self._link, self._key, durability, timeout_seconds)
+        transaction = StreamTransaction(
+            self._link, self._key, self._values, durability, timeout_seconds
+        )
         if expected_last_seq is not None:
             transaction.expect_last_seq(expected_last_seq)
         return transaction
@@ -354,7 +376,7 @@ class Stream:
 
     def subscribe(
         self, *, start_seq: int | None = None, start_revision: int | None = None
-    ) -> Subscription:
+    ) -> Subscription[V]:
         """Follow the stream: an async iterator of Change, each once, in the order of revisions.
 
         With `start_seq`, first the messages from there on as SET changes; without, only what
@@ -378,12 +400,16 @@ class Stream:
                 reason = "start_seq and start_revision exclude each other"
                 raise InvalidArgumentError(argument="start_revision", reason=reason)
         return self._follower.subscribe(
-            StoreKind.STREAM, self.name, start_seq=start_seq, start_revision=start_revision
+            StoreKind.STREAM,
+            self.name,
+            self._values,
+            start_seq=start_seq,
+            start_revision=start_revision,
         )
 
     def consumer(
         self, name: str, *, start_seq: int = 1, **settings: Unpack[ConsumerSettings]
-    ) -> Consumer:
+    ) -> Consumer[V]:
         """Return a handle on a consumer of this stream: a durable cursor that workers share, a work
         queue. No round trip.
 
@@ -393,7 +419,9 @@ class Stream:
         `max_deliveries` (None: no limit) after which it is given up, and `max_ack_pending` (1000)
         messages that may be with workers at a time. Raises InvalidNameError, InvalidArgumentError.
         """
-        return Consumer(self._link, self._follower, self._key, name, start_seq, settings)
+        return Consumer(
+            self._link, self._follower, self._key, self._values, name, start_seq, settings
+        )
 
     async def consumers(self, *, timeout_seconds: float | None = None) -> list[ConsumerInfo]:
         """Return where each consumer of this stream stands, in order of their names."""
@@ -435,7 +463,7 @@ class Stream:
         return None if wire is None else message_from_wire(wire)
 
     def _reader(self, message: Message, timeout_seconds: float | None) -> ValueReader[Message]:
-        what = f"message {message.seq} of {self.name}"
+        what = self._values.message_name(message.seq)
         return ValueReader(self._link, self._key, message, what, timeout_seconds)
 
     def _committing(
@@ -452,9 +480,10 @@ class Stream:
         level = checked_durability(durability)
 
         def operation(value: Value | LargeValue) -> list[Any]:
+            value, marked = self._values.stored_or_large(value, headers)
             if seq is None:
-                return append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds)
-            return set_message_operation(seq, value, headers, ttl_seconds)
+                return append_operation(value, marked, msg_id, expected_last_seq, ttl_seconds)
+            return set_message_operation(seq, value, marked, ttl_seconds)
 
         async def commit(value: Value | LargeValue) -> Ack:
             packed = pack(operation(value))

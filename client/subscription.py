@@ -9,29 +9,33 @@ retried for ever, and so is a disk that fails.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Self
 
-from holdfast.protocol.messages import Change
+from holdfast.protocol.messages import Change, V
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower, TrackFeed
+    from holdfast.client.values import Values
 
 
-class Subscription:
+
+class Subscription(Generic[V]):
     """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
 
     End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
     reference to it. The iteration then stops. Raises, while starting, what any read raises
     (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to.
+    StoreDamagedError; it may be asked on, and raises again until that was seen to. ValueUnreadableError
+    is of one message or entry: asked on, the subscription goes on after it.
 
     It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
     SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
     """
 
-    def __init__(self, follower: Follower, feed: TrackFeed) -> None:
+    def __init__(self, follower: Follower, feed: TrackFeed, values: Values[V]) -> None:
         self._follower = follower
         self._feed = feed
+        self._values = values
 
     @property
     def revision(self) -> int | None:
@@ -40,7 +44,7 @@ class Subscription:
         of their revisions. Of the changes after that, each one's own `revision` serves as well."""
         return self._feed.track.revision
 
-    def __aiter__(self) -> Subscription:
+    def __aiter__(self) -> Subscription[V]:
         return self
 
     async def __aenter__(self) -> Self:
@@ -61,12 +65,12 @@ class Subscription:
         """Stop listening; the iteration ends. Idempotent."""
         await self._follower.ended(self._feed)
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> Change[V]:
         feed, track = self._feed, self._feed.track
         while not feed.closed:
             change = track.pop()
             if change is not None:
-                return change
+                return self._values.change(change)
             if not track.begun:
                 await self._start()
             elif track.wants_owner:
@@ -75,9 +79,10 @@ class Subscription:
                 await feed.wait()
         raise StopAsyncIteration
 
-    def _pop(self) -> Change | None:
-        """Return the next change, if it is here."""
-        return None if self._feed.closed else self._feed.track.pop()
+    def _pop(self) -> Change[V] | None:
+        """Return the next change, if it is here. Raises ValueUnreadableError."""
+        change = None if self._feed.closed else self._feed.track.pop()
+        return None if change is None else self._values.change(change)
 
     async def _start(self) -> None:
         await self._feed.listen()

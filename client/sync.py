@@ -21,7 +21,7 @@ stored whole or not at all, as ever, and so is every file that is written.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from holdfast.client.background import Background, background
 from holdfast.client.blocking_consumer import Consumer, Delivery
@@ -87,13 +87,37 @@ class Client:
         """False while NATS is lost; it is sought in the background, and operations wait."""
         return self._client.connected
 
-    def stream(self, name: str) -> Stream:
-        """Return a handle on a stream; no round trip. Raises InvalidNameError."""
-        return Stream(self._background, self._client.stream(name))
+    @overload
+    def stream(self, name: str, *, codec: None = None) -> Stream[bytes]: ...
+    @overload
+    def stream(self, name: str, *, codec: Literal["raw"]) -> Stream[bytes]: ...
+    @overload
+    def stream(self, name: str, *, codec: str) -> Stream[Any]: ...
+    @overload
+    def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
+    def stream(self, name: str, *, codec: Codec[Any] | str | None = None) -> Stream[Any]:
+        """Return a handle on a stream; no round trip.
 
-    def kv(self, name: str) -> KV:
-        """Return a handle on a kv; no round trip. Raises InvalidNameError."""
-        return KV(self._background, self._client.kv(name))
+        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
+        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        """
+        return Stream(self._background, self._client.stream(name, codec=codec))
+
+    @overload
+    def kv(self, name: str, *, codec: None = None) -> KV[bytes]: ...
+    @overload
+    def kv(self, name: str, *, codec: Literal["raw"]) -> KV[bytes]: ...
+    @overload
+    def kv(self, name: str, *, codec: str) -> KV[Any]: ...
+    @overload
+    def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
+    def kv(self, name: str, *, codec: Codec[Any] | str | None = None) -> KV[Any]:
+        """Return a handle on a kv; no round trip.
+
+        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
+        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        """
+        return KV(self._background, self._client.kv(name, codec=codec))
 
     @overload
     def live_kv(
@@ -133,7 +157,7 @@ class Client:
         """Return a local copy of a kv that follows it and is written at once: `with` it.
 
         `merge(base, local, remote)` settles conflicts; without it the last writer wins. `codec` is
-        "bytes" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
+        "raw" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
         InvalidArgumentError.
         """
         client = self._client
@@ -293,13 +317,16 @@ def connect(
     prefix: str = DEFAULT_PREFIX,
     timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
     name: str = "holdfast-client",
+    compression: bool = True,
     **nats_options: Any,
 ) -> Client:
     """Connect to NATS: `with connect(...) as hf:`, or `close` the client yourself.
 
     `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
-    all its retries, unless the call says otherwise. Other options go to nats-py's `connect` (`tls`,
-    `user_credentials`, `token`, ...). What they call is called on the background's thread.
+    all its retries, unless the call says otherwise. With `compression` values above 1 KiB are compressed
+    with zstd where that saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and
+    the servers say that readers know it; without it what others have compressed is read all the same. Other
+    options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on the background's thread.
 
     Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError when NATS is not there.
     """
@@ -309,6 +336,7 @@ def connect(
         prefix=prefix,
         timeout_seconds=timeout_seconds,
         name=name,
+        compression=compression,
         **nats_options,
     )
     serving = background()

@@ -32,6 +32,7 @@ from holdfast.client.operations import (
     set_message_operation,
 )
 from holdfast.client.store_queue import StoreKey
+from holdfast.client.values import Values
 from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
 from holdfast.protocol.frames import (
     APPEND,
@@ -41,25 +42,27 @@ from holdfast.protocol.frames import (
     GET_MESSAGE,
     pack,
 )
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Headers, Message
+from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Headers, Message, V
 from holdfast.protocol.names import check_key
 
 _Key = TypeVar("_Key", str, int)
-_Row = TypeVar("_Row", Entry, Message)
+_Row = TypeVar("_Row", bound=Entry[Any] | Message[Any])
 
 
-class _Transaction(Generic[_Key, _Row]):
+class _Transaction(Generic[_Key, _Row, V]):
     """What the transactions of both kinds of store have in common."""
 
     def __init__(
         self,
         link: Link,
         key: StoreKey,
+        values: Values[V],
         durability: Durability | str | None,
         timeout_seconds: float | None,
     ) -> None:
         self._link = link
         self._key = key
+        self._values = values
         self._durability = checked_durability(durability)
         self._timeout_seconds = timeout_seconds
         self._seen: dict[_Key, _Row | None] = {}
@@ -121,11 +124,11 @@ class _Transaction(Generic[_Key, _Row]):
         return row
 
 
-class KVTransaction(_Transaction[str, Entry]):
+class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
     """Several keys of a kv, changed together. Made by `KV.transaction`; commits at the end of its
     `async with`, or by `commit`. For one task."""
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> Entry[V] | None:
         """Return the entry of `key`, or None; the commit holds only if that is still so then.
 
         A key that was read before is the same again; one that this transaction has set is as it
@@ -138,7 +141,7 @@ class KVTransaction(_Transaction[str, Entry]):
         if key in self._seen:
             return self._seen[key]
         wire = await self._read(GET_ENTRY, key)
-        return self._saw(key, None if wire is None else entry_from_wire(wire))
+        return self._saw(key, None if wire is None else self._values.entry(entry_from_wire(wire)))
 
     def expect(self, key: str, revision: int) -> None:
         """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
@@ -149,16 +152,19 @@ class KVTransaction(_Transaction[str, Entry]):
     def set(
         self,
         key: str,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
         """Set `key` at the commit. Arguments as those of `KV.set`."""
         self._check_open()
-        operation = set_entry_operation(key, value, headers, None, ttl_seconds)
-        self._operations.append(operation)
-        self._written[key] = Entry(key, operation[2], checked_headers(headers) or {}, 0, 0)
+        values = self._values
+        data = values.encoded(value)
+        stored, marked = values.stored(data, headers)
+        self._operations.append(set_entry_operation(key, stored, marked, None, ttl_seconds))
+        plain = Entry(key, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        self._written[key] = values.entry(plain)
 
     def delete(self, keys: str | Sequence[str]) -> None:
         """Delete one key or several at the commit, those that are there."""
@@ -168,11 +174,11 @@ class KVTransaction(_Transaction[str, Entry]):
         self._written.update(dict.fromkeys(operation[1]))
 
 
-class StreamTransaction(_Transaction[int, Message]):
+class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
     """Several messages of a stream, changed together. Made by `Stream.transaction`; commits at the
     end of its `async with`, or by `commit`. For one task."""
 
-    async def get(self, seq: int) -> Message | None:
+    async def get(self, seq: int) -> Message[V] | None:
         """Return message `seq`, or None; the commit holds only if that is still so then.
 
         One that this transaction has set is as it will be, with revision and time 0.
@@ -184,7 +190,8 @@ class StreamTransaction(_Transaction[int, Message]):
         if seq in self._seen:
             return self._seen[seq]
         wire = await self._read(GET_MESSAGE, seq)
-        return self._saw(seq, None if wire is None else message_from_wire(wire))
+        found = None if wire is None else self._values.message(message_from_wire(wire))
+        return self._saw(seq, found)
 
     def expect(self, seq: int, revision: int) -> None:
         """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""
@@ -200,7 +207,7 @@ class StreamTransaction(_Transaction[int, Message]):
 
     def append(
         self,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         msg_id: str | None = None,
@@ -208,22 +215,25 @@ class StreamTransaction(_Transaction[int, Message]):
     ) -> None:
         """Append a message at the commit. Arguments as those of `Stream.append`."""
         self._check_open()
-        self._operations.append(append_operation(value, headers, msg_id, None, ttl_seconds))
+        stored, marked = self._values.stored(self._values.encoded(value), headers)
+        self._operations.append(append_operation(stored, marked, msg_id, None, ttl_seconds))
 
     def set(
         self,
         seq: int,
-        value: Value,
+        value: V | Value,
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
         """Replace message `seq` at the commit. Arguments as those of `Stream.set`."""
         self._check_open()
-        self._operations.append(set_message_operation(seq, value, headers, ttl_seconds))
-        self._written[seq] = Message(
-            seq, checked_value(value), checked_headers(headers) or {}, 0, 0
-        )
+        values = self._values
+        data = values.encoded(value)
+        stored, marked = values.stored(data, headers)
+        self._operations.append(set_message_operation(seq, stored, marked, ttl_seconds))
+        plain = Message(seq, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        self._written[seq] = values.message(plain)
 
     def delete(self, seqs: int | Sequence[int]) -> None:
         """Delete one message or several at the commit, those that are there."""

@@ -50,6 +50,7 @@ from holdfast.coordinator.requests import (
     Vacate,
 )
 from holdfast.coordinator.state_file import IncarnationState, StateFile, StoreRow
+from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
     FencedError,
@@ -191,7 +192,11 @@ class _Transaction:
     def answer(self, request: Request) -> Reply:
         match request:
             case Resolve(stores):
-                return {"term": self._state.term, "owners": [self._owner(s) for s in stores]}
+                return {
+                    "term": self._state.term,
+                    "owners": [self._owner(s) for s in stores],
+                    "encodings": ENCODINGS,
+                }
             case (
                 Open(server, incarnation)
                 | Adopt(server, incarnation)

@@ -31,6 +31,7 @@
     ├── StorageError                data, or the place it lies on, is in danger
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
     │   ├── LargeValueDamagedError  what was read of a large value has another sha256
+    │   ├── ValueUnreadableError    a value cannot be decompressed, or is not of its codec
     │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
     │   ├── ArchiveMissingError     the archive has not what was moved there
     │   ├── ArchiveUnreadableError  this server has not what it needs to read the archive
@@ -251,6 +252,13 @@ class StoreDamagedError(StorageError):
 class LargeValueDamagedError(StorageError):
     code = "large_value_damaged"
     template = "{what}: its value is not what was stored: {reason}"
+
+
+class ValueUnreadableError(StorageError):
+    """What is stored is not what readers make a value of; others of the store are as they were."""
+
+    code = "value_unreadable"
+    template = "{what} cannot be read: {reason}"
 
 
 class StorageFailedError(StorageError):

@@ -23,6 +23,8 @@ MAX_KEY_BYTES: Final = 4 * KIB
 FRAME_RESERVE_BYTES: Final = 4 * KIB
 #: A value that travels in one piece. With the largest key and headers it still fits in one frame.
 MAX_VALUE_BYTES: Final = 1000 * 1000
+#: A value above this is compressed by its writer; below it a frame's header and the mark eat up the gain.
+COMPRESS_ABOVE_BYTES: Final = KIB
 #: A larger value goes to the server in chunks of this size. Half of a megabyte was no faster, and four
 #: in flight are what a client and a server hold of it.
 CHUNK_BYTES: Final = 256 * KIB

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=bytes)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 Headers = Mapping[str, str]
 
@@ -43,7 +52,7 @@ class LargeValue(NamedTuple):
     crc32: int
 
 
-class Message(NamedTuple):
+class Message(NamedTuple, Generic[V]):
     """One message of a stream. `time` is int milliseconds since the epoch, by the owner's clock.
 
     `large` stands for a value that did not come along, and `value` is empty then: `Stream.get` and
@@ -51,7 +60,7 @@ class Message(NamedTuple):
     """
 
     seq: int
-    value: bytes
+    value: V
     headers: Headers
     time: int
     revision: int
@@ -59,11 +68,11 @@ class Message(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the value, whether it came along or not."""
-        return len(self.value) if self.large is None else self.large.size_bytes
+        """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
+        return _size_of(self.value) if self.large is None else self.large.size_bytes
 
 
-class Entry(NamedTuple):
+class Entry(NamedTuple, Generic[V]):
     """The last value of a key in a kv. `time` is int milliseconds since the epoch.
 
     `large` stands for a value that did not come along, and `value` is empty then: `KV.get` and
@@ -71,7 +80,7 @@ class Entry(NamedTuple):
     """
 
     key: str
-    value: bytes
+    value: V
     headers: Headers
     revision: int
     time: int
@@ -79,8 +88,8 @@ class Entry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the value, whether it came along or not."""
-        return len(self.value) if self.large is None else self.large.size_bytes
+        """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
+        return _size_of(self.value) if self.large is None else self.large.size_bytes
 
 
 class Ack(NamedTuple):
@@ -141,15 +150,21 @@ class ChangeKind(StrEnum):
     READY = "ready"
 
 
-class Change(NamedTuple):
+class Change(NamedTuple, Generic[V]):
     """One change of a store, in the order of `revision`. `time` is int milliseconds since the epoch, by the
     owner's clock. Which of the other fields it has is for its kind to say."""
 
     kind: ChangeKind
     revision: int
     time: int
-    message: Message | None = None
-    entry: Entry | None = None
+    message: Message[V] | None = None
+    entry: Entry[V] | None = None
     seqs: tuple[int, ...] = ()
     keys: tuple[str, ...] = ()
     end_seq: int = 0
+
+
+def _size_of(value: Any) -> int:
+    if not isinstance(value, bytes):
+        raise TypeError(f"the size of a {type(value).__name__} is its codec's to tell")
+    return len(value)

@@ -3,8 +3,8 @@
     archive = Archive("s3://acme/holdfast")                    # the cluster's bucket
     bodies = archive.bodies(messages)                          # {(seq, revision): (value, headers)}
 
-A message is known by store, revision and seq, and is taken only if time, size and checksum are those
-that the store file kept. Invariants:
+A message is known by store, revision and seq, and is taken only if time and checksum are those
+that the store file kept; the size there is that of what was stored, perhaps compressed. Invariants:
 
 - All that was asked for is returned, or ArchiveMissingError is raised: never a part.
 - Files are those of the table's newest version. If one is gone (merged with others, and collected), or
@@ -33,6 +33,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.applying import pack_headers
 from holdfast.shared_fs.archived_blocks import ArchivedMessage, ArchivePlace, Bodies, checksum_of
+from holdfast.shared_fs.exported_values import stored_again
 from holdfast.shared_fs.table_location import TableLocation, default_table
 
 _KEPT_FILES: Final = 16
@@ -166,10 +167,9 @@ class _Table:
                 packed = pack_headers(headers)
                 if (
                     time == message.time
-                    and len(value) + len(packed or b"") == message.size_bytes
                     and checksum_of(value, packed) == message.checksum
                 ):
-                    found[seq, revision] = value, headers
+                    found[seq, revision] = stored_again(value, headers, message.size_bytes)
             if len(found) == len(sought):
                 return found
         lacking = min(seq for seq, revision in sought.keys() - found.keys())

@@ -9,8 +9,8 @@ few thousand messages, a row each, with seq, revision, time, size and checksum o
   go back, since only messages that were only appended are archived.
 - A message is in a block or in the table `messages`, never in both: `remove` comes before a set.
 - What is not in a block is not in the stream, whatever the archive still has of it.
-- Who reads the archive finds the very bytes that were here, by revision, time, size and checksum, or
-  says that it does not. Nothing is concluded from what the archive lacks.
+- Who reads the archive finds the very value that was here, by revision, time and checksum (of the value
+  as it is exported, `exported_values.py`; the size is that of what was stored), or says that it does not. Nothing is concluded from what the archive lacks.
 
 Does not read the archive (`archive_table.py`), and decides nothing about what is archived
 (`persist/archiving.py`). Everything here runs inside the caller's transaction, if there is one.
@@ -32,6 +32,7 @@ import zstandard
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs import schema
+from holdfast.shared_fs.exported_values import exported, exported_bytes
 
 _LARGEST_SEQ: Final = (1 << 63) - 1
 #: Decoded blocks that are kept: those at the place where a reader or a deleter is.
@@ -237,7 +238,7 @@ class ArchivedBlocks:
                 if row[1] > revision or row[2] > time:
                     return rows
                 rows.append(row)
-                size_bytes += len(row[3])
+                size_bytes += exported_bytes(row[3], row[4])
                 if len(rows) == ARCHIVE_BLOCK_ROWS or size_bytes >= ARCHIVE_BLOCK_BYTES:
                     return rows
             if len(found) < _ROWS_AT_ONCE:
@@ -344,14 +345,17 @@ class ArchivedBlocks:
 
 
 def checksum_of(value: bytes, headers: bytes | None) -> int:
-    """Return the CRC-32 of a message's value and its packed headers."""
+    """Return the CRC-32 of a message's value and its packed headers, as they are exported."""
+    value, headers = exported(value, headers)
     return zlib.crc32(headers or b"", zlib.crc32(value))
 
 
 def digest_of(rows: Iterable[tuple[int, int, int, bytes, bytes | None]]) -> bytes:
-    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, headers packed."""
+    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, headers packed, as they are
+    exported."""
     digest = hashlib.sha256()
-    for seq, revision, time, value, headers in rows:
+    for seq, revision, time, stored, stored_headers in rows:
+        value, headers = exported(stored, stored_headers)
         packed = headers or b""
         digest.update(struct.pack("<qqqqq", seq, revision, time, len(value), len(packed)))
         digest.update(value)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.exported_values import exported, is_marked
 from holdfast.spark.table import FILE_SCHEMA
 
 SET: Final = "set"
@@ -113,6 +114,11 @@ _VALUE_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
     Shape.ENTRIES: itemgetter(3),
     Shape.CHANGES: attrgetter("value"),
 }
+_HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
+    Shape.MESSAGES: itemgetter(4),
+    Shape.ENTRIES: itemgetter(4),
+    Shape.CHANGES: attrgetter("headers"),
+}
 
 
 class Gathering:
@@ -128,6 +134,10 @@ class Gathering:
 
     def add(self, piece: Piece) -> Iterator[Batch]:
         """Yield what is full."""
+        for exported_piece in _exported(piece):
+            yield from self._add(exported_piece)
+
+    def _add(self, piece: Piece) -> Iterator[Batch]:
         if self._pieces and not _go_together(self._pieces[-1], piece):
             yield from self.rest()
         self._pieces.append(piece)
@@ -204,6 +214,34 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
         ],
         schema=FILE_SCHEMA,
     )
+
+
+def _exported(piece: Piece) -> Iterator[Piece]:
+    """Yield a piece with its values as they are exported, in parts where that makes it too large."""
+    headers_of = _HEADERS_OF[piece.shape]
+    if not any(map(is_marked, map(headers_of, piece.rows))):
+        yield piece
+        return
+    rows: list[tuple[Any, ...]] = []
+    size_bytes = 0
+    for row in piece.rows:
+        if is_marked(headers_of(row)):
+            row = _exported_row(row)
+        size_bytes += len(_VALUE_OF[piece.shape](row) or b"")
+        rows.append(row)
+        if size_bytes >= BATCH_BYTES:
+            yield piece._replace(rows=rows)
+            rows, size_bytes = [], 0
+    if rows:
+        yield piece._replace(rows=rows)
+
+
+def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(row, Row):
+        value, headers = exported(row.value, row.headers)
+        return row._replace(value=value, headers=headers)
+    value, headers = exported(row[3], row[4])
+    return (*row[:3], value, headers)
 
 
 def _go_together(first: Piece, second: Piece) -> bool:

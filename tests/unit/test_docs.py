@@ -33,6 +33,7 @@ from holdfast.persist.store import Store
 from holdfast.persist.tick import Tick
 from holdfast.protocol import frames, limits
 from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import (
     Heartbeat,
@@ -460,7 +461,9 @@ def example(tmp_path: Path) -> dict[str, bytes]:
     outcome = frames.encode_outcome(store.epoch, store.time, 0, found)
     return {
         "resolve-request": frames.encode_control(stores=[[1, "notes"]]),
-        "resolve-reply": frames.encode_control(term=1, owners=[Owner("p1", "i1", 1)]),
+        "resolve-reply": frames.encode_control(
+            term=1, owners=[Owner("p1", "i1", 1)], encodings=ENCODINGS
+        ),
         "request": request,
         "reply": frames.encode(tick.synced["reply"]),
         "changes": broadcast,

@@ -32,9 +32,12 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
 }
 #: What Spark finds by its name, and where it lies.
 AUTOLOAD = ("pyspark_holdfast", "spark/autoload/pyspark_holdfast/__init__.py")
+#: What mypy reads and nobody imports.
+TYPES_ONLY = "typing_extensions"
 #: Modules that only processes with an extra import, whatever package they lie in.
 EXTRAS_OF_MODULE = {
     "protocol/process.py": ["server"],
+    "protocol/compression.py": ["compression"],
     "cli/tables.py": ["spark"],
     "bench/spark_export.py": ["spark"],
     "shared_fs/archive_table.py": ["archive"],
@@ -97,7 +100,7 @@ def _imports(package: str) -> Iterator[tuple[Path, str]]:
                 continue
             for module in modules:
                 top = module.partition(".")[0]
-                if top not in sys.stdlib_module_names and top != "holdfast":
+                if top not in sys.stdlib_module_names and top not in ("holdfast", TYPES_ONLY):
                     yield path, top
 
 

@@ -1,0 +1,159 @@
+"""What values are: compressed on the way and in the store, and what a codec makes of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError
+
+Run = Callable[[Callable[[Client, Client], Awaitable[None]]], None]
+
+TEXT = b"a holdfast is what anchors kelp to the rock while the stream moves. " * 100
+
+
+async def check_streams(client: Client, other: Client) -> None:
+    notes = client.stream("notes")
+    assert (await notes.head()).count == 0
+    written = [TEXT + b"%d" % number for number in range(8)]
+    first = await notes.append(written[0], headers={"user": "ada"}, msg_id="one")
+    again = await notes.append(written[0], headers={"user": "ada"}, msg_id="one")
+    assert (again.duplicate, again.seq) == (True, first.seq)
+    await (await notes.append_async(written[1]))
+    await notes.append_many([written[2], (written[3], {"a": "b"})], expected_last_seq=2)
+    await notes.append(b"short")
+    await notes.set(5, written[4])
+    await notes.put_file(io.BytesIO(written[5]))
+    async with notes.transaction(expected_last_seq=6) as change:
+        change.append(written[6])
+        change.append(b"")
+        change.set(8, written[7])
+        assert await change.get(8) is not None
+    head = await notes.head()
+    assert head.bytes < len(TEXT)
+
+    seen = other.stream("notes")
+    headers: list[dict[str, str]] = [{} for _ in written]
+    headers[0], headers[3] = {"user": "ada"}, {"a": "b"}
+    read = [message async for message in seen.get_all()]
+    assert [message.value for message in read] == written
+    assert [message.headers for message in read] == headers
+    assert read[0] == await seen.get(1)
+    async with seen.subscribe(start_seq=1) as changes:
+        await notes.append(TEXT)
+        for value in [*written, TEXT]:
+            change_seen = await anext(changes)
+            assert change_seen.message is not None
+            assert change_seen.message.value == value
+    reader = await seen.get_reader(1)
+    assert reader is not None
+    assert await reader.read() == written[0]
+    async with seen.consumer("workers", start_seq=9) as workers:
+        [delivery] = await workers.fetch()
+        assert delivery.message.value == TEXT
+        assert await delivery.ack()
+    async with other.live_stream("notes") as live:
+        assert [message.value for message in live] == [*written, TEXT]
+        live.append(TEXT + b"live")
+        await live.save()
+    last = await notes.get(10)
+    assert last is not None
+    assert last.value == TEXT + b"live"
+    assert (await notes.head()).bytes < 2 * len(TEXT)
+
+
+async def check_kvs(client: Client, other: Client) -> None:
+    pages = client.kv("pages")
+    await pages.head()
+    ack = await pages.set("a", TEXT, expected_revision=0)
+    await pages.set_many({"b": TEXT + b"b", "c": b"short"})
+    await pages.update("a", lambda entry: entry.value + b"!" if entry else b"")
+    assert ack.revision == 1
+    assert (await pages.head()).bytes < len(TEXT)
+    seen = other.kv("pages")
+    expected = {"a": TEXT + b"!", "b": TEXT + b"b", "c": b"short"}
+    assert {entry.key: entry.value async for entry in seen.get_all()} == expected
+    async with seen.watch() as changes:
+        found = [await anext(changes) for _ in expected]
+        entries = [change.entry for change in found]
+        assert {entry.key: entry.value for entry in entries if entry is not None} == expected
+    async with other.live_kv("pages") as live:
+        assert dict(live) == expected
+        live["d"] = TEXT + b"d"
+        await live.save()
+    entry = await pages.get("d")
+    assert entry is not None
+    assert (entry.value, entry.headers) == (TEXT + b"d", {})
+    async with pages.transaction() as change:
+        before = await change.get("a")
+        assert before is not None
+        change.set("a", before.value + b"?")
+    assert (await seen.get("a")) is not None
+    async with other.watch("*") as every:
+        store, first = await anext(every)
+        assert store == "pages"
+        assert first.entry is not None
+        assert first.entry.value == TEXT + b"!?"
+
+
+def test_values_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(run: Run) -> None:
+    async def test(client: Client, other: Client) -> None:
+        await check_streams(client, other)
+        await check_kvs(client, other)
+
+    run(test)
+
+
+def test_with_a_codec_values_are_objects_in_and_out(run: Run) -> None:
+    async def test(client: Client, other: Client) -> None:
+        documents: list[Any] = [{"n": 1}, ["kelp"] * 1000, None, "rock", 1.5]
+        for codec in ("json", "msgpack"):
+            stream = client.stream(f"stream.{codec}", codec=codec)
+            seen = other.stream(f"stream.{codec}", codec=codec)
+            await stream.append_many(documents)
+            ack = await stream.append({"n": 2}, expected_last_seq=5)
+            await stream.set(ack.seq or 0, {"n": 3})
+            large = {"text": "x" * 1_100_000}
+            await stream.append(large)
+            read = [message.value async for message in seen.get_all(end_seq=6)]
+            assert read == [*documents, {"n": 3}]
+            message = await seen.get(7)
+            assert message is not None
+            assert message.value == large
+
+            kv = client.kv(f"kv.{codec}", codec=codec)
+            await kv.set("a", {"count": 1})
+            await kv.update("a", lambda entry: {"count": entry.value["count"] + 1 if entry else 0})
+            entry = await other.kv(f"kv.{codec}", codec=codec).get("a")
+            assert entry is not None
+            assert entry.value == {"count": 2}
+            async with kv.transaction() as change:
+                change.set("b", [1])
+                mine = await change.get("b")
+                assert mine is not None
+                assert mine.value == [1]
+            with pytest.raises(InvalidArgumentError):
+                await kv.set("c", object())
+
+        # Of another codec: an error of that message, and the subscription goes on after it.
+        await client.stream("mixed").append_many([b"\xff", b"2"])
+        mixed = client.stream("mixed", codec="json")
+        async with mixed.subscribe(start_seq=1) as changes:
+            with pytest.raises(ValueUnreadableError, match="message 1 of mixed"):
+                await anext(changes)
+            following = await anext(changes)
+            assert following.message is not None
+            assert following.message.value == 2
+        async with mixed.consumer("workers") as workers:
+            bad, good = await workers.fetch(2)
+            with pytest.raises(ValueUnreadableError):
+                _ = bad.message
+            assert await bad.term()
+            assert good.message.value == 2
+        with pytest.raises(InvalidArgumentError, match="raw, json, msgpack"):
+            client.kv("x", codec="yaml")
+
+    run(test)
