@@ -122,7 +122,7 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
     stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()`
     makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    MalformedFrameError for a value that its codec did not write, and LargeValueNotHeldError for a
+    ValueUnreadableError for a value that its codec did not write, and LargeValueNotHeldError for a
     large one.
     """
 
@@ -163,7 +163,7 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
 
     def entry(self, key: str) -> Entry | None:
         """Return the last confirmed entry of `key`, with revision, time and headers, or None. Its
-        value is as bytes.
+        value is as bytes. Raises ValueUnreadableError.
         """
         return self._kv.entry(key)
 
@@ -194,7 +194,7 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
     Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
     TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
     MAX_UNSAVED_BYTES are unsaved (`save()` makes room), and ConnectionFailedError when the
-    replica is not open. Reading raises MalformedFrameError for a value that its codec did not write,
+    replica is not open. Reading raises ValueUnreadableError for a value that its codec did not write,
     and LargeValueNotHeldError for a large one.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError
+from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError, sync
 
 Run = Callable[[Callable[[Client, Client], Awaitable[None]]], None]
 
@@ -157,3 +157,33 @@ def test_with_a_codec_values_are_objects_in_and_out(run: Run) -> None:
             client.kv("x", codec="yaml")
 
     run(test)
+
+
+def test_blocking_code_has_codecs_and_compression_too(nats: str) -> None:
+    with sync.connect(nats, tenant="blocking-values") as client:
+        notes = client.stream("notes", codec="json")
+        assert notes.head().count == 0
+        document = {"lines": ["kelp"] * 1000}
+        assert notes.append(document).seq == 1
+        assert notes.append_async([1]).result().seq == 2
+        assert notes.head().bytes < 500
+        assert [message.value for message in notes.get_all()] == [document, [1]]
+        with notes.subscribe(start_seq=1) as changes:
+            first = next(changes)
+            assert first.message is not None
+            assert first.message.value == document
+        settings = client.kv("settings", codec="msgpack")
+        settings.set("a", document)
+        settings.update("a", lambda entry: {"was": entry.value if entry else None})
+        [entry] = settings.get_all()
+        assert entry.value == {"was": document}
+        client.stream("bad").append(b"\xff")
+        with pytest.raises(ValueUnreadableError):
+            list(client.stream("bad", codec="json").get_all())
+        with sync.connect(nats, tenant="blocking-values", compression=False) as plain:
+            plain.stream("plain").head()
+            plain.stream("plain").append(TEXT)
+            assert plain.stream("plain").head().bytes == len(TEXT)
+            found = plain.stream("notes").get(1)
+            assert found is not None
+            assert (len(found.value), found.headers) == (7011, {})

@@ -163,7 +163,7 @@ def test_results_are_the_same_once_awaited(blocking: type) -> None:
         ours, theirs = (str(inspect.signature(each).return_annotation) for each in (here, there))
         if not name.startswith("__") and name != "result":
             theirs = re.sub(r"^AsyncIterator\[", "Rows[", theirs)
-            assert ours in (theirs, theirs.replace("Rows[Delivery]", "Iterator[Delivery]")), name
+            assert ours in (theirs, theirs.replace("Rows[Delivery[", "Iterator[Delivery[")), name
 
 
 @blocking
