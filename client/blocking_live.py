@@ -150,12 +150,12 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         return key in self._kv
 
     def items(self) -> ItemsView[str, V]:
-        """Return the keys and values of now, which other threads and followers no longer change."""
-        return self._now().items()
+        """Return the keys and values of now: the loop's body may change anything."""
+        return self._do(self._kv.items)
 
     def values(self) -> ValuesView[V]:
         """Return the values of now, as `items`."""
-        return self._now().values()
+        return self._do(self._kv.values)
 
     def clear(self) -> None:
         """Delete every key that shows."""
@@ -183,9 +183,6 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         is not held. Returns a function that ends that. What was there at the opening is no change.
         """
         return self._ending(self._do(lambda: self._kv.on_change(callback)))
-
-    def _now(self) -> dict[str, V]:
-        return self._do(lambda: dict(self._kv.items()))
 
 
 class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):

@@ -7,7 +7,6 @@ for each; never more than TAKEN_OVER_CHANGES or about TAKEN_OVER_BYTES beside wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from types import TracebackType
@@ -84,10 +83,12 @@ class _Following(ABC, Generic[C, _Wrapped]):
         error, self._error = self._error, None
         if error is not None:
             raise error
-        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+        try:
             async with asyncio.timeout(timeout_seconds):
                 self._hold(await self._next())
-        if not self._held:
+        except HoldfastError:
+            raise  # of which one is a TimeoutError, too
+        except (TimeoutError, StopAsyncIteration):
             return
         size_bytes = 0
         try:

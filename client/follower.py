@@ -77,7 +77,7 @@ class Feed:
             store = StoreId(self._link.tenant, *self.key)
             subject = self._link.subjects.changes(store)
             self._subscription = await self._link.bus.subscribe(subject, self.on_broadcast)
-        await self._link.bus.flush()
+        await self._link.flush()
 
     async def wait(self) -> None:
         """Return when something may have changed."""

@@ -140,6 +140,16 @@ class Link:
             replies, self._replies = self._replies, None
             await replies.unsubscribe()
 
+    async def flush(self) -> None:
+        """Return once NATS has what was sent, subscriptions too. Raises ConnectionFailedError, also
+        when that takes longer than the client's timeout."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self.bus.flush()
+        except TimeoutError:
+            reason = f"no answer within {self.timeout_seconds:g} s"
+            raise ConnectionFailedError(url="NATS", reason=reason) from None
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the link's task group; an error that it lets out fails the client."""
         assert self._tasks is not None

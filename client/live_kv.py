@@ -32,7 +32,7 @@ A value is decoded anew at each read, so to change a dictionary that is a value,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -144,6 +144,14 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._core.visible
+
+    def items(self) -> ItemsView[str, V]:
+        """Return the keys and values of now: the loop's body may await, and change anything."""
+        return {key: self[key] for key in self._core.visible}.items()
+
+    def values(self) -> ValuesView[V]:
+        """Return the values of now, as `items`."""
+        return {key: self[key] for key in self._core.visible}.values()
 
     def clear(self) -> None:
         """Delete every key that shows."""

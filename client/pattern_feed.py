@@ -138,7 +138,7 @@ class PatternFeed:
         if self._subscription is None:
             subject = self._subject_start + self._pattern
             self._subscription = await self._link.bus.subscribe(subject, self._on_broadcast)
-        await self._link.bus.flush()
+        await self._link.flush()
         async for name in self._existing():
             if name not in self._stores:
                 self._stores[name] = None

@@ -55,6 +55,12 @@ def test_a_live_kv_is_the_same_dictionary_everywhere(run: Run) -> None:
             entry = ada.entry("size")
             assert entry is not None
             assert entry.value == b"null"
+            ada["font"] = 13
+            shown = []
+            for key, value in ada.items():
+                shown.append((key, value))
+                ada.pop("font", None)
+            assert shown == [("size", None), ("font", 13)], "what showed when the loop began"
             ada.clear()
             await until(lambda: not bob)
 

@@ -24,6 +24,7 @@ from holdfast.client import (
     InvalidArgumentError,
     OperationTimeoutError,
     StoreKind,
+    UnavailableError,
     WrongLastSeqError,
     WrongRevisionError,
 )
@@ -34,14 +35,14 @@ _tenants = itertools.count(1)
 
 
 @pytest.fixture
-def connected(nats: str) -> Callable[[], Client]:
+def connected(nats: str) -> Callable[..., Client]:
     """Connects to the tenant of this test."""
     tenant = f"blocking{next(_tenants)}"
-    return lambda: connect(nats, tenant=tenant)
+    return lambda **options: connect(nats, tenant=tenant, **options)
 
 
 @pytest.fixture
-def hf(connected: Callable[[], Client]) -> Iterator[Client]:
+def hf(connected: Callable[..., Client]) -> Iterator[Client]:
     with connected() as client:
         yield client
 
@@ -369,7 +370,7 @@ def test_an_interrupted_batch_is_stored_whole_or_not_at_all(hf: Client) -> None:
         stored = count
 
 
-def test_a_timeout_is_that_of_the_call_or_of_the_client(connected: Callable[[], Client]) -> None:
+def test_a_timeout_is_that_of_the_call_or_of_the_client(connected: Callable[..., Client]) -> None:
     with connected() as hf:
         notes = hf.stream("notes")
         notes.append(b"x")
@@ -377,9 +378,18 @@ def test_a_timeout_is_that_of_the_call_or_of_the_client(connected: Callable[[], 
             notes.append(b"x", timeout_seconds=1e-9)
         with pytest.raises(OperationTimeoutError):
             notes.append_async(b"x").result(0)
+    with connected(timeout_seconds=1e-9) as hf:
+        notes = hf.stream("notes")
+        for wait in (notes.head, lambda: list(notes.get_all())):
+            with pytest.raises(OperationTimeoutError):
+                wait()
+        with pytest.raises(UnavailableError):
+            next(notes.subscribe())
+        with pytest.raises(UnavailableError):
+            hf.servers()
 
 
-def test_a_closed_client_says_so_and_may_be_closed_again(connected: Callable[[], Client]) -> None:
+def test_a_closed_client_says_so_and_may_be_closed_again(connected: Callable[..., Client]) -> None:
     hf = connected()
     notes = hf.stream("notes")
     changes = notes.subscribe().__enter__()
@@ -391,7 +401,8 @@ def test_a_closed_client_says_so_and_may_be_closed_again(connected: Callable[[],
             call()
 
 
-def test_a_child_of_a_fork_connects_for_itself(hf: Client, connected: Callable[[], Client]) -> None:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_of_a_fork_connects_for_itself(hf: Client, connected: Callable[..., Client]) -> None:
     notes = hf.stream("notes")
     notes.append(b"parent")
     child = os.fork()
