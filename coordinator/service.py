@@ -15,23 +15,13 @@ What it does not do: judge who lives (`membership.py`), choose owners (`assignme
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
-from holdfast.coordinator.batch import (
-    Batch,
-    Fields,
-    Outcome,
-    Record,
-    RecordFound,
-    RecordFoundCold,
-    RecordSurveyed,
-    execute,
-)
+from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
 from holdfast.coordinator.errands import Errands, RunBlocking
 from holdfast.coordinator.events import (
     AskToRegister,
@@ -51,7 +41,7 @@ from holdfast.coordinator.events import (
     WriteFence,
 )
 from holdfast.coordinator.hearing import Hearing
-from holdfast.coordinator.lost_state import has_past, open_state, stores_in, stores_on_disk
+from holdfast.coordinator.lost_state import has_past, open_state
 from holdfast.coordinator.membership import (
     MAX_ENDED_REMEMBERED,
     Membership,
@@ -68,6 +58,7 @@ from holdfast.coordinator.requests import (
     store_count,
 )
 from holdfast.coordinator.state_file import StateFile
+from holdfast.coordinator.survey import Survey
 from holdfast.protocol.bus import Bus, BusMessage
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
@@ -101,16 +92,10 @@ MAX_BATCH_STORES: Final = 8192
 TICK_SECONDS: Final = 0.1
 #: How often a standby tries the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
-#: Stores that the survey finds between two breaths: some 10 ms of the state file.
-SURVEY_STORES: Final = 512
-SURVEY_PAUSE_SECONDS: Final = 0.02
-#: A survey that the file system cuts short begins anew after this long.
-SURVEY_RETRY_SECONDS: Final = 5.0
 #: Between two passes of the collector: with a million stores one is a dollar in 200 days.
 COLLECT_SECONDS: Final = 6 * 3600.0
 
 _Key = tuple[str, str]
-_Found = TypeVar("_Found")
 
 
 def _wall_clock_ms() -> int:
@@ -249,7 +234,10 @@ class Coordinator:
                 self._take_over(recorded)
                 self._errands.start("tick", self._tick())
                 if recorded.files_pending or (recorded.manifests_pending and self._bucket):
-                    self._errands.start("survey", self._survey(recorded.files_pending))
+                    survey = Survey(
+                        self._layout, self._disk, self._bucket, self._errands, self._record
+                    )
+                    self._errands.start("survey", survey.run(recorded.files_pending))
                 if self._bucket is not None:
                     self._errands.start("collect", self._collect(self._bucket))
                 logger.info("coordinator.started term=%s", self._term)
@@ -453,48 +441,6 @@ class Coordinator:
             if key[0] == order.server:
                 self._answer(self._registering, key, error)
         self._answer(self._suspecting, (order.server, order.incarnation), error)
-
-    async def _survey(self, files_pending: bool) -> None:
-        """Find the stores again after the state was lost: see `lost_state.py`."""
-        logger.info("coordinator.survey_started")
-        count = 0
-        if files_pending:
-            count += await self._survey_until_done(
-                lambda: stores_on_disk(self._layout, self._disk), RecordFound
-            )
-            await self._record(RecordSurveyed())
-        bucket = self._bucket
-        if bucket is not None:
-            # After the files: what has one is hot.
-            count += await self._survey_until_done(lambda: stores_in(bucket), RecordFoundCold)
-            await self._record(RecordSurveyed(with_manifests=True))
-        logger.info("coordinator.survey_done stores=%d", count)
-
-    async def _survey_until_done(
-        self,
-        look: Callable[[], Iterator[_Found]],
-        record: Callable[[tuple[_Found, ...]], Record],
-    ) -> int:
-        while True:
-            try:
-                return await self._survey_once(look(), record)
-            except StorageError as error:
-                logger.error("coordinator.survey_failed reason=%s", error)
-                await asyncio.sleep(SURVEY_RETRY_SECONDS)
-
-    async def _survey_once(
-        self, found: Iterator[_Found], record: Callable[[tuple[_Found, ...]], Record]
-    ) -> int:
-        def next_slice() -> tuple[_Found, ...]:
-            return tuple(itertools.islice(found, SURVEY_STORES))
-
-        count = 0
-        while stores := await self._errands.blocking(next_slice):
-            await self._record(record(stores))
-            count += len(stores)
-            logger.info("coordinator.survey stores=%d", count)
-            await asyncio.sleep(SURVEY_PAUSE_SECONDS)
-        return count
 
     async def _collect(self, bucket: Bucket) -> None:
         """Let the bucket be rid of what nobody needs, now and then."""

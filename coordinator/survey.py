@@ -1,0 +1,92 @@
+"""The survey: finding the stores again after the coordinator's state was lost (`lost_state.py`).
+
+Beside the service's work, a few stores at a time, each slice recorded before the next is looked for. That
+it is done is recorded too: until then it begins anew with each coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, TypeVar
+
+from holdfast.coordinator.batch import Record, RecordFound, RecordFoundCold, RecordSurveyed
+from holdfast.coordinator.errands import Errands
+from holdfast.coordinator.lost_state import stores_in, stores_on_disk
+from holdfast.protocol.errors import StorageError
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.layout import Layout
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: Stores that the survey finds between two breaths: some 10 ms of the state file.
+SURVEY_STORES: Final = 512
+SURVEY_PAUSE_SECONDS: Final = 0.02
+#: A survey that the file system cuts short begins anew after this long.
+SURVEY_RETRY_SECONDS: Final = 5.0
+
+_Found = TypeVar("_Found")
+
+
+class Survey:
+    """One survey of the files and, with a bucket, of its manifests."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        disk: Disk,
+        bucket: Bucket | None,
+        errands: Errands,
+        record: Callable[[Record], Awaitable[None]],
+    ) -> None:
+        """`record` returns once a record is durable."""
+        self._layout = layout
+        self._disk = disk
+        self._bucket = bucket
+        self._errands = errands
+        self._record = record
+
+    async def run(self, files_pending: bool) -> None:
+        """Look where it is still to be done: among the files if `files_pending`, and in the bucket."""
+        logger.info("coordinator.survey_started")
+        count = 0
+        if files_pending:
+            count += await self._look_until_done(
+                lambda: stores_on_disk(self._layout, self._disk), RecordFound
+            )
+            await self._record(RecordSurveyed())
+        bucket = self._bucket
+        if bucket is not None:
+            # After the files: what has one is hot.
+            count += await self._look_until_done(lambda: stores_in(bucket), RecordFoundCold)
+            await self._record(RecordSurveyed(with_manifests=True))
+        logger.info("coordinator.survey_done stores=%d", count)
+
+    async def _look_until_done(
+        self,
+        look: Callable[[], Iterator[_Found]],
+        record: Callable[[tuple[_Found, ...]], Record],
+    ) -> int:
+        while True:
+            try:
+                return await self._look_once(look(), record)
+            except StorageError as error:
+                logger.error("coordinator.survey_failed reason=%s", error)
+                await asyncio.sleep(SURVEY_RETRY_SECONDS)
+
+    async def _look_once(
+        self, found: Iterator[_Found], record: Callable[[tuple[_Found, ...]], Record]
+    ) -> int:
+        def next_slice() -> tuple[_Found, ...]:
+            return tuple(itertools.islice(found, SURVEY_STORES))
+
+        count = 0
+        while stores := await self._errands.blocking(next_slice):
+            await self._record(record(stores))
+            count += len(stores)
+            logger.info("coordinator.survey stores=%d", count)
+            await asyncio.sleep(SURVEY_PAUSE_SECONDS)
+        return count
