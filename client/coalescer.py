@@ -34,19 +34,18 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.frame import Frame, FrameBuilder, Group, Operation, PackedBatch, fail
+from holdfast.client.reply import read_reply
 from holdfast.client.store_queue import Lane, QueueState, StoreKey, StoreQueue
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     HoldfastError,
-    MalformedFrameError,
     NotOwnerError,
     ProtocolError,
     UnavailableError,
     UnsupportedVersionError,
     WriterGapError,
-    error_from_wire,
 )
-from holdfast.protocol.frames import Outcome, Run, decode, decode_outcome, encode_request
+from holdfast.protocol.frames import Outcome, Run, encode_request
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     FRAME_TIMEOUT_SECONDS,
@@ -71,9 +70,6 @@ SILENCE_LOOK_SECONDS: Final = 1.0
 SPREAD_OPERATIONS: Final = 256
 #: Stores whose owner and counter are remembered while nothing is on its way to them.
 MAX_KNOWN_STORES: Final = 65536
-
-#: The index that stands for all groups of a frame, in a refusal.
-WHOLE_FRAME: Final = -1
 
 _DURABILITIES: Final = {int(level): level for level in Durability}
 
@@ -187,7 +183,7 @@ class Coalescer:
             self._pings.pop(number, None)
             return
         try:
-            answers = _read_reply(payload, frame)
+            answers = read_reply(payload, frame)
         except UnsupportedVersionError as error:
             self._fail_frame(frame, error)
             return
@@ -588,46 +584,3 @@ class Coalescer:
                 if group is not None and not group.counter and not frame.stale:
                     at = group.queue.expire_operations(group.operations, now, sent=True)
                     self._deadline_at = min(self._deadline_at, at)
-
-
-def _read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | HoldfastError]]:
-    """Return what a reply answers to which group of `frame`, groups answered before left out.
-
-    All of it is looked at before any of it counts, or a reply that is half good would leave groups
-    that nobody answers. Raises UnsupportedVersionError, MalformedFrameError.
-    """
-    groups = frame.groups
-    answers: list[tuple[int, Outcome | HoldfastError]] = []
-    try:
-        for element in decode(payload):
-            index = element[0]
-            if index < WHOLE_FRAME:
-                raise IndexError(f"group {index}")
-            for each in range(len(groups)) if index == WHOLE_FRAME else (index,):
-                group = groups[each]
-                if group is None:
-                    continue
-                if element[1] == 0:
-                    outcome = decode_outcome(element[2])
-                    _check_fits(outcome, group)
-                    answers.append((each, outcome))
-                else:
-                    answers.append((each, error_from_wire(str(element[2]), element[3])))
-    except (TypeError, IndexError) as error:
-        raise MalformedFrameError(reason=f"a reply of the wrong shape: {error}") from error
-    return answers
-
-
-def _check_fits(outcome: Outcome, group: Group) -> None:
-    """Raise MalformedFrameError if `outcome` cannot be the answer to `group`: one result for each
-    write, or for the first few reads at least."""
-    results, wanted = outcome.results, len(group.operations)
-    is_run = type(results) is Run
-    count = results.length if type(results) is Run else len(results)
-    if (
-        type(outcome.time) is not int
-        or type(outcome.durability) is not int
-        or (is_run and not group.counter)
-        or (count != wanted and (group.counter or not 0 < count < wanted))
-    ):
-        raise MalformedFrameError(reason=f"{count} results for {wanted} operations")
