@@ -242,7 +242,7 @@ class Administrator:
                 "revision": found.revision,
                 "time": found.time,
                 "version": _version_fields(found.version) if found.version else None,
-                "replayed": sum(len(batch.changes) for batch in found.batches),
+                "replayed": found.batches.change_count,
             }
             if dry_run:
                 return report

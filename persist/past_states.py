@@ -31,6 +31,7 @@ from holdfast.shared_fs.manifest import (
     StoreEntry,
 )
 from holdfast.shared_fs.pins import pinned
+from holdfast.shared_fs.record_spool import RecordSpool
 from holdfast.shared_fs.snapshot import compress, fetch, take_image
 from holdfast.shared_fs.store_file import StoreFile
 
@@ -64,33 +65,45 @@ class PastStates:
     def found(
         self, store: StoreId, target: Target, *, nearest: bool, seen: Iterable[Point] = ()
     ) -> Iterator[Course]:
-        """Find how a store gets to a target, with what that reads pinned around the body.
+        """Find how a store gets to a target, with what that reads pinned, and kept, around the body.
 
         Raises PointNotReachedError if it does not, unless the nearest point before will do; BucketError,
         StorageFailedError.
         """
         reason = f"restore of {store}"
-        with pinned(self._manifests(), store, self._clock_ms, reason, logs=True) as entry:
-            found = course(store, entry, self.records(store), target, seen)
+        with (
+            pinned(self._manifests(), store, self._clock_ms, reason, logs=True) as entry,
+            RecordSpool() as spool,
+        ):
+            found = course(store, entry, self._records(store, spool), target, seen)
             if not found.exact and not (nearest and found.revision):
                 raise not_reached(store, target, found)
             yield found
 
-    def records(self, store: StoreId) -> list[LogRecord]:
+    def _records(self, store: StoreId, spool: RecordSpool) -> list[LogRecord]:
         """Return what any log, of whoever lives or not, has of a store."""
         bucket = self._manifests().bucket
-        found: list[LogRecord] = []
+        # The same record may be in two places.
+        unique: dict[tuple[int, int, int], LogRecord] = {}
+
+        def take(record: LogRecord) -> LogRecord | None:
+            if record.store != store:
+                return None
+            return unique.get(_place(record)) or spool.keep(record)
+
         for log in list_logs(bucket):
-            found += read_store_records(bucket, log.server, log.incarnation, log.slots, store)
+            for record in read_store_records(
+                bucket, log.server, log.incarnation, log.slots, store
+            ):
+                if _place(record) not in unique:
+                    unique[_place(record)] = spool.keep(record)
         for server in self._disk.names(self._layout.servers):
             for incarnation in self._disk.names(self._layout.server(server)):
                 folder = self._layout.log(server, incarnation)
                 if not self._disk.exists(folder):
                     continue
-                contents = read_log(self._disk, folder)
-                found += [record for record in contents.records if record.store == store]
-        # The same record may be in both places.
-        unique = {(each.epoch, each.previous_revision, each.revision): each for each in found}
+                for record in read_log(self._disk, folder, take).records:
+                    unique[_place(record)] = record
         return sorted(unique.values(), key=lambda each: (each.epoch, each.previous_revision))
 
     def draft(self, source: StoreId, found: Course, target: StoreId, path: Path) -> StoreFile:
@@ -154,3 +167,7 @@ class PastStates:
         if outcome not in (Published.NEWEST, Published.OLDER):
             raise StorageFailedError(reason=f"the bucket has {file.store} as {outcome}")
         return version
+
+
+def _place(record: LogRecord) -> tuple[int, int, int]:
+    return record.epoch, record.previous_revision, record.revision

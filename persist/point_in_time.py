@@ -8,9 +8,9 @@ reached and that time: the next change is known and later, or somebody saw the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from holdfast.persist.takeover import batches_of, following
 from holdfast.protocol import frames
@@ -55,13 +55,44 @@ class Point(NamedTuple):
     until: int
 
 
+class Steps(Sequence[AppliedBatch]):
+    """Batches to be applied, of which each is decoded when it is asked for: large values in the log may
+    be more than memory should hold."""
+
+    def __init__(self) -> None:
+        #: The record, which payload of it, and how many of that one's changes.
+        self._steps: list[tuple[LogRecord, int, int]] = []
+        self.change_count = 0
+
+    def add(self, record: LogRecord, payload: int, change_count: int) -> None:
+        """Add the first changes of one payload of a record."""
+        self._steps.append((record, payload, change_count))
+        self.change_count += change_count
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> AppliedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AppliedBatch]: ...
+    def __getitem__(self, index: int | slice) -> AppliedBatch | list[AppliedBatch]:
+        if isinstance(index, slice):
+            return [_batch(*step) for step in self._steps[index]]
+        return _batch(*self._steps[index])
+
+    def __iter__(self) -> Iterator[AppliedBatch]:
+        return (_batch(*step) for step in self._steps)
+
+
 @dataclass(slots=True)
 class Course:
     """How to get to a state. Without a version it starts from nothing, at revision `beginning`."""
 
     version: SnapshotVersion | None
     beginning: int = 0
-    batches: list[AppliedBatch] = field(default_factory=list)
+    #: As long as the records are there that they are from.
+    batches: Steps = field(default_factory=Steps)
     outcomes: list[WriterOutcome] = field(default_factory=list)
     #: What is reached.
     revision: int = 0
@@ -93,10 +124,10 @@ def course(
     reached = (epoch, found.revision)
     try:
         for record in following(store, records, file_epoch=epoch, file_revision=found.revision):
-            for batch in batches_of(record):
+            for payload, batch in enumerate(batches_of(record)):
                 kept = _covered(batch, target)
                 if kept:
-                    found.batches.append(AppliedBatch(batch.previous_revision, batch.time, kept))
+                    found.batches.add(record, payload, len(kept))
                     found.revision = batch.previous_revision + len(kept)
                     found.time = batch.time
                     reached = (record.epoch, found.revision)
@@ -119,6 +150,13 @@ def course(
         ]
         found.after = min(later, default=None)
     return found
+
+
+def _batch(record: LogRecord, payload: int, change_count: int) -> AppliedBatch:
+    changes = frames.decode_changes(record.payloads[payload])
+    return AppliedBatch(
+        changes.previous_revision, changes.time, changes.changes[:change_count]
+    )
 
 
 def _covered(batch: AppliedBatch, target: Target) -> Sequence[frames.WireChange]:

@@ -251,7 +251,9 @@ class StoreRestorer:
     def _own_records(self, store: StoreId) -> list[LogRecord]:
         bucket = self._manifests().bucket
         [log] = list_logs(bucket, self._server, self._incarnation)
-        return read_store_records(bucket, self._server, self._incarnation, log.slots, store)
+        return list(
+            read_store_records(bucket, self._server, self._incarnation, log.slots, store)
+        )
 
     def _discard(self, file: StoreFile, reason: str) -> None:
         with contextlib.suppress(HoldfastError):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -286,10 +286,9 @@ def read_bucket_log(bucket: Bucket, server: str, incarnation: str) -> LogContent
 
 def read_store_records(
     bucket: Bucket, server: str, incarnation: str, slots: Iterable[int], store: StoreId
-) -> list[LogRecord]:
-    """Return one store's records in these slots, by reading little else. Slots that are gone, and
+) -> Iterator[LogRecord]:
+    """Yield one store's records in these slots, by reading little else. Slots that are gone, and
     fences, have none. Raises ObjectDamagedError."""
-    found: list[LogRecord] = []
     for slot in slots:
         key = slot_key(server, incarnation, slot)
         try:
@@ -297,10 +296,9 @@ def read_store_records(
                 if any(covered.store == store for covered in block.covered):
                     part = bucket.get_range(key, block.offset, block.length)
                     records = decode_block(key, block, part.body)
-                    found.extend(record for record in records if record.store == store)
+                    yield from (record for record in records if record.store == store)
         except ObjectMissingError:
             continue
-    return found
 
 
 def read_coverage(bucket: Bucket, server: str, incarnation: str, slot: int) -> list[Covered]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -210,8 +210,11 @@ class _Gap(NamedTuple):
     offset: int
 
 
-def read_log(disk: Disk, directory: Path) -> LogContents:
-    """Read the whole log of an incarnation that is fenced. Raises StorageFailedError."""
+def read_log(
+    disk: Disk, directory: Path, take: Callable[[LogRecord], LogRecord | None] | None = None
+) -> LogContents:
+    """Read the whole log of an incarnation that is fenced. `take` says of each record, as it is read,
+    what is kept of it, if anything is. Raises StorageFailedError."""
     contents = LogContents()
     pieces: list[_Frame | _Gap] = []
     emptied: _Gap | None = None
@@ -231,9 +234,20 @@ def read_log(disk: Disk, directory: Path) -> LogContents:
         if emptied is not None:
             pieces.append(emptied)
             emptied = None
-        pieces.extend(_pieces(name, data))
+        pieces.extend(_pieces(name, data) if take is None else _taken(_pieces(name, data), take))
     _judge(pieces, contents)
     return contents
+
+
+def _taken(
+    pieces: Iterable[_Frame | _Gap], take: Callable[[LogRecord], LogRecord | None]
+) -> Iterator[_Frame | _Gap]:
+    for piece in pieces:
+        if type(piece) is _Frame:
+            kept = [found for record in piece.records if (found := take(record)) is not None]
+            yield piece._replace(records=kept)
+        else:
+            yield piece
 
 
 def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:

@@ -28,7 +28,7 @@ TIERED_BYTES = 18 * MIB
 #: What a client or a server may take beside what it takes anyway.
 EXTRA_BYTES = 32 * MIB
 #: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the compression.
-OWNER_BYTES = 128 * MIB
+OWNER_BYTES = 80 * MIB
 SOON_COLD = (
     *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),
     *("--cold-after-seconds", "0.5"),

@@ -243,7 +243,7 @@ def test_one_store_is_read_from_parts_of_the_slots(bucket: Bucket) -> None:
     put(log, record(1, StoreId("acme", 1, "third")))
     put(log, record(2, OTHER))
     fence_log(bucket, *ME)
-    found = read_store_records(bucket, *ME, range(6), OTHER)
+    found = list(read_store_records(bucket, *ME, range(6), OTHER))
     assert [(each.store, each.revision) for each in found] == [(OTHER, 1), (OTHER, 2)]
 
 
