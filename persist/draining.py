@@ -10,7 +10,7 @@ A few stores at a time, least recently used first. For each of them:
    coordinator again and are sent to the next owner, who may open the file at once.
 
 So a store pauses for a checkpoint and two round trips. Whatever is asked of a store that is not open is
-not opened for it but released, then refused likewise (`service.py`). At the end `vacate` releases what
+not opened for it but released, then refused likewise (`leaving.py`). At the end `vacate` releases what
 is merely assigned, at once, however much that is.
 
 Kept: a store is released only after its file was closed, and once closed is never served again by

@@ -4,8 +4,8 @@
     serve     frames in, through `pipeline.py`; stores opened when first used, after the coordinator
               granted them and `takeover.py` has brought their files up to date; heartbeats
     maintain  `checkpointing.py`, four times a second
-    drain     `draining.py`, when the coordinator says so: opens nothing, hands over what is open
-    stop      hand over likewise, answer what has arrived, release, leave nothing behind
+    leave     `leaving.py`, drained by the coordinator or stopped: opens nothing, hands over what is
+              open, answers what has arrived, leaves nothing behind
 
 An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing more;
 its supervisor starts the next one, which is a new incarnation like any other.
@@ -29,9 +29,9 @@ from holdfast.persist.bucket_ground import BucketGround
 from holdfast.persist.bucket_reaper import BucketReaper
 from holdfast.persist.checkpointing import Checkpointer
 from holdfast.persist.coordination import Coordination
-from holdfast.persist.draining import Drainer
 from holdfast.persist.fence_watch import Watch, watch_folder
 from holdfast.persist.incoming import take_apart
+from holdfast.persist.leaving import Leaving
 from holdfast.persist.log_reaper import LogReaper
 from holdfast.persist.open_queue import OpenQueue
 from holdfast.persist.opening import StoreOpener
@@ -75,7 +75,6 @@ from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence, is_open
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.manifest import Manifests, SnapshotVersion
-from holdfast.shared_fs.remains import let_go
 from holdfast.shared_fs.snapshot import Image
 from holdfast.shared_fs.store_file import StoreFile
 
@@ -84,12 +83,6 @@ logger = logging.getLogger("holdfast.persist")
 _MAINTENANCE_SECONDS: Final = 0.25
 #: Dead logs are let go in the background, well after the failover that made them.
 _REAP_SECONDS: Final = 5.0
-#: How long a stopping server hands its stores over while clients write, and how long it waits for
-#: the first or next store to go; the rest is released with the incarnation, at once.
-_HAND_OVER_SECONDS: Final = 5.0
-_HAND_OVER_PATIENCE_SECONDS: Final = 1.5
-#: How long it then waits for what has arrived to be answered.
-_ANSWER_SECONDS: Final = 2.0
 
 
 def new_incarnation() -> str:
@@ -143,7 +136,7 @@ class PersistServer:
         self._stored: StoredWriter | None = None
         self._ground: BucketGround | None = None
         self._bucket_only = bucket_only
-        #: After a clean end the next life is to begin: see `_end_for_drain`.
+        #: After a clean end the next life is to begin: see `leaving.py`.
         self.lives_again = False
         self._watch = watch
         self._ownership = Ownership()
@@ -152,16 +145,13 @@ class PersistServer:
         self._subscriptions: list[BusSubscription] = []
         self._stopping = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        self._draining = False
-        self._mode_changed = asyncio.Event()
-        self._give_up_at = float("inf")
         self._coordination = Coordination(
             bus=bus,
             subjects=self._subjects,
             server=self.server,
             incarnation=self.incarnation,
             mode=lambda: self.mode,
-            drain=self._set_draining,
+            drain=lambda draining: self._leaving.set_draining(draining),
             snapshot=self._request_snapshots,
         )
         self._open_queue = OpenQueue(
@@ -173,8 +163,8 @@ class PersistServer:
             opener=lambda: self._opener,
             tier=lambda: self._tier,
             refresh_logs=lambda: self._run_in_thread(self._dead_logs.refresh),
-            opens_nothing=lambda: self._opens_nothing,
-            release=self._release_granted,
+            opens_nothing=lambda: self._leaving.opens_nothing,
+            release=lambda granted: self._leaving.release(granted),
             spawn=self._spawn,
             max_open_stores=max_open_stores,
         )
@@ -186,14 +176,17 @@ class PersistServer:
 
     @property
     def mode(self) -> ServerMode:
-        if self._stopping.is_set():
-            return ServerMode.STOPPING
-        return ServerMode.DRAINING if self._draining else ServerMode.RUNNING
+        """What it tells of itself, once it runs."""
+        return self._leaving.mode
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns when everything is durable and released."""
         self.lives_again = False
         self._stopping.set()
+
+    def _end_for_drain(self) -> None:
+        self.stop()
+        self.lives_again = True
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Live this incarnation until `stop`. Sets `ready` once frames are accepted.
@@ -268,7 +261,7 @@ class PersistServer:
                 coordination=self._coordination,
                 run_in_thread=None if self._has_sync_thread else self._run_in_thread,
                 clock_ms=self._clock_ms,
-                is_running=lambda: not self._opens_nothing,
+                is_running=lambda: not self._leaving.opens_nothing,
                 with_durable=self._with_durable,
                 ask_again=self._open_queue.ask_again,
                 refuse=self._open_queue.refuse,
@@ -287,14 +280,6 @@ class PersistServer:
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,
         )
-        self._drainer = Drainer(
-            server=self.server,
-            ownership=self._ownership,
-            pipeline=self._pipeline,
-            checkpointer=self._checkpointer,
-            coordination=self._coordination,
-            give_up=lambda: asyncio.get_running_loop().time() > self._give_up_at,
-        )
         self._signs = SignsOfLife(
             server=self.server,
             gate=self._gate,
@@ -302,6 +287,23 @@ class PersistServer:
             coordination=self._coordination,
             stall_seconds=SYNC_STALL_SECONDS if ground is None else PUT_STALL_SECONDS,
             heartbeat=self._heartbeat,
+        )
+        self._leaving = Leaving(
+            server=self.server,
+            incarnation=self.incarnation,
+            disk=self._disk,
+            layout=self._layout,
+            gate=self._gate,
+            log=self._log,
+            ownership=self._ownership,
+            pipeline=self._pipeline,
+            checkpointer=self._checkpointer,
+            coordination=self._coordination,
+            signs=self._signs,
+            open_queue=self._open_queue,
+            ground=ground,
+            stopping=self._stopping,
+            end_for_drain=self._end_for_drain,
         )
         self._administrator = self._make_administrator()
 
@@ -463,10 +465,10 @@ class PersistServer:
                     tasks.create_task(self._signs.run()),
                     tasks.create_task(self._open_queue.run()),
                     tasks.create_task(self._coordination.keep_registered(self._stopping.is_set)),
-                    tasks.create_task(self._drain_loop()),
+                    tasks.create_task(self._leaving.drain()),
                 ]
                 await self._maintain_until_stopped()
-                await self._hand_over()
+                await self._leaving.hand_over()
                 await self._stop_cleanly()
                 for task in running:
                     task.cancel()
@@ -511,42 +513,9 @@ class PersistServer:
             await subscription.unsubscribe()
         await self._administrator.stop()
         try:
-            await self._close_and_release()
+            await self._leaving.finish(lives_again=self.lives_again)
         finally:
             await control.unsubscribe()
-
-    async def _close_and_release(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._answered()
-        left = await self._checkpointer.close_all()
-        if self._ground is not None:
-            # Before anybody else may own what this log has.
-            await self._ground.end()
-        elif left:
-            # Some file could not be made durable: the log stays, and whoever opens the store next
-            # applies it, as after a crash.
-            logger.error("server.not_clean server=%s stores=%d", self.server, len(left))
-            self._gate.fence_myself()
-            return
-        if not self.lives_again:
-            # The next life of a drained server takes the place of this one when it registers: one that
-            # has released all counts as ended by itself, and drained no longer.
-            try:
-                await self._coordination.release_all()
-            except HoldfastError as error:
-                logger.warning("server.release_failed server=%s reason=%s", self.server, error)
-        self._gate.fence_myself()
-        self._log.close()
-        if self._ground is None:
-            let_go(self._disk, self._layout, self.server, self.incarnation)
-        logger.info("server.stopped server=%s incarnation=%s", self.server, self.incarnation)
-
-    async def _answered(self) -> None:
-        """Return once everything that has arrived is answered."""
-        while not self._pipeline.idle or self._ownership.waiting_count:  # noqa: ASYNC110
-            # Five different places empty at their own pace; this is the end of a life, not a loop.
-            await asyncio.sleep(0.005)
 
     def _abandon(self) -> None:
         """Let go of every file as it is: the log has what the files have not."""
@@ -630,66 +599,6 @@ class PersistServer:
                 self._signs.look_at_fence()
                 await changed.wait()
                 changed.clear()
-
-    # Draining
-    def _set_draining(self, draining: bool) -> None:
-        if draining != self._draining:
-            logger.info("server.draining server=%s draining=%s", self.server, draining)
-            self._draining = draining
-            self._mode_changed.set()
-
-    async def _drain_loop(self) -> None:
-        while True:
-            await self._mode_changed.wait()
-            self._mode_changed.clear()
-            # At once: from the next heartbeat on the coordinator assigns nothing to this server.
-            await self._signs.beat()
-            if self._ground is not None and self._open_queue.has_opened and self.mode is ServerMode.DRAINING:
-                self._end_for_drain()
-                return
-            while self.mode is ServerMode.DRAINING or self._drainer.vacating:
-                if self._ownership.open_count:
-                    await self._drainer.step()
-                elif await self._vacate():
-                    logger.info(
-                        "server.drained server=%s stores=%d",
-                        self.server,
-                        self._drainer.released_count,
-                    )
-                    break
-
-    def _end_for_drain(self) -> None:
-        """Hand everything over by ending this life: without a shared file system the next owners need
-        its log, which is complete once it is fenced. The next life drains with nothing open."""
-        self.stop()
-        self.lives_again = True
-
-    async def _vacate(self) -> bool:
-        async with self._open_queue.opens:
-            return self._ownership.open_count == 0 and await self._drainer.vacate()
-
-    async def _hand_over(self) -> None:
-        """Let other servers have the open stores, few by few, as long as that gets on."""
-        clock = asyncio.get_running_loop().time
-        stop_at = clock() + _HAND_OVER_SECONDS
-        self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
-        await self._signs.beat()
-        if self._ground is not None:
-            return
-        while self._ownership.open_count and clock() < min(stop_at, self._give_up_at):
-            before = self._drainer.released_count
-            await self._drainer.step()
-            if self._drainer.released_count > before:
-                self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
-
-    @property
-    def _opens_nothing(self) -> bool:
-        return self.mode is not ServerMode.RUNNING or self._drainer.vacating
-
-    async def _release_granted(self, granted: list[tuple[StoreId, int]]) -> None:
-        # Without a shared file system what is assigned goes with the incarnation.
-        if self._ground is None:
-            await self._drainer.release(granted)
 
     # Maintenance
     async def _reap_loop(self) -> None:
