@@ -239,7 +239,10 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         for key in self._core.conflicts:
             try:
                 head = await self._kv.head()
-                self._core.found(key, await self._kv.get(key), head.revision)
+                # Not `get`, which would bring a large value along.
+                reader = await self._kv.get_reader(key)
+                found = None if reader is None else reader.row
+                self._core.found(key, found, head.revision)
             except OUTAGES:
                 return  # the follower brings it, or the next look does
             self._after()

@@ -22,11 +22,12 @@ from holdfast.protocol.names import StoreId, StoreKind
 
 DEADLINE_SECONDS = 60.0
 TENANT = "acme"
-#: More than a process may take for it, and than an image that is made in memory.
-LARGE_BYTES = 40 * MIB
-TIERED_BYTES = 18 * MIB
+#: More than a process may take for it.
+LARGE_BYTES = 32 * MIB
+#: More than an image that is made in memory.
+TIERED_BYTES = 17 * MIB
 #: What a client or a server may take beside what it takes anyway.
-EXTRA_BYTES = 32 * MIB
+EXTRA_BYTES = 28 * MIB
 #: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the compression.
 OWNER_BYTES = 80 * MIB
 SOON_COLD = (
@@ -333,7 +334,6 @@ def test_large_values_go_through_every_tier_and_to_every_owner_in_little_memory(
         second = scene.other(first)
         watch(second)
         scene.servers[first].kill()
-        await same(client, 2, digests[0])
         await same(client, 3, digests[1])
         assert await owner() == second
         assert_little(second)
@@ -346,18 +346,16 @@ def test_large_values_go_through_every_tier_and_to_every_owner_in_little_memory(
         await asyncio.to_thread(scene.holdfast, "drain", second)
         assert await owner() == first
         watch(first)
-        await same(client, 3, digests[1])
+        await same(client, 2, digests[0])
         assert_little(first)
 
-        # Left to the bucket, and brought back.
+        # Left to the bucket, and brought back; as are the stores of the other tests, in memory.
         for server in scene.servers.values():
             await asyncio.to_thread(server.stop)
         scene.start("s1", *SOON_COLD)
-        await same(client, 2, digests[0])
-        watch("s1")
+        assert await owner() == "s1"
         folder = scene.processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "tiered")).parent
         await until(lambda: not list(folder.glob("tiered.stream.*")), "its file is gone")
         await same(client, 3, digests[1])
-        assert_little("s1")
 
     run(scene, body)
