@@ -362,8 +362,7 @@ def _holds(replica: LiveKV[bytes] | LiveStream[bytes], state: State) -> bool:
     return {message.seq: message.value for message in replica} == state
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("kind", ["stream", "kv"])
+@pytest.mark.parametrize(("kind", "seed"), [("stream", 1), ("kv", 2)])
 def test_everybody_ends_with_what_was_acknowledged(
     cluster: RunningUp, kind: str, seed: int
 ) -> None:

@@ -77,14 +77,14 @@ def test_workers_wait_for_work_and_share_it(run: Run) -> None:
         done: list[bytes] = []
         consumers = [client.stream("s").consumer("c") for client in (hf, other, hf)]
         workers = [asyncio.ensure_future(work(each, done)) for each in consumers]
-        for number in range(60):
+        for number in range(30):
             await other.stream("s").append(b"%d" % number)
-        while (await consumers[0].info()).ack_floor < 60:
-            await asyncio.sleep(0.01)
+        while (await consumers[0].info()).ack_floor < 30:
+            await asyncio.sleep(0.05)
         for consumer in consumers:
             await consumer.aclose()
         await asyncio.gather(*workers)
-        assert sorted(done, key=int) == [b"%d" % number for number in range(60)]
+        assert sorted(done, key=int) == [b"%d" % number for number in range(30)]
 
     run(test)
 
