@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from forked_process import ForkedProcess
 from nats_server import NatsServer, running_nats_server
 
 from holdfast.protocol import frames
@@ -40,12 +39,12 @@ class Process:
 
     def __init__(self, part: str, log_file: Path, arguments: list[str]) -> None:
         self.log_file = log_file
-        with log_file.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"holdfast.{part}", *arguments],
-                stdout=log,
-                stderr=log,
-            )
+        log_file.touch()
+        self._process = ForkedProcess(f"holdfast.{part}.__main__", arguments, log_file)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def log(self) -> str:
@@ -53,20 +52,24 @@ class Process:
 
     @property
     def running(self) -> bool:
-        return self.popen.poll() is None
+        return self._process.poll() is None
 
     def wait(self) -> int:
         """Return the exit code, once it has ended."""
-        return self.popen.wait(DEADLINE_SECONDS)
+        return self._process.wait(DEADLINE_SECONDS)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
 
     def stop(self) -> int:
         """Ask it to end and return the exit code."""
-        self.popen.terminate()
+        self.terminate()
         return self.wait()
 
     def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
+        self._process.kill()
+        self.wait()
 
 
 class Processes:

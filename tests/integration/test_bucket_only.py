@@ -177,14 +177,14 @@ def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path)
         async with connected_peer(processes) as peer:
             await peer.write("notes", 1, [frames.APPEND, b"before"])
             processes.start_server("s2")
-            os.kill(zombie.popen.pid, signal.SIGSTOP)
+            os.kill(zombie.pid, signal.SIGSTOP)
             try:
                 # Sent to the stopped server itself, and answered by nobody.
                 late = asyncio.create_task(ask_zombie(peer))
                 ended = await peer.write("notes", 2, [frames.APPEND, b"after"])
                 assert ended.epoch > 1
             finally:
-                os.kill(zombie.popen.pid, signal.SIGCONT)
+                os.kill(zombie.pid, signal.SIGCONT)
             assert await late is None
             await until(lambda: not zombie.running, "the zombie has ended")
             assert "fenced" in zombie.log

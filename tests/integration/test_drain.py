@@ -224,7 +224,7 @@ def test_a_planned_restart_hands_the_stores_over_without_an_error(tmp_path: Path
     async def body(scene: Scene) -> None:
         async with running_load(scene.client, 120) as load:
             stopping = scene.servers["s2"]
-            stopping.popen.terminate()
+            stopping.terminate()
             await until(lambda: not stopping.running, "it has stopped")
             assert stopping.wait() == 0
             await load.more(1)

@@ -60,7 +60,7 @@ class Scene:
         self.start(name)
 
     def pid(self, name: str) -> int:
-        return self.servers[name].popen.pid
+        return self.servers[name].pid
 
     def other(self, name: str) -> str:
         return "s2" if name == "s1" else "s1"

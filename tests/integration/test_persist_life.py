@@ -170,7 +170,7 @@ def test_idle_stores_are_closed_and_come_back(tmp_path: Path) -> None:
         first = await peer.write("idle", 1, [frames.APPEND, b"v"])
         await peer.read("idle", [frames.HEAD])
         path = processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "idle"))
-        descriptors = Path(f"/proc/{server.popen.pid}/fd")
+        descriptors = Path(f"/proc/{server.pid}/fd")
 
         def closed() -> bool:
             held = (each.readlink() for each in descriptors.iterdir() if each.is_symlink())

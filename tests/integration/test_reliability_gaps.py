@@ -437,7 +437,7 @@ def test_a_store_file_that_is_removed_under_its_owner_is_missed_when_it_is_next_
         assert await values(peer) == [b"1", b"2", b"3"]
         path = processes.layout.store(NOTES)
         path.unlink()
-        pid = str(server.popen.pid)
+        pid = str(server.pid)
         await until(
             lambda: not any(each.startswith(str(path)) for each in _descriptors(pid)),
             "it is closed",

@@ -209,12 +209,12 @@ def test_a_zombie_acknowledges_no_stored_write_though_the_bucket_takes_its_slot(
         stream = client.stream("notes")
         await stream.append(b"1", durability="stored")
         processes.start_server("s2")
-        os.kill(zombie.popen.pid, signal.SIGSTOP)
+        os.kill(zombie.pid, signal.SIGSTOP)
         try:
             late = asyncio.create_task(stream.append(b"2", durability="stored"))
             await until(lambda: "taken_over" in last_log(processes, "s2"), "s2 has taken over")
         finally:
-            os.kill(zombie.popen.pid, signal.SIGCONT)
+            os.kill(zombie.pid, signal.SIGCONT)
         assert (await late).seq == 2
         await until(lambda: not zombie.running, "the zombie has ended")
         assert [message.value async for message in stream.get_all()] == [b"1", b"2"]
