@@ -6,6 +6,8 @@ that says so is applied, and is gone when that is replaced or removed. Invariant
 
 - A body is dense: chunk by chunk from offset 0, and `size` is where the next one begins.
 - A body is the value of one place at the most, and a place has one body at the most.
+- An upload is a value once: whose it was is known for UPLOAD_RETENTION_SECONDS, also when that is gone, so
+  that who goes on with it is told, and does not undo what came after it.
 - What is gone cannot be read, although its chunks are removed later and in parts (`sweep`): freeing a
   gigabyte takes SQLite seconds.
 
@@ -21,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs import schema
 
@@ -29,6 +32,7 @@ Place = int | str
 
 #: Chunks that one statement removes.
 _SWEPT_AT_ONCE: Final = 64
+_RETENTION_MS: Final = int(UPLOAD_RETENTION_SECONDS * 1000)
 
 
 class Body(NamedTuple):
@@ -92,25 +96,34 @@ class Bodies:
 
     def drop_uploads(self, upload_ids: Sequence[bytes]) -> None:
         """Drop uploads that are nobody's value."""
-        for upload_id in upload_ids:
-            self._drop(schema.DROP_UPLOAD, upload_id)
+        if self.there:
+            for upload_id in upload_ids:
+                self._execute(schema.DROP_UPLOAD, (upload_id,))
+            self._has_gone = None
 
     def drop_at(self, place: Place) -> None:
         """Drop the body of a place, if it has one."""
-        self._drop(schema.DROP_BODY_AT, place)
+        self._drop_placed(schema.BODY_AT, place)
 
     def drop_up_to(self, seq: int) -> None:
         """Drop those of a stream up to and with `seq`."""
-        self._drop(schema.DROP_BODIES_UP_TO, seq)
+        self._drop_placed(schema.BODIES_UP_TO, seq)
 
     def drop_all(self) -> None:
         """Drop every value; uploads go on."""
-        self._drop(schema.DROP_PLACED_BODIES)
+        self._drop_placed(schema.PLACED_BODIES)
 
-    def _drop(self, statement: str, *bindings: Place | bytes) -> None:
-        if self.there:
-            self._execute(statement, bindings)
-            self._has_gone = None
+    def _drop_placed(self, which: str, *bindings: Place) -> None:
+        if not self.there:
+            return
+        if not self._execute(schema.SELECT_HAS_PLACED.format(which), bindings).get:
+            return
+        for _ in self._execute(schema.CREATE_SPENT_UPLOADS):
+            pass
+        self._execute(schema.INSERT_SPENT_UPLOADS.format(which), bindings)
+        self._execute(schema.DELETE_SPENT_UPLOADS, (_RETENTION_MS,))
+        self._execute(schema.DROP_PLACED.format(which), bindings)
+        self._has_gone = None
 
     def sweep(self, chunk_limit: int) -> None:
         """Remove chunks of bodies that are gone, about `chunk_limit` of them."""
@@ -130,8 +143,13 @@ class Bodies:
 
     # Reading
     def find(self, upload_id: bytes) -> Body | None:
-        """Return what there is of an upload, also when it has become a value."""
-        row = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
+        """Return what there is of an upload, also when it has become a value, and for a while when that
+        is gone."""
+        if not self.there:
+            return None
+        row = self._execute(schema.SELECT_BODY, (upload_id,)).get
+        if row is None and self._execute(schema.SELECT_HAS_SPENT_UPLOADS).get:
+            row = self._execute(schema.SELECT_SPENT_UPLOAD, (upload_id,)).get
         return None if row is None else Body(*row)
 
     def staged(self) -> list[tuple[bytes, int]]:
@@ -173,8 +191,8 @@ class Bodies:
     def read(self, upload_id: bytes, offset: int) -> bytes | None:
         """Return bytes of a value from `offset` on, up to the end of a chunk: none at the end of the
         value. None if there is no such value."""
-        body = self.find(upload_id)
-        if body is None or body.place is None:
+        body = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
+        if body is None or Body(*body).place is None:
             return None
         row: Any = self._execute(schema.SELECT_CHUNK, (upload_id, offset)).get
         return b"" if row is None else bytes(row[1][offset - row[0] :])

@@ -5,7 +5,7 @@ its kind only. Each statement says which index serves it. A file of an earlier v
 one transaction, when it is opened to be written.
 
 A value that was uploaded in chunks is a row of `bodies` and some of `chunks`, tables that are made when the
-first chunk comes; `value` of its message or entry is empty then, and `body_bytes` says how large it is.
+first chunk comes, and `spent_uploads` when the first value goes; `value` of its message or entry is empty then, and `body_bytes` says how large it is.
 
 `expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
 has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table `archived`
@@ -398,10 +398,37 @@ SELECT_CHUNKS_AT: Final = (
 DROP_UPLOAD: Final = (
     "UPDATE bodies SET upload = NULL WHERE upload = ? AND place IS NULL"
 )
-DROP_BODY_AT: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE place = ?"
-DROP_BODIES_UP_TO: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE place <= ?"
-DROP_PLACED_BODIES: Final = (
-    "UPDATE bodies SET upload = NULL, place = NULL WHERE place IS NOT NULL"
+#: Which values go: conditions for the three statements below.
+BODY_AT: Final = "place = ?"
+BODIES_UP_TO: Final = "place <= ?"
+PLACED_BODIES: Final = "place IS NOT NULL"
+SELECT_HAS_PLACED: Final = "SELECT EXISTS (SELECT 1 FROM bodies WHERE {})"
+DROP_PLACED: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE {}"
+#: `time` is when the upload became a value.
+CREATE_SPENT_UPLOADS: Final = """
+CREATE TABLE IF NOT EXISTS spent_uploads(
+    upload BLOB PRIMARY KEY,
+    size INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL,
+    time INTEGER NOT NULL,
+    place ANY NOT NULL,
+    revision INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS spent_uploads_time ON spent_uploads(time);
+"""
+INSERT_SPENT_UPLOADS: Final = (
+    "INSERT OR REPLACE INTO spent_uploads"
+    " SELECT upload, size, crc32, time, place, revision FROM bodies WHERE {}"
+)
+#: Of no use after UPLOAD_RETENTION_SECONDS, in milliseconds.
+DELETE_SPENT_UPLOADS: Final = (
+    "DELETE FROM spent_uploads WHERE time <= (SELECT max(time) FROM spent_uploads) - ?"
+)
+SELECT_HAS_SPENT_UPLOADS: Final = (
+    "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'spent_uploads')"
+)
+SELECT_SPENT_UPLOAD: Final = (
+    "SELECT size, crc32, time, NULL, place, revision FROM spent_uploads WHERE upload = ?"
 )
 SELECT_GONE_BODY: Final = "SELECT id FROM bodies WHERE upload IS NULL LIMIT 1"
 DELETE_SOME_CHUNKS: Final = (

@@ -124,12 +124,8 @@ class Uploader(Application):
         value = hashlib.sha256(content).hexdigest().encode()
         self._uploads.contents[value] = content
         files = self._client.kv(FILES[1])
-        at_once = chance.random() < 0.4
-        if not at_once:
-            # Nobody else replaces it before it is gone on with.
-            key = self._name
         operation = self._invoke(FILES, "set", keys=(key,), values=(value,))
-        if at_once:
+        if chance.random() < 0.4:
             setting = files.set(key, content, timeout_seconds=timeout_seconds)
         else:
             setting = self._put_again(key, content, timeout_seconds)

@@ -231,6 +231,30 @@ def test_an_upload_is_one_value_only(bench: Bench) -> None:
     assert bench.value(place(bench)) == b"abcdef"
 
 
+def test_an_upload_whose_value_was_replaced_is_not_stored_again(bench: Bench) -> None:
+    for number in (1, 2):
+        bench.stage(number, b"value %d" % number)
+        bench.do(*put(bench, number, b"value %d" % number))
+    found = bench.read(frames.UPLOAD, upload_id(1))
+    assert found[:2] == [7, zlib.crc32(b"value 1")]
+    removal = [frames.TRIM, 1] if bench.store.is_stream else [frames.CLEAR]
+    bench.do(*removal)
+    bench.reopen()
+    for number in (1, 2):
+        seq, revision, _ = bench.read(frames.UPLOAD, upload_id(number))[2]
+        assert (seq, revision > 0) == (int(bench.store.is_stream), True)
+        assert bench.do(*put(bench, number, b"value %d" % number))[0] == "upload_mismatch"
+        assert bench.do(frames.PUT_CHUNK, upload_id(number), 7, b"g")[0] == "upload_mismatch"
+        assert bench.read(frames.READ_CHUNK, upload_id(number), 0) is None
+    bench.time += RETENTION_MS + 1
+    bench.stage(3, b"value 3")
+    bench.do(*put(bench, 3, b"value 3"))
+    bench.stage(4, b"value 4")
+    bench.do(*put(bench, 4, b"value 4"))
+    assert bench.read(frames.UPLOAD, upload_id(1)) is None
+    assert bench.read(frames.UPLOAD, upload_id(3)) is not None
+
+
 def test_a_tick_that_failed_has_staged_and_placed_nothing(bench: Bench) -> None:
     bench.stage(1, b"abcdef")
     bench.fail(frames.PUT_CHUNK, upload_id(1), 6, b"g")
