@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from holdfast.protocol import frames
+from holdfast.protocol.compression import ENCODING_HEADER, decompressed
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 
 Store = tuple[int, str]
@@ -211,8 +212,13 @@ class History:
 
 
 def value_of(row: Message | Entry) -> bytes:
-    """Return the value of a row; of a large one its sha256, which stands for it in a history."""
-    return row.value if row.large is None else row.large.sha256.hex().encode()
+    """Return the value of a row, as its writer gave it; of a large one its sha256, which stands for it in
+    a history."""
+    if row.large is not None:
+        return row.large.sha256.hex().encode()
+    if ENCODING_HEADER in row.headers:
+        return decompressed(row.value, row.headers, "a value on the wire")[0]
+    return row.value
 
 
 def change_of(change: Change) -> ChangeOf | None:
