@@ -69,7 +69,8 @@ def test_nothing_is_lost_duplicated_or_acknowledged_by_a_zombie(tmp_path: Path) 
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+# SIGINT goes the way of SIGTERM, the one that `holdfast demo` and `up` are tested with.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_torture_that_is_cut_short_leaves_no_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -749,4 +749,4 @@ class StoreHistory(RuleBasedStateMachine):
 
 
 TestStoreHistory = StoreHistory.TestCase
-TestStoreHistory.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+TestStoreHistory.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
