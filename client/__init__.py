@@ -8,7 +8,7 @@
 
 The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
 the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame
-(`frame.py`) for the server that `router.py` found. Following a store: `subscription.py`, whose `track.py`
+(`frame.py`) for the server that `router.py` found, as far as the client's `credit.py` goes. Following a store: `subscription.py`, whose `track.py`
 reads what is there and then what `merge.py` put in order, fed by `follower.py`; many stores at once:
 `pattern.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`,
 shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.

@@ -31,13 +31,16 @@ import math
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from holdfast.client.credit import Credit
 from holdfast.client.frame import Frame, FrameBuilder, Group, Operation, PackedBatch, fail
 from holdfast.client.reply import read_reply
 from holdfast.client.store_queue import Lane, QueueState, StoreKey, StoreQueue
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
+    BusyError,
     HoldfastError,
     NotOwnerError,
     ProtocolError,
@@ -71,6 +74,7 @@ SPREAD_OPERATIONS: Final = 256
 #: Stores whose owner and counter are remembered while nothing is on its way to them.
 MAX_KNOWN_STORES: Final = 65536
 
+_packed: Final = itemgetter(0)
 _DURABILITIES: Final = {int(level): level for level in Durability}
 
 
@@ -108,6 +112,7 @@ class Coalescer:
         self.frame_limit_bytes = max_payload_bytes - FRAME_RESERVE_BYTES
         #: Operations submitted and not answered.
         self.pending_count = 0
+        self._credit = Credit()
         self._writer = writer
         self._jitter = jitter
         self._queues: dict[StoreKey, StoreQueue] = {}
@@ -134,6 +139,21 @@ class Coalescer:
         at = min(self._deadline_at, self._frame_timeout_at)
         return min(at, self._backing_off[0][0]) if self._backing_off else at
 
+    @property
+    def full(self) -> bool:
+        """There may be no `room`. Changes nothing, so that any thread may ask, and is asked for each
+        operation, so that it counts nothing."""
+        credit = self._credit
+        return self.pending_count >= credit.window or credit.wants_count
+
+    @property
+    def room(self) -> int:
+        """How many more operations should be let in, of the size of those that wait; 0 or less: none."""
+        credit = self._credit
+        if credit.wants_count:
+            credit.counted(self._waiting_bytes(), self.pending_count)
+        return credit.room(self.pending_count)
+
     # Events
 
     def submit(self, key: StoreKey, operation: Operation, is_write: bool) -> None:
@@ -148,6 +168,7 @@ class Coalescer:
         else:
             queue.reads.append(operation)
         self.pending_count += 1
+        self._credit.bytes_bound += len(operation[0])
         if operation[2] < self._deadline_at:  # noqa: PLR1730 (five times as fast as min)
             self._deadline_at = operation[2]
         if queue.state is QueueState.IDLE:
@@ -192,7 +213,7 @@ class Coalescer:
             if group is None:
                 continue
             if isinstance(answer, Outcome):
-                self._answered(frame, group, answer)
+                self._answered(frame, group, answer, now)
             else:
                 self._refused(frame, group, answer, now)
             self._close_group(frame, index)
@@ -318,6 +339,15 @@ class Coalescer:
             assert len(live) - lane.frames_in_flight == lane.stored_frames <= MAX_STORED_FRAMES
 
     # Queues
+
+    def _waiting_bytes(self) -> int:
+        """Count what waits, or is on its way and not answered; but for reads on their way."""
+        size_bytes = 0
+        for queue in self._active.values():
+            size_bytes += sum(map(len, map(_packed, queue.writes)))
+            size_bytes += sum(map(len, map(_packed, queue.reads)))
+            size_bytes += sum(group.size_bytes for group in queue.groups if not group.answered)
+        return size_bytes
 
     def _open(self, key: StoreKey) -> StoreQueue:
         if len(self._queues) >= MAX_KNOWN_STORES:
@@ -456,7 +486,7 @@ class Coalescer:
                 group.queue.requeue_reads(group.operations)
                 self._active[group.queue.key] = group.queue
 
-    def _answered(self, frame: Frame, group: Group, outcome: Outcome) -> None:
+    def _answered(self, frame: Frame, group: Group, outcome: Outcome, now: float) -> None:
         if group.answered:
             return
         operations, results = group.operations, outcome.results
@@ -479,6 +509,10 @@ class Coalescer:
         if group.counter:
             group.answered = True
             self.pending_count -= len(operations) + queue.settle()
+            if group.durability != Durability.STORED:
+                _, _, deadline_at, _, timeout_seconds = operations[0]
+                taken_seconds = now - (deadline_at - timeout_seconds)
+                self._credit.answered(count, taken_seconds, timeout_seconds, now)
         elif current:
             self.pending_count -= count
             if count < len(operations):
@@ -492,6 +526,8 @@ class Coalescer:
         if not error.retryable:
             self._fail_group(group, error)
             return
+        if isinstance(error, BusyError) and group.durability != Durability.STORED:
+            self._credit.late(now)
         if not group.counter:
             group.frame = 0
             group.queue.requeue_reads(group.operations)

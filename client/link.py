@@ -33,7 +33,7 @@ from holdfast.protocol.errors import (
     TooLargeError,
     error_from_wire,
 )
-from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_WAITING_OPERATIONS
+from holdfast.protocol.limits import MAX_NAME_BYTES
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.subjects import Subjects
 
@@ -228,11 +228,13 @@ class Link:
 
     @property
     def full(self) -> bool:
-        """So much waits for answers that a caller has to wait for room first."""
-        return self._coalescer.pending_count >= MAX_WAITING_OPERATIONS or bool(self._room)
+        """So much may wait for answers that a caller has to wait for room first. Any thread may ask."""
+        return self._coalescer.full or bool(self._room)
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
         """Return when it is this caller's turn. Raises OperationTimeoutError."""
+        if not self._room and self._coalescer.room > 0:
+            return
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         room: asyncio.Future[None] = self._loop.create_future()
         self._room.append(room)
@@ -248,7 +250,7 @@ class Link:
 
     def _admit(self) -> None:
         """Let waiting callers in, as many as there is room for."""
-        room = MAX_WAITING_OPERATIONS - self._coalescer.pending_count
+        room = self._coalescer.room
         while self._room and room > 0:
             waiter = self._room.popleft()
             if not waiter.done():

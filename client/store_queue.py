@@ -106,6 +106,7 @@ class StoreQueue:
         "next_counter",
         "owner",
         "reads",
+        "reads_passed_over",
         "retry_at",
         "state",
         "writes",
@@ -117,6 +118,8 @@ class StoreQueue:
         self.head = b"\x96" + pack(key[0]) + pack(key[1])
         self.writes: deque[Operation] = deque()
         self.reads: deque[Operation] = deque()
+        #: There were reads for which the last frame had no room.
+        self.reads_passed_over = False
         #: There may be batches among the writes.
         self.holds_batches = False
         #: Unanswered write groups, by counter.
@@ -220,6 +223,9 @@ class StoreQueue:
                     if not frame.fits(group):
                         return False, dropped
                     frame.add(group, self.groups[0].counter)
+        reads_first, self.reads_passed_over = self.reads_passed_over, False
+        if reads_first and self.reads:
+            dropped += self._fill_reads(frame)
         while self.writes:
             new_group, gone = self._form(self.writes, self.next_counter, frame)
             dropped += gone
@@ -229,13 +235,18 @@ class StoreQueue:
             self.groups.append(new_group)
             frame.add(new_group, self.groups[0].counter)
         if self.writes:
+            # A store that is written to without an end is read from too: in every other frame.
+            self.reads_passed_over = bool(self.reads) and not reads_first
             return False, dropped
         if self.reads:
-            read_group, gone = self._form(self.reads, 0, frame)
-            dropped += gone
-            if read_group is not None:
-                frame.add(read_group, 0)
+            dropped += self._fill_reads(frame)
         return not self.reads, dropped
+
+    def _fill_reads(self, frame: FrameBuilder) -> int:
+        group, dropped = self._form(self.reads, 0, frame)
+        if group is not None:
+            frame.add(group, 0)
+        return dropped
 
     def _form(
         self, waiting: deque[Operation], counter: int, frame: FrameBuilder

@@ -139,8 +139,9 @@ class Stream(Generic[V]):
         """Start an `append`, with the same arguments, and return without waiting for its ack.
 
         For one producer that keeps many appends under way: they are stored in the order of these
-        calls. Waits only while MAX_WAITING_OPERATIONS of this client are unanswered. At most
-        MAX_VALUE_BYTES each: TooLargeError.
+        calls. Waits while so much of this client is unanswered that more would be late
+        (MAX_WAITING_OPERATIONS and MAX_WAITING_BYTES at the most). At most MAX_VALUE_BYTES each:
+        TooLargeError.
         """
         link, values = self._link, self._values
         data, headers = values.stored(values.encoded(value), headers)

@@ -84,8 +84,12 @@ FRAME_TIMEOUT_SECONDS: Final = 2.0
 #: A server that leaves a frame unanswered for this long is asked whether it is there: a frame that
 #: died with its server gets no `no responders` of its own, the question does.
 PING_SECONDS: Final = 0.2
-#: Operations that wait in a client before a caller is made to wait for room.
+#: Operations that wait in a client before a caller is made to wait for room, and their bytes.
 MAX_WAITING_OPERATIONS: Final = 65536
+MAX_WAITING_BYTES: Final = 64 * MIB
+#: So many wait at first, and at least: more as answers come, fewer when they come late.
+FIRST_WAITING_OPERATIONS: Final = 4096
+MIN_WAITING_OPERATIONS: Final = 256
 #: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
 SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
 #: What a live replica holds that the owner has not confirmed; beyond it a write is refused as `busy`.
@@ -192,6 +196,8 @@ assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 
 assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
 assert CHUNK_BYTES <= MAX_CHUNK_BYTES <= PAGE_BYTES
 assert MAX_VALUE_BYTES < MAX_LARGE_VALUE_BYTES
+assert MIN_WAITING_OPERATIONS <= FIRST_WAITING_OPERATIONS <= MAX_WAITING_OPERATIONS
+assert FRAMES_IN_FLIGHT * MIN_PAYLOAD_BYTES < MAX_WAITING_BYTES
 assert OPERATION_TIMEOUT_SECONDS < UPLOAD_RETENTION_SECONDS
 assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS

@@ -324,7 +324,8 @@ def test_a_write_given_up_is_not_applied_when_it_arrives_late(nats: NatsServer) 
 def test_callers_beyond_the_limit_wait_for_room_in_order(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.client.link.MAX_WAITING_OPERATIONS", 10)
+    for limit in ("FIRST", "MIN", "MAX"):
+        monkeypatch.setattr(f"holdfast.client.credit.{limit}_WAITING_OPERATIONS", 10)
 
     async def test(client: Client, cluster: FakeCluster) -> None:
         stream = client.stream("s")
