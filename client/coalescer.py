@@ -55,6 +55,7 @@ from holdfast.protocol.limits import (
     FRAMES_IN_FLIGHT,
     MAX_FRAME_OPERATIONS,
     MAX_STORED_FRAMES,
+    MAX_WAITING_BYTES,
     OPERATION_TIMEOUT_SECONDS,
     PING_SECONDS,
 )
@@ -150,7 +151,7 @@ class Coalescer:
     def room(self) -> int:
         """How many more operations should be let in, of the size of those that wait; 0 or less: none."""
         credit = self._credit
-        if credit.wants_count:
+        if credit.bytes_bound >= MAX_WAITING_BYTES // 2:
             credit.counted(self._waiting_bytes(), self.pending_count)
         return credit.room(self.pending_count)
 
