@@ -5,7 +5,7 @@ parent's threads and makes its own, and what was made before the fork refuses to
 (ForkedError). At the exit of the process clients that are still open are closed, for a moment.
 
 Work is posted through one queue, and the loop woken only if nobody has since it last looked: many
-threads that post at once wake it once, and what they ask for travels in one frame. Nothing polls.
+threads that post at once wake it once, and what they ask for travels in one frame.
 
 A call that is interrupted in its caller, by Ctrl-C or by what another signal handler raises, cancels its
 work and waits until that has ended; a second interrupt does not wait. A call on the background's own thread,
@@ -34,6 +34,9 @@ A = TypeVar("A")
 
 #: How long the exit of a process waits for its clients to be closed.
 _EXIT_SECONDS: Final = 2.0
+#: A signal that comes right before the main thread goes to sleep does not wake it (CPython looks for signals
+#: before and after, and the kernel interrupts only a sleep). So that thread looks up now and then.
+_SIGNAL_SECONDS: Final = 0.5
 
 
 class Background:
@@ -105,7 +108,7 @@ class Background:
                 ended.release()
 
         self.post(call)
-        ended.acquire()
+        wait_for(ended)
         if errors:
             raise errors.pop()
         return results[0]
@@ -229,12 +232,12 @@ class _Call(Generic[T]):
         background = self._background
         try:
             background.post(self._start)
-            self._turn.acquire()
+            wait_for(self._turn)
             while self._wanted is not None:
                 (function, answer), self._wanted = self._wanted, None
                 result = function()
                 background.post(lambda a=answer, r=result: a.done() or a.set_result(r))  # type: ignore[misc]
-                self._turn.acquire()
+                wait_for(self._turn)
         except BaseException:
             self._cancel()
             raise
@@ -286,7 +289,7 @@ class _Call(Generic[T]):
 
         self._background.post(cancel)
         while not self._has_ended:
-            self._turn.acquire()
+            wait_for(self._turn)
 
 
 def background() -> Background:
@@ -296,6 +299,15 @@ def background() -> Background:
         if _current is None:
             _current = Background()
         return _current
+
+
+def wait_for(lock: threading.Lock) -> None:
+    """Acquire a lock. What a signal's handler raises is raised, within _SIGNAL_SECONDS at the latest."""
+    if threading.get_ident() != threading.main_thread().ident:
+        lock.acquire()
+        return
+    while not lock.acquire(timeout=_SIGNAL_SECONDS):
+        pass
 
 
 def _exiting() -> ConnectionFailedError:

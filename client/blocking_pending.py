@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.client.background import Background
+from holdfast.client.background import Background, wait_for
 from holdfast.client.link import Link
 from holdfast.client.store_queue import StoreKey
-from holdfast.protocol.errors import HoldfastError, OperationTimeoutError
+from holdfast.protocol.errors import OperationTimeoutError
 from holdfast.protocol.messages import Ack, Durability
 
 logger = logging.getLogger("holdfast.client")
@@ -70,7 +70,7 @@ class PendingAck:
         """The answer of a waiter (`frame.Waiter`); on the loop."""
         if self._answer is None:
             self._answer = answer
-            for lock in self._waiting:
+            for lock in tuple(self._waiting):
                 lock.release()
             if self._callbacks:
                 self._background.post(self._call_back)
@@ -85,7 +85,13 @@ class PendingAck:
         self._waiting.append(lock)
         if self._answer is not None:
             return True
-        return lock.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds)
+        if timeout_seconds is None:
+            wait_for(lock)
+            return True
+        answered = lock.acquire(timeout=timeout_seconds)
+        if not answered:
+            self._waiting.remove(lock)
+        return answered
 
     def _call_back(self) -> None:
         while self._callbacks:
@@ -117,7 +123,7 @@ def start_write(
     def submit() -> None:
         try:
             link.submit_for(pending, key, packed, True, durability, timeout_seconds)
-        except HoldfastError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the caller hears of it)
             pending.set_result((error, 0, None))
 
     background.post(submit)
