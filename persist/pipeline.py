@@ -8,8 +8,7 @@ already built and appended, and one later sync covers them all, so a busy server
 and a lone write waits for one sync only. Invariants:
 
 - Nothing leaves before the frame that it depends on is synced, and then not before the fence was
-  read after that sync. Reads run on what is durable, in slices between the answers to writes, and
-  each slice has a look at the fence of its own.
+  read after that sync (`releasing.py`).
 - Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
 - Inbox and unsynced bytes are bounded: over the first the answer is `busy`, over the second the
@@ -22,35 +21,28 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.persist import eviction, reads
+from holdfast.persist import eviction
 from holdfast.persist.archive_reads import ArchiveReads
 from holdfast.persist.ownership import Arrival, Ownership
+from holdfast.persist.releasing import MATERIALISE_OPERATIONS, Release, Releaser
 from holdfast.persist.store import Store
 from holdfast.persist.stored_writer import StoredWriter
 from holdfast.persist.tick import Answers, Tick
-from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
 from holdfast.protocol.errors import (
-    ArchiveUnreadableError,
     BusyError,
-    FencedError,
     HoldfastError,
     StorageError,
-    StorageFailedError,
-    TooLargeError,
 )
 from holdfast.protocol.limits import (
-    FRAME_RESERVE_BYTES,
     LOG_CAP_BYTES,
     MAX_FRAME_OPERATIONS,
     MAX_INBOX_BYTES,
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
     MAX_UNSYNCED_BYTES,
-    PAGE_BYTES,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
@@ -65,33 +57,15 @@ logger = logging.getLogger("holdfast.persist")
 #: and so many more for each group, which costs as much before its first operation is looked at.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
 _GROUP_OPERATIONS = 8
-#: Reads executed before the answers to writes have their turn: operations, and so many more where
-#: the store's file has to be brought up to date first.
-_SLICE_OPERATIONS = 1024
-_MATERIALISE_OPERATIONS = 64
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
-#: Between two tries to read a fence file that cannot be read.
-_GATE_RETRY_SECONDS = 0.05
 
 
 class RunInThread(Protocol):
     """Runs a blocking function outside the loop's thread (or, in a simulation, inside)."""
 
     def __call__(self, function: Callable[[], Any], /) -> Awaitable[Any]: ...
-
-
-@dataclass(slots=True)
-class _Release:
-    """What leaves together."""
-
-    wait_for: int
-    answers: Answers
-    reads: list[tuple[Store, Arrival]] = field(default_factory=list)
-    broadcasts: list[tuple[StoreId, bytes]] = field(default_factory=list)
-    #: Set when everything before it, and this, has left.
-    left: asyncio.Event | None = None
 
 
 class Pipeline:
@@ -123,8 +97,6 @@ class Pipeline:
         self._server = server
         self._log = log
         self._gate = gate
-        self._bus = bus
-        self._subjects = subjects
         self._ownership = ownership
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
@@ -134,8 +106,21 @@ class Pipeline:
         self._stored_writes = stored.writes if stored is not None else None
         self._log_level = log_level
         self._paced = paced
-        self._confirm_open = confirm_open
         self._archive_reads = archive_reads
+        self._releaser = Releaser(
+            server=server,
+            gate=gate,
+            bus=bus,
+            subjects=subjects,
+            ownership=ownership,
+            synced_tick=lambda: self._synced_tick,
+            submit_again=self.submit_again,
+            refuse=self.refuse_waiting,
+            count_waiting=self._count_waiting,
+            has_left=self._materialise_long,
+            confirm_open=confirm_open,
+            archive_reads=archive_reads,
+        )
         self._inbox: deque[Arrival] = deque()
         self._refusals: list[tuple[str, int, HoldfastError]] = []
         self._pings: list[str] = []
@@ -150,15 +135,10 @@ class Pipeline:
         #: When the sync began that is under way.
         self._sync_began_at: float | None = None
         self._unsynced_bytes = 0
-        self._waiting: deque[_Release] = deque()
-        self._ready: deque[_Release] = deque()
-        #: Reads of what is durable, and marks to be set when everything before them has left.
-        self._reads: deque[tuple[Store, Arrival] | asyncio.Event] = deque()
+        self._waiting: deque[Release] = deque()
         self._to_sync = asyncio.Event()
         #: Set by the next sync, and then replaced.
         self._next_sync = asyncio.Event()
-        self._to_release = asyncio.Event()
-        self._releasing = False
         self._failure: Exception | None = None
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
@@ -183,9 +163,7 @@ class Pipeline:
             or self._refusals
             or self._pings
             or self._waiting
-            or self._ready
-            or self._reads
-            or self._releasing
+            or not self._releaser.idle
             or self._written_tick > self._synced_tick
             or (self._stored is not None and not self._stored.idle)
             or (self._archive_reads is not None and self._archive_reads.waiting_count > 0)
@@ -193,8 +171,7 @@ class Pipeline:
 
     def answer(self, answers: Answers) -> None:
         """Let answers go that waited elsewhere for what they promise."""
-        self._ready.append(_Release(0, answers))
-        self._to_release.set()
+        self._releaser.add(Release(0, answers))
 
     def submit(self, arrivals: list[Arrival]) -> None:
         """Take the groups of one frame."""
@@ -228,6 +205,9 @@ class Pipeline:
             self._inbox_bytes -= arrival.size_bytes
             self.refuse(arrival.reply, arrival.position, error)
 
+    def _count_waiting(self, size_bytes: int) -> None:
+        self._inbox_bytes += size_bytes
+
     def unhold(self, store: StoreId) -> None:
         """The store's file is back from the other thread: go on with what waited for it."""
         held = self._held.pop(store, None)
@@ -254,15 +234,14 @@ class Pipeline:
         while self._synced_tick < tick:
             await self._next_sync.wait()
         left = asyncio.Event()
-        self._ready.append(_Release(0, {}, left=left))
-        self._to_release.set()
+        self._releaser.add(Release(0, {}, left=left))
         await left.wait()
 
     async def run(self) -> None:
         """Sync and release until cancelled. Raises FencedError, StorageFailedError: the end."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sync_loop())
-            tasks.create_task(self._release_loop())
+            tasks.create_task(self._releaser.run())
 
     # Turn: build one tick
     def _schedule_turn(self) -> None:
@@ -279,7 +258,6 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 (raised where it ends the server)
             self._failure = error
             self._to_sync.set()
-            self._to_release.set()
 
     def _build_tick(self) -> None:
         tick = Tick(
@@ -299,7 +277,7 @@ class Pipeline:
         operation_count = 0
         room = _TURN_OPERATIONS
         while self._overdue and room > 0:
-            room -= _MATERIALISE_OPERATIONS
+            room -= MATERIALISE_OPERATIONS
             self._expire(tick, self._overdue.popitem()[1])
         archives = list(self._archives)
         self._archives.clear()
@@ -448,14 +426,12 @@ class Pipeline:
     def _queue(self, tick: Tick) -> None:
         if tick.applied:
             # The log has it, so it survives this process: that is all that `applied` promises.
-            self._ready.append(_Release(0, tick.applied))
-            self._to_release.set()
+            self._releaser.add(Release(0, tick.applied))
         if not (tick.synced or tick.reads or tick.broadcasts):
             return
-        release = _Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts)
+        release = Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts)
         if release.wait_for <= self._synced_tick:
-            self._ready.append(release)
-            self._to_release.set()
+            self._releaser.add(release)
         else:
             self._waiting.append(release)
 
@@ -468,7 +444,7 @@ class Pipeline:
                 raise self._failure
             if self._paced is not None:
                 await self._paced()
-            if self._ready:
+            if self._releaser.has_ready:
                 # What is only promised `applied` goes first: to the bus in one turn of the loop, to
                 # the socket in the next. A short sync is done in the loop.
                 await asyncio.sleep(0)
@@ -490,159 +466,11 @@ class Pipeline:
             self._next_sync = asyncio.Event()
             self._unsynced_bytes -= size_bytes
             while self._waiting and self._waiting[0].wait_for <= tick:
-                self._ready.append(self._waiting.popleft())
-            self._to_release.set()
+                self._releaser.add(self._waiting.popleft())
             if self._inbox or self._refusals or self._pings or self._archives:
                 self._schedule_turn()
 
-    # Gate and release
-    async def _release_loop(self) -> None:
-        while True:
-            await self._to_release.wait()
-            self._to_release.clear()
-            self._releasing = True
-            while self._ready or self._reads:
-                if self._ready:
-                    await self._release_ready()
-                if self._reads:
-                    await self._release_reads()
-            self._releasing = False
-
-    async def _release_ready(self) -> None:
-        """Let the answers to writes go, and the broadcasts."""
-        ready = list(self._ready)
-        self._ready.clear()
-        # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
-        # zombie silent.
-        await self._pass_gate()
-        for release in ready:
-            await self._send_answers(release.answers)
-            changes = self._subjects.changes
-            for store_id, payload in release.broadcasts:
-                await self._publish(changes(store_id), payload)
-            for store, arrival in release.reads:
-                self._inbox_bytes += arrival.size_bytes
-                self._reads.append((store, arrival))
-            if release.left is not None:
-                self._reads.append(release.left)
-            # Publishing seldom suspends: heartbeats and new frames must have their turn.
-            await asyncio.sleep(0)
-        self._materialise_long(ready)
-
-    async def _release_reads(self) -> None:
-        """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
-        keep the answers to writes back."""
-        answers: Answers = {}
-        left: list[asyncio.Event] = []
-        room = _SLICE_OPERATIONS
-        room_bytes = PAGE_BYTES
-        while self._reads and room > 0 and room_bytes > 0:
-            read = self._reads.popleft()
-            if isinstance(read, asyncio.Event):
-                left.append(read)
-                continue
-            store, arrival = read
-            room -= len(arrival.group.operations)
-            if store.pending:
-                room -= _MATERIALISE_OPERATIONS
-            room_bytes -= self._read(store, arrival, answers)
-        # The fence is read after what was read, and before any of it leaves.
-        await self._pass_gate()
-        await self._send_answers(answers)
-        for each in left:
-            each.set()
-        await asyncio.sleep(0)
-
-    async def _pass_gate(self) -> None:
-        """Return once the fence has been read and was open. Raises FencedError."""
-        warned = False
-        while True:
-            try:
-                if self._confirm_open is not None:
-                    await self._confirm_open()
-                self._gate.check()
-                return
-            except FencedError:
-                raise
-            except StorageError as error:
-                # No descriptors, or an I/O error: nothing may leave, but it is all still good.
-                if not warned:
-                    logger.error("fence.unreadable reason=%s", error)
-                    warned = True
-                await asyncio.sleep(_GATE_RETRY_SECONDS)
-
-    def _read(self, store: Store, arrival: Arrival, answers: Answers) -> int:
-        """Execute a group of reads; return how many bytes the answer takes."""
-        if store.busy or self._ownership.find(store.id) is not store:
-            self.submit_again([arrival])
-            return 0
-        try:
-            results = self._read_synced(store, arrival)
-        except FencedError:
-            raise
-        except reads.ArchiveNeededError as needed:
-            self._wait_for_archive(arrival, needed)
-            return 0
-        except StorageError as error:
-            self._inbox_bytes -= arrival.size_bytes
-            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
-            elements = answers.setdefault(arrival.reply, [])
-            elements.append(frames.error_result(arrival.position, error))
-            return 0
-        self._inbox_bytes -= arrival.size_bytes
-        elements = answers.setdefault(arrival.reply, [])
-        outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
-        elements.append([arrival.position, 0, outcome])
-        return len(outcome)
-
-    def _wait_for_archive(self, arrival: Arrival, needed: reads.ArchiveNeededError) -> None:
-        """Put a read aside; it goes on counting as waiting."""
-        if self._archive_reads is None:
-            error = ArchiveUnreadableError(store=str(arrival.store), reason="it has no archive")
-            self.refuse_waiting([arrival], error)
-            return
-        self._archive_reads.want(arrival, needed.messages)
-
-    def _read_synced(self, store: Store, arrival: Arrival) -> list[Any]:
-        operations, archived = arrival.group.operations, arrival.archived
-        try:
-            store.materialise(self._synced_tick)
-        except StorageFailedError as error:
-            # The disk takes no writes; what is acknowledged can be read all the same.
-            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
-            with store.previewed(self._synced_tick):
-                return reads.execute(store, self._server, operations, archived)
-        return reads.execute(store, self._server, operations, archived)
-
-    async def _send_answers(self, answers: Answers) -> None:
-        for reply, elements in answers.items():
-            for payload in self._reply_payloads(elements):
-                await self._publish(reply, payload)
-
-    async def _publish(self, subject: str, payload: bytes) -> None:
-        try:
-            await self._bus.publish(subject, payload)
-        except TooLargeError as error:
-            # NATS was started again with a smaller max_payload. The message is lost like any other:
-            # writers ask again, followers find the gap.
-            logger.error("server.payload_too_large subject=%s reason=%s", subject, error)
-
-    def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
-        """Return replies that each fit in one payload (one element always does)."""
-        limit = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
-        payloads = []
-        start = size_bytes = 0
-        for index, element in enumerate(elements):
-            element_bytes = len(element[2]) + 16 if element[1] == 0 else 1024
-            if index > start and size_bytes + element_bytes > limit:
-                payloads.append(frames.encode(elements[start:index]))
-                start, size_bytes = index, 0
-            size_bytes += element_bytes
-        if start < len(elements) or not elements:
-            payloads.append(frames.encode(elements[start:]))
-        return payloads
-
-    def _materialise_long(self, released: list[_Release]) -> None:
+    def _materialise_long(self, released: list[Release]) -> None:
         """Apply the pending changes of stores that have gathered many: it is cheap in bulk, and
         bounds memory and what the next read of the store must wait for."""
         for release in released:
