@@ -49,6 +49,7 @@ from holdfast.protocol.limits import MAX_COLD_MEMORY_BYTES, MAX_COLD_READ_BYTES
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.copying import copy_in_use
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
 from holdfast.shared_fs.layout import Layout
@@ -63,9 +64,6 @@ logger = logging.getLogger("holdfast.persist")
 #: How long an owner that is no longer one may keep its lock. It hears of its fence within one
 #: heartbeat, if it runs at all.
 LOCK_WAIT_SECONDS: Final = 1.0
-#: Tries to copy a file that its owner, not stopped after all, checkpoints at the same time.
-_COPY_ATTEMPTS: Final = 5
-_WAL_HEADER_BYTES: Final = 32
 #: A check of a file this small costs less than opening it.
 _SMALL_FILE_BYTES: Final = 128 * 1024
 
@@ -446,7 +444,7 @@ class StoreOpener:
         source = self._layout.store(store, generation)
         target = self._layout.store(store, generation + 1)
         draft = target.with_name(f"{target.name}.{self._incarnation}")
-        await self._run_in_thread(lambda: self._copy(store, source, draft))
+        await self._run_in_thread(lambda: copy_in_use(self._disk, store, source, draft))
         file = StoreFile.open(draft, store, disk=self._disk)
         try:
             file.quick_check()
@@ -464,37 +462,6 @@ class StoreOpener:
             "the file was still locked by a fenced owner",
         )
         return StoreFile.open(target, store, disk=self._disk)
-
-    def _copy(self, store: StoreId, source: Path, draft: Path) -> None:
-        """Copy file and WAL so that they fit together: the WAL's header (with its salts) must be
-        the same before and after, and it must not have shrunk."""
-        wal, draft_wal = _wal(source), _wal(draft)
-        for _ in range(_COPY_ATTEMPTS):
-            before = self._wal_state(wal)
-            self._disk.copy_durably(source, draft)
-            if before is None:
-                self._disk.remove(draft_wal)
-            else:
-                self._disk.copy_durably(wal, draft_wal)
-            after = self._wal_state(wal)
-            if before is None and after is None:
-                return
-            if (
-                before is not None
-                and after is not None
-                and before[0] == after[0]
-                and before[1] <= after[1]
-            ):
-                return
-        raise BusyError(what=f"the file of {store}, which its old owner still writes,")
-
-    def _wal_state(self, wal: Path) -> tuple[bytes, int] | None:
-        """Return the WAL's header and size, None if there is none or an empty one."""
-        try:
-            content = self._disk.read(wal)
-        except FileNotFoundError:
-            return None
-        return (content[:_WAL_HEADER_BYTES], len(content)) if content else None
 
     def _remove_old(self, store: StoreId, generations: list[int]) -> None:
         """Remove generations that ended, once nobody holds them any more."""
