@@ -5,10 +5,14 @@ the tests of a file with a fixture of its module have that; a second process wou
 go wherever there is room.
 
 xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they were.
+
+And Ctrl-C means what it means on a terminal: a shell starts what it puts into the background with that signal
+ignored, which all children would inherit.
 """
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[1]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class GroupScheduling(LoadScopeScheduling):

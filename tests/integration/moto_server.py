@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,8 @@ def running_moto() -> Iterator[str]:
         try:
             host, port = server.get_host_and_port()
             endpoint = f"http://{host}:{port}"
+            # What moto holds is the process's: an earlier test's bucket would be here again.
+            urllib.request.urlopen(f"{endpoint}/moto-api/reset", data=b"").close()
             client = boto3.client("s3", endpoint_url=endpoint, region_name=REGION)
             client.create_bucket(Bucket=BUCKET)
             client.close()

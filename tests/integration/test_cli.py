@@ -57,7 +57,9 @@ def test_values_of_any_size_come_from_files_and_go_to_files(
     sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
     assert found["large"] == {"size_bytes": 12_000 * 256, "sha256": sha256}
     assert "value_base64" not in found
-    cluster.output("stream", "append", "files", "--file", "/dev/stdin", stdin=b"small")
+    little = tmp_path / "little"
+    little.write_bytes(b"small")
+    cluster.output("stream", "append", "files", "--file", str(little))
     small = cluster.json("stream", "get", "files", "2", "--output", str(target))
     assert (small["size_bytes"], target.read_bytes()) == (5, b"small")
     assert "a=1  <2.9 MiB, a large value" in cluster.output("stream", "read", "files")
