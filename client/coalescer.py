@@ -510,10 +510,10 @@ class Coalescer:
         if group.counter:
             group.answered = True
             self.pending_count -= len(operations) + queue.settle()
-            if group.durability != Durability.STORED:
-                _, _, deadline_at, _, timeout_seconds = operations[0]
-                taken_seconds = now - (deadline_at - timeout_seconds)
-                self._credit.answered(count, taken_seconds, timeout_seconds, now)
+            _, _, deadline_at, _, timeout_seconds = operations[0]
+            taken_seconds = now - (deadline_at - timeout_seconds)
+            stored = group.durability == Durability.STORED
+            self._credit.answered(count, taken_seconds, timeout_seconds, now, stored=stored)
         elif current:
             self.pending_count -= count
             if count < len(operations):

@@ -5,7 +5,7 @@ answered well before its deadline. So the window of operations grows by what was
 MAX_WAITING_OPERATIONS, and shrinks by a quarter when a write took more than LATE_RATIO of its timeout,
 or a server said that it is busy. It is a congestion window by delay, as TCP Vegas has (Brakmo, Peterson 1995).
 
-Pure. Of `stored` writes, which wait for the bucket's next object, nothing is concluded.
+Pure. `stored` writes wait for the bucket's next object: that they are late is no sign, that they are in time is.
 """
 
 from __future__ import annotations
@@ -56,10 +56,19 @@ class Credit:
             return 0
         return min(room, max(1, (MAX_WAITING_BYTES - self.bytes_bound) // self._mean_bytes))
 
-    def answered(self, count: int, taken_seconds: float, timeout_seconds: float, now: float) -> None:
+    def answered(
+        self,
+        count: int,
+        taken_seconds: float,
+        timeout_seconds: float,
+        now: float,
+        *,
+        stored: bool = False,
+    ) -> None:
         """So many writes were answered, the first of them after `taken_seconds`."""
         if taken_seconds > LATE_RATIO * timeout_seconds:
-            self.late(now)
+            if not stored:
+                self.late(now)
         elif self.window < MAX_WAITING_OPERATIONS:
             self.window = min(MAX_WAITING_OPERATIONS, self.window + count)
 
