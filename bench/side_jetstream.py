@@ -226,7 +226,9 @@ class JetStreamSide(Side):
             window = self._window(concurrency)
 
             async def start(number: int) -> asyncio.Future[PubAck]:
-                return await window.publish_async(subjects[number % count], value_of(number))
+                return await window.publish_async(
+                    subjects[number % count], value_of(number), wait_stall=_TIMEOUT_SECONDS
+                )
 
             load = await windowed(start, concurrency, limit, first_number)
             load.answers = [(number, ack.seq) for number, ack in load.answers]
