@@ -18,9 +18,8 @@ import json
 import os
 import re
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -33,8 +32,6 @@ from holdfast.bench.processes import BenchProcess
 from holdfast.bench.slow_bucket import COUNTS_PATH
 
 _REGION: Final = "us-east-1"
-_START_SECONDS: Final = 60.0
-_POLL_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 30.0
 #: moto takes any, but boto3 wants some.
 _CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
@@ -132,7 +129,7 @@ def running_moto(options: BenchOptions, folder: Path) -> Iterator[Endpoint]:
     with _credentials():
         moto = BenchProcess("moto", options.tethered(command), log_file)
         try:
-            yield Endpoint(_awaited(moto, lambda: _port_in_log(log_file)))
+            yield Endpoint(moto.awaited(lambda: _port_in_log(log_file)))
         finally:
             moto.kill()
 
@@ -147,21 +144,10 @@ def slowed(
     command = [*program, str(endpoint.port), str(latency_ms), str(folder)]
     proxy = BenchProcess("slow bucket", options.tethered(command), folder / "proxy.log")
     try:
-        yield SlowEndpoint(_awaited(proxy, lambda: _port_in_file(folder / "port")))
+        yield SlowEndpoint(proxy.awaited(lambda: _port_in_file(folder / "port")))
         proxy.check()
     finally:
         proxy.stop()
-
-
-def _awaited(process: BenchProcess, port: Callable[[], int | None]) -> int:
-    """Return the port that a process listens on, once it says so. Raises BenchProcessError."""
-    give_up_at = time.monotonic() + _START_SECONDS
-    while (found := port()) is None:
-        process.check()
-        if time.monotonic() > give_up_at:
-            raise process.failure("took no connections")
-        time.sleep(_POLL_SECONDS)
-    return found
 
 
 def _port_in_log(log_file: Path) -> int | None:

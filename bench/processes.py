@@ -19,10 +19,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from holdfast.bench.options import BenchOptions
 from holdfast.protocol.errors import HoldfastError
@@ -32,6 +32,8 @@ _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.005
 _LOG_TAIL_CHARACTERS: Final = 500
+
+T = TypeVar("T")
 
 
 class BenchProcessError(HoldfastError):
@@ -87,6 +89,17 @@ class BenchProcess:
         """Raises BenchProcessError if it has ended."""
         if not self.running:
             raise self.failure(f"exit code {self._popen.returncode}")
+
+    def awaited(self, look: Callable[[], T | None], timeout_seconds: float = _START_SECONDS) -> T:
+        """Return what `look` finds, once there is something: the sign that the process has started.
+        Raises BenchProcessError if it has ended, or takes too long."""
+        give_up_at = time.monotonic() + timeout_seconds
+        while (found := look()) is None:
+            self.check()
+            if time.monotonic() > give_up_at:
+                raise self.failure("took no connections")
+            time.sleep(_POLL_SECONDS)
+        return found
 
     def usage(self) -> Usage:
         """Return its CPU time and memory; Linux only. Raises BenchProcessError if it has ended."""
@@ -162,13 +175,7 @@ class NatsServer:
         command = [str(self._options.nats_server), "--config", str(configuration)]
         log_file = self._folder / "nats-server.log"
         self._process = BenchProcess("nats-server", self._options.tethered(command), log_file)
-        give_up_at = time.monotonic() + timeout_seconds
-        while not self._listens():
-            self.process.check()
-            if time.monotonic() > give_up_at:
-                self.process.kill()
-                raise self.process.failure("took no connections")
-            time.sleep(_POLL_SECONDS)
+        self.port = self._process.awaited(self._listening_port, timeout_seconds)
 
     def stop(self) -> None:
         """End it, if it was started; it may be started again."""
@@ -190,19 +197,21 @@ class NatsServer:
             lines.append("}")
         return "\n".join([*lines, ""])
 
-    def _listens(self) -> bool:
-        if not self.port:
+    def _listening_port(self) -> int | None:
+        """Return the port that takes connections; None if none does yet."""
+        port = self.port
+        if not port:
             ports_file = self._folder / f"nats-server_{self.process.pid}.ports"
             try:
                 [url, *_] = json.loads(ports_file.read_text())["nats"]
             except (FileNotFoundError, json.JSONDecodeError):
-                return False
-            self.port = int(url.rpartition(":")[2])
+                return None
+            port = int(url.rpartition(":")[2])
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
         except OSError:
-            return False
-        return True
+            return None
+        return port
 
 
 @contextlib.contextmanager

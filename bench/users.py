@@ -139,7 +139,7 @@ class _Meeting:
         self._tell("joined")
         begin_at = time.monotonic() + _BEGIN_SECONDS
         self._tell("begin", str(begin_at))
-        time.sleep(begin_at - time.monotonic())
+        time.sleep(max(0.0, begin_at - time.monotonic()))
         before = self._usage()
         end_at = begin_at + self._settings.seconds
         while time.monotonic() < end_at:
