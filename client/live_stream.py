@@ -142,6 +142,8 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         self._loading = asyncio.Lock()
         #: Messages that are sent one by one, since together they were refused.
         self._single_count = 0
+        #: The flight whose answer was lost: what became of it is to be found out.
+        self._unanswered: list[Draft] | None = None
         self._store_key = (int(StoreKind.STREAM), self.name)
 
     @overload
@@ -246,6 +248,8 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return (await self._stream.head()).last_seq + 1
 
     async def _send_flight(self) -> HoldfastError | None:
+        if self._unanswered is not None:
+            return await self._look_for(self._unanswered)
         while not self._core.drafts:
             self._work.clear()
             await self._work.wait()
@@ -262,7 +266,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
             self._core.unsent()
             return error
         except OUTAGES as error:
-            await self._look_for(flight)
+            self._unanswered = flight
             return error
         except ProtocolError:
             raise
@@ -276,22 +280,19 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
             self._core.stored(acks)
         return None
 
-    async def _look_for(self, flight: list[Draft]) -> None:
-        """Find out what became of a flight whose answer was lost."""
-        while True:
-            try:
-                # A write that does nothing: whatever this client sent before it can no longer be
-                # stored once it is answered, wherever that may still be on its way.
-                await self._link.call(self._store_key, _PACKED_NOTHING, True)
-                rows = self._stream.get_all(start_seq=flight[0].last_seq + 1)
-                found = [row async for row in rows if LIVE_HEADER in row.headers]
-            except OUTAGES:
-                if self._link.closed:
-                    raise
-                await asyncio.sleep(1.0)
-            else:
-                self._core.looked_for(found)
-                return
+    async def _look_for(self, flight: list[Draft]) -> HoldfastError | None:
+        """Find out what became of a flight whose answer was lost; return the error of an outage."""
+        try:
+            # A write that does nothing: whatever this client sent before it can no longer be
+            # stored once it is answered, wherever that may still be on its way.
+            await self._link.call(self._store_key, _PACKED_NOTHING, True)
+            rows = self._stream.get_all(start_seq=flight[0].last_seq + 1)
+            found = [row async for row in rows if LIVE_HEADER in row.headers]
+        except OUTAGES as error:
+            return error
+        self._unanswered = None
+        self._core.looked_for(found)
+        return None
 
     def _shown(self, message: Held) -> LiveMessage[V]:
         if isinstance(message, Message) and message.large is not None:
