@@ -7,7 +7,6 @@ bucket and what is left behind are judged for all of them alike (`world.py`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
@@ -232,7 +231,7 @@ class RetireSlots(Operation):
         await world.append_stored(NOTES, b"one")
         await world.append_stored(NOTES, b"two")
         await world.until_cold()
-        await asyncio.sleep(4.0)
+        await world.until("of the log its last slot is left", world.slots_are_retired)
 
 
 class ReapSlots(Operation):

@@ -207,6 +207,9 @@ class World:
         if pins:
             raise Violation(f"pins are left: {pins}")
 
+    def slots_are_retired(self) -> bool:
+        return all(len(log.slots) == 1 for log in list_logs(self.cluster.bucket))
+
     def dead_logs_are_gone(self) -> bool:
         cluster = self.cluster
         live = {life.incarnation for life in cluster.lives.values() if not life.disk.dead}

@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,6 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["pytest", "holdfast.persist.__main__", "holdfast.coordinator.__main__"]
 )
-_POLL_SECONDS: Final = 0.01
 
 
 class ForkedProcess:
@@ -49,10 +48,9 @@ class ForkedProcess:
 
     def wait(self, timeout_seconds: float) -> int:
         """Return the exit code, once it has ended."""
-        give_up_at = time.monotonic() + timeout_seconds
-        while (exit_code := self.poll()) is None:
-            assert time.monotonic() < give_up_at, f"process {self.pid} still runs"
-            time.sleep(_POLL_SECONDS)
+        wait([self._process.sentinel], timeout_seconds)
+        exit_code = self.poll()
+        assert exit_code is not None, f"process {self.pid} still runs"
         return exit_code
 
     def terminate(self) -> None:

@@ -76,6 +76,7 @@ def test_a_durable_file_that_is_damaged_is_refused_though_a_log_holds_its_beginn
             cluster.kill("s1")
             cluster.start("s2")
             await app.append(CHAT, b"in no log once the store is closed")
+            # Three times what a store may be idle before it is closed, in virtual time.
             await asyncio.sleep(1.5)
             inode = cluster.files.file(LAYOUT.store(CHAT), "onlooker")
             inode.write("onlooker", 0, b"not a database " * 20)

@@ -182,6 +182,7 @@ class Nemesis:
         """Stop a server that is about to publish a snapshot, until others have the store."""
         seconds = self._chance.uniform(3.0, 8.0)
         self._simulation.stop_in_bucket_seconds = seconds
+        # Whoever comes to it in this time is stopped.
         await asyncio.sleep(4.0)
         self._simulation.stop_in_bucket_seconds = 0.0
         await asyncio.sleep(seconds)

@@ -15,6 +15,7 @@ import errno
 import logging
 import random
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -307,7 +308,7 @@ class Simulation:
         self.fail(f"in the loop: {context.get('message')}: {error!r}")
 
 
-class Node:
+class Node(ABC):
     """A supervised process on a host of its own."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
@@ -391,9 +392,9 @@ class Node:
         self._ended = True
         self.kill()
 
+    @abstractmethod
     async def live(self) -> None:
         """Live one life. Raises what ended it."""
-        raise NotImplementedError
 
     def now_ms(self) -> int:
         """The wall clock of this host."""
