@@ -77,8 +77,8 @@ class Client:
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
         a Codec. Raises InvalidNameError and InvalidArgumentError.
         """
-        values = Values(self._link, check_store(name), codec_of(codec))
-        return Stream(self._link, self._follower, check_store(name), values)
+        store = check_store(name)
+        return Stream(self._link, self._follower, store, Values(self._link, store, codec_of(codec)))
 
     @overload
     def kv(self, name: str, *, codec: None = None) -> KV[bytes]: ...
@@ -94,8 +94,8 @@ class Client:
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
         a Codec. Raises InvalidNameError and InvalidArgumentError.
         """
-        values = Values(self._link, check_store(name), codec_of(codec))
-        return KV(self._link, self._follower, check_store(name), values)
+        store = check_store(name)
+        return KV(self._link, self._follower, store, Values(self._link, store, codec_of(codec)))
 
     @overload
     def live_kv(

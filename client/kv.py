@@ -24,6 +24,7 @@ from holdfast.client.large_value import (
     is_large,
     put_file,
     put_value,
+    with_large_value,
     write_file,
 )
 from holdfast.client.link import Link
@@ -43,7 +44,6 @@ from holdfast.client.values import Values
 from holdfast.protocol.errors import (
     MalformedFrameError,
     OperationTimeoutError,
-    ValueReplacedError,
     WrongRevisionError,
 )
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
@@ -185,14 +185,12 @@ class KV(Generic[V]):
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
         """
         entry = await self._find(key, timeout_seconds)
-        while entry is not None and entry.large is not None:
-            try:
-                value = await self._reader(entry, timeout_seconds).read()
-                return self._values.entry(entry._replace(value=value, large=None))
-            except ValueReplacedError:
-                before, entry = entry, await self._find(key, timeout_seconds)
-                if entry is not None and entry.revision == before.revision:
-                    raise
+        if entry is not None and entry.large is not None:
+            entry = await with_large_value(
+                entry,
+                lambda found: self._reader(found, timeout_seconds).read(),
+                lambda: self._find(key, timeout_seconds),
+            )
         return None if entry is None else self._values.entry(entry)
 
     async def get_reader(

@@ -101,6 +101,29 @@ async def put_file(
         await asyncio.to_thread(file.close)
 
 
+async def with_large_value(
+    row: _Row,
+    read: Callable[[_Row], Awaitable[bytes]],
+    find: Callable[[], Awaitable[_Row | None]],
+) -> _Row | None:
+    """Return a message or entry with its large value, as `read` gives that whole.
+
+    If it is replaced meanwhile, what `find` gives takes its place: None where nothing is there any more.
+    Raises what both raise; ValueReplacedError only if the same row is there still.
+    """
+    wanted: _Row | None = row
+    while wanted is not None and wanted.large is not None:
+        try:
+            value = await read(wanted)
+        except ValueReplacedError:
+            before, wanted = wanted, await find()
+            if wanted is not None and wanted.revision == before.revision:
+                raise
+        else:
+            return wanted._replace(value=value, large=None)
+    return wanted
+
+
 class ValueReader(Generic[_Row]):
     """Reads the value of one message or entry. Made by `get_reader`; for one task.
 

@@ -17,6 +17,7 @@ from holdfast.client.large_value import (
     is_large,
     put_file,
     put_value,
+    with_large_value,
     write_file,
 )
 from holdfast.client.link import Link
@@ -43,7 +44,6 @@ from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.errors import (
     InvalidArgumentError,
     MalformedFrameError,
-    ValueReplacedError,
 )
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import (
@@ -222,14 +222,12 @@ class Stream(Generic[V]):
         A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
         """
         message = await self._find(seq, timeout_seconds)
-        while message is not None and message.large is not None:
-            try:
-                value = await self._reader(message, timeout_seconds).read()
-                return self._values.message(message._replace(value=value, large=None))
-            except ValueReplacedError:
-                before, message = message, await self._find(seq, timeout_seconds)
-                if message is not None and message.revision == before.revision:
-                    raise
+        if message is not None and message.large is not None:
+            message = await with_large_value(
+                message,
+                lambda found: self._reader(found, timeout_seconds).read(),
+                lambda: self._find(seq, timeout_seconds),
+            )
         return None if message is None else self._values.message(message)
 
     async def get_reader(

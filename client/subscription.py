@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from holdfast.client.values import Values
 
 
-
 class Subscription(Generic[V]):
     """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
 

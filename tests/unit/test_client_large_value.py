@@ -1,4 +1,5 @@
-"""Files of a call that is cancelled: none stays open, and no draft stays behind."""
+"""Files of a call that is cancelled: none stays open, and no draft stays behind. And a large value that is
+replaced while it is read."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.large_value import _opened, write_file
+from holdfast.client.large_value import _opened, with_large_value, write_file
+from holdfast.protocol.errors import ValueReplacedError
+from holdfast.protocol.messages import Entry, LargeValue
 
 
 def test_what_is_opened_for_a_call_that_was_cancelled_is_undone_when_it_has_come_about() -> None:
@@ -55,3 +58,40 @@ def test_a_file_that_was_being_written_when_the_call_was_cancelled_is_not_there(
         assert not list(tmp_path.iterdir())
 
     asyncio.run(main())
+
+
+def large_entry(revision: int) -> Entry:
+    return Entry("key", b"", {}, revision, 0, LargeValue(b"u" * 16, 3, b"s" * 32, 0))
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (large_entry(2), large_entry(2)._replace(value=b"2", large=None)),
+        (Entry("key", b"small", {}, 2, 0), Entry("key", b"small", {}, 2, 0)),
+        (None, None),
+    ],
+)
+def test_a_large_value_that_is_replaced_while_it_is_read_gives_way_to_what_is_there_now(
+    later: Entry | None, expected: Entry | None
+) -> None:
+    async def read(entry: Entry) -> bytes:
+        if entry.revision == 1:
+            raise ValueReplacedError(what="key")
+        return b"%d" % entry.revision
+
+    async def find() -> Entry | None:
+        return later
+
+    assert asyncio.run(with_large_value(large_entry(1), read, find)) == expected
+
+
+def test_a_large_value_of_which_chunks_are_gone_though_nobody_replaced_it_is_an_error() -> None:
+    async def read(entry: Entry) -> bytes:
+        raise ValueReplacedError(what="key")
+
+    async def find() -> Entry | None:
+        return large_entry(1)
+
+    with pytest.raises(ValueReplacedError):
+        asyncio.run(with_large_value(large_entry(1), read, find))
