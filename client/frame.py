@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
 _ONE: Final = _array_header(1)
+#: Counter, floor and durability of reads.
+_OF_READS: Final = bytes(3)
 
 _STORED: Final = int(Durability.STORED)
 
@@ -119,8 +121,10 @@ class FrameBuilder:
         self.room_bytes -= group.size_bytes
         self.room_operations -= group.operation_count
         self.groups.append(group)
-        # The three numbers in one call; their array's header, one byte, is not wanted.
-        numbers = pack((group.counter, floor, group.durability))[1:]
+        numbers = _OF_READS
+        if group.counter:
+            # The three numbers in one call; their array's header, one byte, is not wanted.
+            numbers = pack((group.counter, floor, group.durability))[1:]
         if count == 1:
             self._parts += (group.queue.head, numbers, _ONE, operations[0][0])
         else:

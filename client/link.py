@@ -199,7 +199,8 @@ class Link:
             raise TooLargeError(
                 what="an operation", size=len(packed), limit=self.operation_limit_bytes
             )
-        self.check_open()
+        if self._closed_by is not None:
+            self.check_open()
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         if not self._awake:
             self._rouse()
@@ -229,7 +230,7 @@ class Link:
     @property
     def full(self) -> bool:
         """So much may wait for answers that a caller has to wait for room first. Any thread may ask."""
-        return self._coalescer.full or bool(self._room)
+        return bool(self._room) or self._coalescer.full
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
         """Return when it is this caller's turn. Raises OperationTimeoutError."""

@@ -25,14 +25,14 @@ def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | Holdfa
     answers: list[tuple[int, Outcome | HoldfastError]] = []
     try:
         for element in decode(payload):
-            index = element[0]
+            index, status = element[0], element[1]
             if index < WHOLE_FRAME:
                 raise IndexError(f"group {index}")
-            for each in range(len(groups)) if index == WHOLE_FRAME else (index,):
+            for each in (index,) if index >= 0 else range(len(groups)):
                 group = groups[each]
                 if group is None:
                     continue
-                if element[1] == 0:
+                if status == 0:
                     outcome = decode_outcome(element[2])
                     _check_fits(outcome, group)
                     answers.append((each, outcome))
@@ -46,12 +46,13 @@ def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | Holdfa
 def _check_fits(outcome: Outcome, group: Group) -> None:
     """Raise MalformedFrameError if `outcome` cannot be the answer to `group`: one result for each
     write, or for the first few reads at least."""
-    results, wanted = outcome.results, len(group.operations)
+    _, time, durability, results = outcome
+    wanted = len(group.operations)
     is_run = type(results) is Run
-    count = results.length if type(results) is Run else len(results)
+    count = results[2] if type(results) is Run else len(results)
     if (
-        type(outcome.time) is not int
-        or type(outcome.durability) is not int
+        type(time) is not int
+        or type(durability) is not int
         or (is_run and not group.counter)
         or (count != wanted and (group.counter or not 0 < count < wanted))
     ):

@@ -104,6 +104,7 @@ class StoreQueue:
         "lane",
         "last_error",
         "next_counter",
+        "overhead_bytes",
         "owner",
         "reads",
         "reads_passed_over",
@@ -116,6 +117,8 @@ class StoreQueue:
         self.key = key
         #: A group is an array of six, the first two of which are always the same.
         self.head = b"\x96" + pack(key[0]) + pack(key[1])
+        #: What a group adds to its operations in a frame, at most.
+        self.overhead_bytes = len(self.head) + _GROUP_FIELDS_BYTES
         self.writes: deque[Operation] = deque()
         self.reads: deque[Operation] = deque()
         #: There were reads for which the last frame had no room.
@@ -215,6 +218,8 @@ class StoreQueue:
         Returns whether that was all, and how many operations were dropped because their callers
         had given up before they were sent.
         """
+        if not self.groups and self._fill_lone(frame):
+            return True, 0
         dropped = 0
         if self.groups:
             dropped = self.settle()
@@ -242,6 +247,28 @@ class StoreQueue:
             dropped += self._fill_reads(frame)
         return not self.reads, dropped
 
+    def _fill_lone(self, frame: FrameBuilder) -> bool:
+        """Move the only operation there is into `frame`. Returns False if there are others, or no
+        room. With many stores most groups are of one: it takes a third less than the way of all."""
+        writes, reads = self.writes, self.reads
+        if len(writes) + len(reads) != 1 or self.holds_batches:
+            return False
+        waiting = writes or reads
+        operation = waiting[0]
+        size_bytes = len(operation[0]) + self.overhead_bytes
+        if size_bytes > frame.room_bytes or frame.room_operations < 1 or operation[1].done():
+            return False
+        waiting.clear()
+        counter = 0
+        if waiting is writes:
+            counter = self.next_counter
+            self.next_counter = counter + 1
+        group = Group(self, counter, [operation], 1, size_bytes)
+        if counter:
+            self.groups.append(group)
+        frame.add(group, counter)
+        return True
+
     def _fill_reads(self, frame: FrameBuilder) -> int:
         group, dropped = self._form(self.reads, 0, frame)
         if group is not None:
@@ -252,7 +279,7 @@ class StoreQueue:
         self, waiting: deque[Operation], counter: int, frame: FrameBuilder
     ) -> tuple[Group | None, int]:
         """Take from the front of `waiting` what one group can hold."""
-        limit_bytes = frame.room_bytes - len(self.head) - _GROUP_FIELDS_BYTES
+        limit_bytes = frame.room_bytes - self.overhead_bytes
         limit_operations = frame.room_operations
         if self.holds_batches and counter:
             # The first batch of a frame may be as large as a frame can be.
@@ -262,7 +289,7 @@ class StoreQueue:
             size_bytes = len(operation[0])
             if size_bytes <= limit_bytes and limit_operations > 0 and not operation[1].done():
                 waiting.clear()
-                size_bytes += len(self.head) + _GROUP_FIELDS_BYTES
+                size_bytes += self.overhead_bytes
                 return Group(self, counter, [operation], 1, size_bytes), 0
         else:
             operations = _take_front(waiting, limit_operations, limit_bytes)
@@ -274,7 +301,7 @@ class StoreQueue:
         return (self._group(counter, operations, count) if operations else None), dropped
 
     def _group(self, counter: int, operations: list[Operation], operation_count: int) -> Group:
-        size_bytes = len(self.head) + _GROUP_FIELDS_BYTES + sum(map(len, map(_packed, operations)))
+        size_bytes = self.overhead_bytes + sum(map(len, map(_packed, operations)))
         return Group(self, counter, operations, operation_count, size_bytes)
 
 

@@ -205,6 +205,8 @@ WireChange = Sequence[Any]
 _Item = TypeVar("_Item")
 
 _first: Final = itemgetter(0)
+#: Makes a NamedTuple in half the time that its class needs, where one is made for each answer or change.
+_new: Final = tuple.__new__
 _LIST: Final = {list}
 _INT: Final = {int}
 _pack: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -232,7 +234,7 @@ class Run(NamedTuple):
         """Return the results one by one."""
         seq, revision, length = self
         if length == 1:
-            return [Ack(seq or None, revision, time, durability)]
+            return [_new(Ack, (seq or None, revision, time, durability, False))]
         fields = zip(
             range(seq, seq + length) if seq else repeat(None),
             range(revision, revision + length),
@@ -242,7 +244,7 @@ class Run(NamedTuple):
             strict=False,
         )
         # As `Ack._make` does, without a call for each.
-        return list(map(tuple.__new__, repeat(Ack), fields))
+        return list(map(_new, repeat(Ack), fields))
 
 
 class Outcome(NamedTuple):
@@ -369,9 +371,9 @@ def decode_outcome(outcome: bytes) -> Outcome:
     """Return the outcome. Raises MalformedFrameError."""
     body = unpack(outcome)
     if type(body) is list and len(body) >= 4:
-        epoch, time, durability, results = body[:4]
+        results = body[3]
         if type(results) is list:
-            return Outcome(epoch, time, durability, results)
+            return _new(Outcome, body[:4])
         if results is None and len(body) >= 7:
             seq, revision, length = body[4:7]
             if (
@@ -380,7 +382,8 @@ def decode_outcome(outcome: bytes) -> Outcome:
                 and type(length) is int
                 and 0 < length <= MAX_FRAME_OPERATIONS
             ):
-                return Outcome(epoch, time, durability, Run(seq, revision, length))
+                body[3] = _new(Run, (seq, revision, length))
+                return _new(Outcome, body[:4])
     raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
 
 
