@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from holdfast.cli.bars import CountingBars
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
 from holdfast.client.router import Router
@@ -130,44 +128,23 @@ class _Connection:
         await self._bus.close()
 
 
-class _Progress:
+class _Progress(CountingBars):
     """How many stores are left: a bar on a terminal, a line when the number changes elsewhere."""
 
     def __init__(self, server: str, *, enabled: bool) -> None:
+        super().__init__(enabled=enabled)
         self._server = server
         self._enabled = enabled
         self._last: int | None = None
-        self._rich: Progress | None = None
         self.total = 0
-        if enabled and sys.stderr.isatty():
-            self._rich = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Console(stderr=True, markup=False, highlight=False),
-            )
-            self._bar = self._rich.add_task(f"draining {server}", total=None)
-
-    def __enter__(self) -> Self:
-        if self._rich is not None:
-            self._rich.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._rich is not None:
-            self._rich.stop()
+        if self.bars is not None:
+            self._bar = self.bars.add_task(f"draining {server}", total=None)
 
     def show(self, left: int) -> None:
         """Say that `left` stores are still there."""
         self.total = max(self.total, left)
-        if self._rich is not None:
-            self._rich.update(self._bar, total=self.total, completed=self.total - left)
+        if self.bars is not None:
+            self.bars.update(self._bar, total=self.total, completed=self.total - left)
         elif self._enabled and left != self._last:
             click.echo(f"{self._server}: {left:,} stores left", err=True)
         self._last = left

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from holdfast.cli.configuring import config_options, parse_ttl, show_config
-from holdfast.cli.file_values import FILE_OPTION, OUTPUT_OPTION, opened, write_value
+from holdfast.cli.configuring import config_options, show_config
+from holdfast.cli.file_values import FILE_OPTION, OUTPUT_OPTION, opened
 from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
@@ -18,8 +18,16 @@ from holdfast.cli.render import (
     printable,
 )
 from holdfast.cli.settings import Settings, client_command
-from holdfast.cli.stream import DURABILITIES, missing, show_deleted, show_stores
-from holdfast.cli.values import parse_headers, read_value
+from holdfast.cli.store_commands import (
+    DURABILITY_OPTION,
+    HEADER_OPTION,
+    TTL_OPTION,
+    missing,
+    show_deleted,
+    show_stores,
+    show_value,
+)
+from holdfast.cli.values import read_value
 from holdfast.protocol.messages import Ack, Deleted, Durability
 from holdfast.protocol.names import StoreKind
 
@@ -50,13 +58,7 @@ def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
     async def show() -> bool:
         async with settings.connect() as client:
             reader = await client.kv(name).get_reader(key)
-            if reader is None:
-                return False
-            if settings.json and output is None:
-                print_json(entry_json(reader.row))
-            else:
-                await write_value(settings, reader, output)
-            return True
+            return await show_value(settings, reader, entry_json, output)
 
     if not asyncio.run(show()):
         missing(f"kv {name!r} has no key {key!r}", f"holdfast kv keys {name}")
@@ -67,25 +69,14 @@ def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
 @click.argument("key")
 @click.argument("value", required=False)
 @FILE_OPTION
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parse_headers,
-    help="A header; may be given several times.",
-)
+@HEADER_OPTION
 @click.option(
     "--expected-revision",
     type=click.IntRange(min=0),
     help="Only if this is the key's revision; 0: only if there is no such key.",
 )
-@click.option("--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it so long after.")
-@click.option(
-    "--durability",
-    type=click.Choice(DURABILITIES),
-    help="What must be true before the answer.  [default: the server's]",
-)
+@TTL_OPTION
+@DURABILITY_OPTION
 @client_command
 def set_entry(
     settings: Settings,
@@ -96,7 +87,7 @@ def set_entry(
     headers: dict[str, str] | None,
     expected_revision: int | None,
     ttl: float | None,
-    durability: str | None,
+    durability: Durability | None,
 ) -> None:
     """Set KEY to VALUE; without it, or with -, to what comes on stdin.
 
@@ -108,7 +99,7 @@ def set_entry(
         "headers": headers,
         "expected_revision": expected_revision,
         "ttl_seconds": ttl,
-        "durability": None if durability is None else Durability[durability.upper()],
+        "durability": durability,
     }
     content = b"" if file is not None else read_value(value)
 

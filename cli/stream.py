@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from holdfast.cli.advice import EXIT_FAILED
-from holdfast.cli.configuring import config_options, parse_ttl, show_config
+from holdfast.cli.configuring import config_options, show_config
 from holdfast.cli.file_values import FILE_OPTION, OUTPUT_OPTION, opened, write_value
 from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
     consumer_json,
-    deleted_json,
     head_json,
     message_json,
     message_line,
@@ -23,16 +22,22 @@ from holdfast.cli.render import (
     print_json,
     print_table,
     size,
-    store_row,
 )
-from holdfast.cli.servers import list_stores
 from holdfast.cli.settings import Settings, client_command
-from holdfast.cli.values import line_batches, parse_headers, read_value
+from holdfast.cli.store_commands import (
+    DURABILITY_OPTION,
+    HEADER_OPTION,
+    TTL_OPTION,
+    missing,
+    show_deleted,
+    show_stores,
+    show_value,
+)
+from holdfast.cli.values import line_batches, read_value
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head
 from holdfast.protocol.names import StoreKind
 
-DURABILITIES = [level.word for level in Durability if level is not Durability.DEFAULT]
 SEQ = click.IntRange(min=1)
 
 
@@ -49,25 +54,6 @@ def stream() -> None:
 def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> None:
     """List the streams whose names start with NAME_PREFIX."""
     show_stores(settings, StoreKind.STREAM, name_prefix, limit, names_only=names)
-
-
-def show_stores(
-    settings: Settings, kind: StoreKind, prefix: str, limit: int | None, *, names_only: bool
-) -> None:
-    """List the stores of one kind: what `stream ls` and `kv ls` do."""
-    found = asyncio.run(list_stores(settings, kind, prefix, limit))
-    if settings.json:
-        print_json({f"{kind.word}s": [store_row(one) for one in found]})
-    elif names_only:
-        for one in found:
-            click.echo(one.name)
-    else:
-        rows = [store_row(one) for one in found]
-        print_table(
-            ("name", "server", "epoch", "state"),
-            [(row["name"], row["server"] or "-", row["epoch"], row["state"]) for row in rows],
-            right=("epoch",),
-        )
 
 
 @stream.command("info")
@@ -136,26 +122,15 @@ def consumers(settings: Settings, name: str) -> None:
 @click.argument("value", required=False)
 @FILE_OPTION
 @click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parse_headers,
-    help="A header; may be given several times.",
-)
+@HEADER_OPTION
 @click.option("--msg-id", help="Store this message once, however often it is sent.")
 @click.option(
     "--expected-last-seq",
     type=click.IntRange(min=0),
     help="Only if this is the stream's last seq.",
 )
-@click.option("--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it so long after.")
-@click.option(
-    "--durability",
-    type=click.Choice(DURABILITIES),
-    help="What must be true before the answer.  [default: the server's]",
-)
+@TTL_OPTION
+@DURABILITY_OPTION
 @client_command
 def append(
     settings: Settings,
@@ -167,7 +142,7 @@ def append(
     msg_id: str | None,
     expected_last_seq: int | None,
     ttl: float | None,
-    durability: str | None,
+    durability: Durability | None,
 ) -> None:
     """Append VALUE as one message; without it, or with -, what comes on stdin.
 
@@ -179,16 +154,15 @@ def append(
         raise click.UsageError(
             "--lines reads stdin and goes with --header, --ttl and --durability only"
         )
-    level = None if durability is None else Durability[durability.upper()]
     if lines:
-        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, ttl, level)))
+        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, ttl, durability)))
         return
     options: dict[str, Any] = {
         "headers": headers,
         "msg_id": msg_id,
         "expected_last_seq": expected_last_seq,
         "ttl_seconds": ttl,
-        "durability": level,
+        "durability": durability,
     }
     content = b"" if file is not None else read_value(value)
 
@@ -213,7 +187,7 @@ async def _append_lines(
     name: str,
     headers: dict[str, str] | None,
     ttl: float | None,
-    level: Durability | None,
+    durability: Durability | None,
 ) -> list[Ack]:
     """Append stdin line by line; return the first and the last ack."""
     ends: list[Ack] = []
@@ -221,7 +195,7 @@ async def _append_lines(
         target = client.stream(name)
         async for batch in line_batches():
             values = batch if headers is None else [(line, headers) for line in batch]
-            acks = await target.append_many(values, ttl_seconds=ttl, durability=level)
+            acks = await target.append_many(values, ttl_seconds=ttl, durability=durability)
             ends = [ends[0] if ends else acks[0], acks[-1]]
     return ends
 
@@ -246,22 +220,10 @@ def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
     async def show() -> bool:
         async with settings.connect() as client:
             reader = await client.stream(name).get_reader(seq)
-            if reader is None:
-                return False
-            if settings.json and output is None:
-                print_json(message_json(reader.row))
-            else:
-                await write_value(settings, reader, output)
-            return True
+            return await show_value(settings, reader, message_json, output)
 
     if not asyncio.run(show()):
         missing(f"stream {name!r} has no message {seq}", f"holdfast stream info {name}")
-
-
-def missing(what: str, advice: str) -> None:
-    """Say what is not there, and end with exit code 1."""
-    click.echo(f"Error: {what}. Try: {advice}", err=True)
-    click.get_current_context().exit(EXIT_FAILED)
 
 
 @stream.command("read")
@@ -388,9 +350,3 @@ def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> Non
     show_deleted(settings, asyncio.run(send(end)))
 
 
-def show_deleted(settings: Settings, deleted: Deleted) -> None:
-    """Print how many went."""
-    if settings.json:
-        print_json(deleted_json(deleted))
-    else:
-        click.echo(f"{deleted.count:,} deleted")

@@ -1,0 +1,42 @@
+"""Bars on stderr that count, where that is a terminal: a context manager for who shows how far it is.
+
+Elsewhere there are none, and who shows it prints lines or nothing. Bars of bytes are in `file_values.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class CountingBars:
+    """`bars` is there while the body runs; None without a terminal, or if not `enabled`."""
+
+    def __init__(self, *, enabled: bool, text: str = "{task.description}") -> None:
+        self.bars: Progress | None = None
+        if enabled and sys.stderr.isatty():
+            self.bars = Progress(
+                TextColumn(text),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True, markup=False, highlight=False),
+            )
+
+    def __enter__(self) -> Self:
+        if self.bars is not None:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.bars is not None:
+            self.bars.stop()
