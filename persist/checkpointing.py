@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from itertools import chain, islice
 from typing import Final, NamedTuple, TypeVar
 
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
+from holdfast.persist.upkeep import Upkeep
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import (
     IDLE_CLOSE_SECONDS,
@@ -41,6 +43,8 @@ logger = logging.getLogger("holdfast.persist")
 _PARALLEL: Final = 8
 #: Checkpoints of one pass: bounds how long a pass keeps the disk busy.
 _PASS_STORES: Final = 256
+#: Files of one pass that are asked how large their WAL is, at 1 µs each.
+_PASS_LOOKS: Final = 1024
 #: Stores told to the coordinator in one message.
 _CONFIRM_BATCH: Final = 1024
 #: Segments kept without pressure: below this a checkpoint would save nothing.
@@ -61,27 +65,37 @@ class Choice(NamedTuple):
 
 
 def choose(
-    stores: Iterable[Store],
-    idle: list[Store],
+    upkeep: Upkeep,
     *,
+    last_use: float,
+    excess: int,
     segment: int,
     synced_tick: int,
     limit: int = _PASS_STORES,
 ) -> Choice:
-    """Return what to close and what to checkpoint, oldest first.
+    """Return what to close, longest unused first, and what to checkpoint, oldest first.
 
-    `idle` may be closed; `segment` is the log's current one. A store with an unsynced change is not
-    closed. Raises StorageError if a file's state cannot be asked for.
+    To be closed are the stores not used after `last_use`, and as many as are open in `excess`; not
+    one with an unsynced change. `segment` is the log's current one. Raises StorageError if a file's
+    state cannot be asked for.
     """
-    closable = [store for store in idle if _settled(store, synced_tick)][:limit]
-    closing = {store.id for store in closable}
-    old = [
+
+    def may_close(store: Store) -> bool:
+        return _settled(store, synced_tick)
+
+    close = upkeep.longest_unused(limit, may_close, last_use=last_use)
+    if len(close) < excess:
+        close = upkeep.longest_unused(min(limit, excess), may_close)
+    overgrown = upkeep.overgrown(_PASS_LOOKS, _is_overgrown)
+    chosen = {*close, *overgrown}
+    old = (
         store
-        for store in stores
-        if not store.busy and store.id not in closing and _needs_checkpoint(store, segment)
-    ]
-    old.sort(key=lambda store: store.oldest_segment or segment)
-    return Choice(closable, old[: limit - len(closable)])
+        for store in upkeep.needing(segment - _QUIET_SEGMENTS)
+        if not store.busy and store not in chosen
+    )
+    closing = set(close)
+    due = chain((store for store in overgrown if store not in closing), old)
+    return Choice(close, list(islice(due, limit - len(close))))
 
 
 def _sweep_and_checkpoint(file: StoreFile) -> None:
@@ -89,16 +103,13 @@ def _sweep_and_checkpoint(file: StoreFile) -> None:
     file.checkpoint()
 
 
-def _needs_checkpoint(store: Store, segment: int) -> bool:
+def _is_overgrown(store: Store) -> bool:
+    """Tell if a file is to be checkpointed whatever the log."""
     if store.needs_sweep:
         return True
-    if store.oldest_segment is None:
+    if store.oldest_segment is None or store.file is None:
         return False
-    return store.oldest_segment <= segment - _QUIET_SEGMENTS or _has_large_wal(store)
-
-
-def _has_large_wal(store: Store) -> bool:
-    return store.file is not None and store.file.wal_bytes() > _WAL_CAP_BYTES
+    return store.file.wal_bytes() > _WAL_CAP_BYTES
 
 
 def _settled(store: Store, synced_tick: int) -> bool:
@@ -137,10 +148,10 @@ class Checkpointer:
 
     async def run_pass(self, now: float) -> None:
         """Close what is idle, checkpoint what holds the oldest segments, retire segments."""
-        idle = self._ownership.idle(now, self._idle_close_seconds, self._max_open_stores)
         choice = choose(
-            self._ownership.stores(),
-            idle,
+            self._ownership.upkeep,
+            last_use=now - self._idle_close_seconds,
+            excess=self._ownership.open_count - self._max_open_stores,
             segment=self._log.segment,
             synced_tick=self._pipeline.synced_tick,
         )
@@ -155,11 +166,9 @@ class Checkpointer:
     async def make_room(self, count: int) -> int:
         """Close up to `count` of the stores that were used longest ago; return how many were."""
         synced_tick = self._pipeline.synced_tick
-        chosen = [
-            store
-            for store in self._ownership.least_used(count)
-            if _settled(store, synced_tick)
-        ]
+        chosen = self._ownership.upkeep.longest_unused(
+            count, lambda store: _settled(store, synced_tick)
+        )
         used_at = [store.used_at for store in chosen]
         await self._checkpoint(chosen)
         closed = 0
@@ -238,12 +247,8 @@ class Checkpointer:
 
     def retire(self) -> None:
         """Remove the segments that no open store needs."""
-        needed = [
-            store.oldest_segment
-            for store in self._ownership.stores()
-            if store.oldest_segment is not None
-        ]
-        first_needed = min([*needed, self._log.segment])
+        needed = self._ownership.upkeep.oldest_segment()
+        first_needed = self._log.segment if needed is None else min(needed, self._log.segment)
         while self._log.oldest_segment < first_needed:
             self._log.retire(self._log.oldest_segment)
 

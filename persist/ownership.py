@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from typing import NamedTuple
 
 from holdfast.persist.store import Store
+from holdfast.persist.upkeep import Upkeep
 from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archived_blocks import Bodies
@@ -56,9 +56,11 @@ class _Waiting:
 
 
 class Ownership:
-    """The stores of one incarnation. Open stores are kept in the order of their last use."""
+    """The stores of one incarnation."""
 
     def __init__(self) -> None:
+        #: What is to be done about the open stores.
+        self.upkeep = Upkeep()
         self._open: dict[StoreId, Store] = {}
         self._waiting: dict[StoreId, _Waiting] = {}
         self._wanted: dict[StoreId, None] = {}
@@ -111,7 +113,11 @@ class Ownership:
 
     def opened(self, store: Store) -> list[Arrival]:
         """The store is open; return what waited for it."""
+        earlier = self._open.get(store.id)
+        if earlier is not None:
+            self.upkeep.closed(earlier)
         self._open[store.id] = store
+        self.upkeep.opened(store)
         waiting = self._waiting.pop(store.id, None)
         return waiting.arrivals if waiting is not None else []
 
@@ -124,31 +130,13 @@ class Ownership:
     def closed(self, store: Store) -> None:
         """The store is closed: from now on it costs nothing. One that was opened anew in its place,
         by a grant to create it, stays."""
+        self.upkeep.closed(store)
         if self._open.get(store.id) is store:
             del self._open[store.id]
 
     def least_recently_used(self, limit: int) -> list[Store]:
         """Return up to `limit` open stores to hand over, longest unused first: those that no other
         thread has, and that are not about to be opened anew."""
-        free = (
-            store
-            for store in self._open.values()
-            if not store.busy and store.id not in self._waiting
+        return self.upkeep.longest_unused(
+            limit, lambda store: not store.busy and store.id not in self._waiting
         )
-        return nsmallest(limit, free, key=lambda store: store.used_at)
-
-    def least_used(self, count: int) -> list[Store]:
-        """Return the `count` stores whose last use is longest ago, but for busy ones."""
-        free = (store for store in self._open.values() if not store.busy)
-        return nsmallest(count, free, key=lambda store: store.used_at)
-
-    def idle(self, now: float, idle_seconds: float, max_open: int) -> list[Store]:
-        """Return the stores to close: those unused for `idle_seconds`, and the least recently used
-        of those beyond `max_open`."""
-        free = [store for store in self._open.values() if not store.busy]
-        idle = [store for store in free if now - store.used_at >= idle_seconds]
-        excess = len(self._open) - len(idle) - max_open
-        if excess > 0:
-            rest = (store for store in free if now - store.used_at < idle_seconds)
-            idle.extend(nsmallest(excess, rest, key=lambda store: store.used_at))
-        return idle

@@ -377,10 +377,10 @@ class Pipeline:
             if store.retention is not None and store.retention.due_at == 0:
                 self._overdue[store.id] = store
 
-    def expire_due(self) -> None:
-        """Look at the open stores for what is due though nobody reads or writes."""
+    def expire_due(self, stores: Iterable[Store]) -> None:
+        """Look at open stores for what is due though nobody reads or writes."""
         now = self._clock_ms()
-        for store in self._ownership.stores():
+        for store in stores:
             retention = store.retention
             if (retention is not None and retention.is_due(now)) or store.uploads_due_at <= now:
                 self._overdue[store.id] = store

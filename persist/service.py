@@ -624,11 +624,9 @@ class PersistServer:
 
     async def _maintain_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
-        expire_at = loop.time()
+        turns = round(EXPIRY_CHECK_SECONDS / _MAINTENANCE_SECONDS)
         while not self._stopping.is_set():
-            if loop.time() >= expire_at:
-                expire_at = loop.time() + EXPIRY_CHECK_SECONDS
-                self._pipeline.expire_due()
+            self._pipeline.expire_due(self._ownership.upkeep.expiring(turns))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await self._stopping.wait()

@@ -19,7 +19,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.persist.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
 from holdfast.persist.consumers import Consumers
@@ -66,6 +66,14 @@ class Mark(NamedTuple):
     size_bytes: int
     time: int
     retention: Retention | None
+
+
+class Watcher(Protocol):
+    """Hears what of an open store concerns its maintenance. See `upkeep.py`."""
+
+    def needs_segment(self, store: Store, before: int | None, after: int | None) -> None: ...
+    def wrote_file(self, store: Store) -> None: ...
+    def may_expire(self, store: Store) -> None: ...
 
 
 class Store:
@@ -121,8 +129,9 @@ class Store:
         #: When to look for uploads that were given up.
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
         self._consumers: Consumers | None = None
-        #: The segment of the oldest change that is not durable in the file; None when clean.
-        self.oldest_segment: int | None = None
+        self._oldest_segment: int | None = None
+        #: None while the store is not open.
+        self.watcher: Watcher | None = None
         #: The tick that last wrote, for reads that must wait until it is synced.
         self.last_tick = 0
         self.used_at = 0.0
@@ -131,6 +140,22 @@ class Store:
         #: True while only that is so: what needs no file goes on. False while the store itself is
         #: being handed over, when everything waits.
         self.takes_appends = False
+
+    @property
+    def oldest_segment(self) -> int | None:
+        """The segment of the oldest change that is not durable in the file; None when clean."""
+        return self._oldest_segment
+
+    @oldest_segment.setter
+    def oldest_segment(self, segment: int | None) -> None:
+        before, self._oldest_segment = self._oldest_segment, segment
+        if self.watcher is not None:
+            self.watcher.needs_segment(self, before, segment)
+
+    @property
+    def may_expire(self) -> bool:
+        """Something of it may have to go though nobody asks for it."""
+        return self.retention is not None or self.uploads_due_at != NEVER
 
     @property
     def file_revision(self) -> int:
@@ -419,6 +444,7 @@ class Store:
         self._accept(change, variable_bytes(change))
         has_ttl = self.retention is not None and self.retention.has_ttl
         self.retention = Retention.needed(config, has_ttl=has_ttl)
+        self._tell_of_expiry()
 
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that the values up to `end_seq` are in `table`, and leave the file."""
@@ -430,6 +456,7 @@ class Store:
         if expires is not None:
             if self.retention is None:
                 self.retention = Retention(DEFAULT_CONFIG, has_ttl=True)
+                self._tell_of_expiry()
             self.retention.wrote_expiring(expires)
         elif self.retention is not None:
             self.retention.wrote(self.time)
@@ -440,6 +467,8 @@ class Store:
         upload = Upload(offset + len(data), crc32, self.time)
         self._overlay.put(self._overlay.uploads, upload_id, upload)
         self.has_chunks = True
+        if self.uploads_due_at == NEVER:
+            self._tell_of_expiry()
         self.uploads_due_at = min(self.uploads_due_at, self.time + _UPLOAD_RETENTION_MS)
 
     def drop_uploads(self, upload_ids: list[bytes]) -> None:
@@ -511,7 +540,7 @@ class Store:
         self.pending.append(PendingTick(tick, segment, batch, self.outcomes, size_bytes))
         self.pending_bytes += size_bytes
         self.last_tick = tick
-        if self.oldest_segment is None:
+        if self._oldest_segment is None:
             self.oldest_segment = segment
             if self.cold:
                 self.cold = self.confirmed = False
@@ -571,6 +600,8 @@ class Store:
             self.pending.popleft()
             self.pending_bytes -= applied.size_bytes
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
+        if self.watcher is not None:
+            self.watcher.wrote_file(self)
         self._overlay.shrink(self.unwritten)
         if not self.pending and self.mark is None and len(self.writers) > _MAX_WRITERS:
             # The file has all of it, for those that come again.
@@ -627,6 +658,11 @@ class Store:
             # What was removed is there again.
             self.retention.due_at = 0
         self.uploads_due_at = 0
+        self._tell_of_expiry()
+
+    def _tell_of_expiry(self) -> None:
+        if self.watcher is not None:
+            self.watcher.may_expire(self)
 
 
 def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:

@@ -337,12 +337,20 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
     stores = [world.open_store(name) for name in "abc"]
     for segment, store in zip((3, 1, 2), stores, strict=True):
         store.oldest_segment = segment
-    idle = [stores[0]]
-    choice = choose(stores, idle, segment=100, synced_tick=0, limit=2)
-    assert [store.id.name for store in choice.close] == ["a"]
-    assert [store.id.name for store in choice.checkpoint] == ["b"]
-    busy = choose(stores, [], segment=100, synced_tick=0)
+        store.used_at = 10.0
+    stores[0].used_at = 5.0
+    upkeep = world.ownership.upkeep
+
+    def chosen(last_use: float, limit: int, excess: int = 0) -> tuple[str, str]:
+        choice = choose(
+            upkeep, last_use=last_use, excess=excess, segment=100, synced_tick=0, limit=limit
+        )
+        close, checkpoint = ("".join(store.id.name for store in each) for each in choice)
+        return close, checkpoint
+
+    assert chosen(5.0, 2) == ("a", "b")
+    assert chosen(4.0, 10) == ("", "bca")
+    assert chosen(4.0, 10, excess=2) == ("ab", "c")
     stores[1].busy = True
-    assert [store.id.name for store in busy.checkpoint] == ["b", "c", "a"]
-    rest = choose(stores, stores, segment=100, synced_tick=0)
-    assert stores[1] not in rest.close + rest.checkpoint
+    assert chosen(4.0, 10) == ("", "ca")
+    assert chosen(10.0, 10) == ("ac", "")

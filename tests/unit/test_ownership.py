@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from holdfast.persist.ownership import Arrival, Ownership, Wanted
 from holdfast.persist.store import Store
 from holdfast.protocol.frames import HEAD, Group
@@ -120,28 +117,3 @@ def test_a_store_that_is_about_to_be_opened_anew_is_not_handed_over() -> None:
     assert ownership.least_recently_used(5) == [reader]
     ownership.wait(arrival("a", 0, writes=True))
     assert ownership.least_recently_used(5) == []
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=20),
-    st.integers(0, 100),
-    st.integers(0, 20),
-)
-@settings(deadline=None, max_examples=200)
-def test_the_idle_and_the_least_recently_used_are_closed_but_never_a_busy_one(
-    stores: list[tuple[int, bool]], idle_seconds: int, max_open: int
-) -> None:
-    ownership = Ownership()
-    for number, (used_at, busy) in enumerate(stores):
-        store = opened(f"s{number}", used_at)
-        store.busy = busy
-        ownership.opened(store)
-    chosen = ownership.idle(100, idle_seconds, max_open)
-    assert len({store.id for store in chosen}) == len(chosen)
-    assert not any(store.busy for store in chosen)
-    free = [store for store in ownership.stores() if not store.busy]
-    kept = [store for store in free if store not in chosen]
-    assert all(100 - store.used_at < idle_seconds for store in kept)
-    assert len(stores) - len(chosen) <= max_open or not kept
-    excess = [store for store in chosen if 100 - store.used_at < idle_seconds]
-    assert all(one.used_at <= other.used_at for one in excess for other in kept)
