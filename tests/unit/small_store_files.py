@@ -1,0 +1,24 @@
+"""A small stream and a small kv, what is applied to their files, and what these then hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.protocol import frames
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.applying import AppliedBatch
+from holdfast.shared_fs.store_file import StoreFile
+
+STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
+KV = StoreId("acme", StoreKind.KV, "a.b")
+
+
+def appends(start: int, count: int, size_bytes: int = 5) -> AppliedBatch:
+    changes = [[frames.CHANGE_SET_MESSAGE, start + i, bytes(size_bytes)] for i in range(count)]
+    return AppliedBatch(start - 1, 1000 + start, changes)
+
+
+def rows_of(file: StoreFile) -> list[tuple[Any, ...]]:
+    if file.store.kind == StoreKind.KV:
+        return list(file.entries("", None, 10_000, with_values=True))
+    return list(file.messages(1, None, 10_000))
