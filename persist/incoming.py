@@ -1,10 +1,13 @@
 """What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
 
-Pure. A malformed frame is refused whole, a group that makes no sense alone.
+Pure. A malformed frame is refused whole, a group that makes no sense alone. A frame may hold a
+thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make` makes
+them: in half the time that calling the class takes.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import NamedTuple
 
 from holdfast.persist.ownership import Arrival, Ownership
@@ -28,16 +31,22 @@ def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) ->
     incoming = Incoming([], [])
     if not groups:
         return incoming
+    find = ownership.find
+    arrivals = incoming.arrivals
     share_bytes = len(payload) // len(groups)
     for index, group in enumerate(groups):
-        store = StoreId(tenant, group.kind, group.name)
-        wrong = _check_operations(group)
-        if wrong is None and ownership.find(store) is None:
+        kind, name, counter, _, _, operations = group
+        store = tuple.__new__(StoreId, (tenant, kind, name))
+        wrong: HoldfastError | None = None
+        if len(operations) > 1 or (operations[0][0] < frames.FIRST_READ) != (counter > 0):
+            wrong = _check_operations(group)
+        if wrong is None and find(store) is None:
             wrong = _check_name(group)
         if wrong is not None:
             incoming.refusals.append((index, wrong))
             continue
-        incoming.arrivals.append(Arrival(reply, index, writer, store, group, share_bytes))
+        fields = (reply, index, writer, store, group, share_bytes, None)
+        arrivals.append(tuple.__new__(Arrival, fields))
     return incoming
 
 
@@ -56,7 +65,7 @@ def _check_name(group: frames.Group) -> HoldfastError | None:
 def _check_operations(group: frames.Group) -> HoldfastError | None:
     """Return what is wrong with a group's operations, None if nothing is."""
     writes = group.counter > 0
-    for number in {operation[0] for operation in group.operations}:
+    for number in set(map(itemgetter(0), group.operations)):
         if (number < frames.FIRST_READ) != writes:
             return MalformedFrameError(
                 reason="a group is of writes, with a counter, or of reads, with counter 0"

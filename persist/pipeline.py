@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from holdfast.persist import eviction
 from holdfast.persist.archive_reads import ArchiveReads
+from holdfast.persist.change_sizes import CHANGE_BYTES
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.persist.releasing import MATERIALISE_OPERATIONS, Release, Releaser
 from holdfast.persist.store import Store
@@ -57,6 +58,8 @@ logger = logging.getLogger("holdfast.persist")
 #: and so many more for each group, which costs as much before its first operation is looked at.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
 _GROUP_OPERATIONS = 8
+#: A store that has no more than this pending has neither too many changes nor too large ones.
+_FEW_PENDING_BYTES = min(MAX_PENDING_BYTES, MAX_PENDING_CHANGES * CHANGE_BYTES)
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
@@ -474,9 +477,10 @@ class Pipeline:
         """Apply the pending changes of stores that have gathered many: it is cheap in bulk, and
         bounds memory and what the next read of the store must wait for."""
         for release in released:
-            for store_id, _ in release.broadcasts:
-                store = self._ownership.find(store_id)
-                if store is None or store.busy:
+            for store, _ in release.broadcasts:
+                if store.pending_bytes <= _FEW_PENDING_BYTES:
+                    continue
+                if store.busy or self._ownership.find(store.id) is not store:
                     continue
                 if store.pending_bytes > MAX_PENDING_BYTES or (
                     store.revision - store.file_revision > MAX_PENDING_CHANGES
@@ -485,4 +489,4 @@ class Pipeline:
                         store.materialise(self._synced_tick)
                     except StorageError as error:
                         # The log has it all: reads of this store fail until the disk is well.
-                        logger.error("store.apply_failed store=%s reason=%s", store_id, error)
+                        logger.error("store.apply_failed store=%s reason=%s", store.id, error)

@@ -36,7 +36,6 @@ from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     PAGE_BYTES,
 )
-from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.fence import FenceGate
 
@@ -57,7 +56,7 @@ class Release:
     wait_for: int
     answers: Answers
     reads: list[tuple[Store, Arrival]] = field(default_factory=list)
-    broadcasts: list[tuple[StoreId, bytes]] = field(default_factory=list)
+    broadcasts: list[tuple[Store, bytes]] = field(default_factory=list)
     #: Set when everything before it, and this, has left.
     left: asyncio.Event | None = None
 
@@ -139,9 +138,10 @@ class Releaser:
         await self._pass_gate()
         for release in ready:
             await self._send_answers(release.answers)
-            changes = self._subjects.changes
-            for store_id, payload in release.broadcasts:
-                await self._publish(changes(store_id), payload)
+            for store, payload in release.broadcasts:
+                if not store.changes_subject:
+                    store.changes_subject = self._subjects.changes(store.id)
+                await self._publish(store.changes_subject, payload)
             for store, arrival in release.reads:
                 self._count_waiting(arrival.size_bytes)
                 self._reads.append((store, arrival))

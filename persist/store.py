@@ -135,6 +135,8 @@ class Store:
         #: The tick that last wrote, for reads that must wait until it is synced.
         self.last_tick = 0
         self.used_at = 0.0
+        #: Where its changes are broadcast: noted by who broadcasts them, the first time.
+        self.changes_subject = ""
         #: True while the file is in other hands: what needs it waits meanwhile.
         self.busy = False
         #: True while only that is so: what needs no file goes on. False while the store itself is
@@ -322,7 +324,8 @@ class Store:
         self.bytes += size_bytes
         self.changes_bytes += size_bytes + CHANGE_BYTES
         self.changes.append((frames.CHANGE_SET_MESSAGE, seq, value))
-        return frames.Run(seq, revision, 1)
+        # As `Run._make` does, in half the time.
+        return tuple.__new__(frames.Run, (seq, revision, 1))
 
     def append_messages(self, values: list[bytes]) -> frames.Run:
         """Accept messages that are nothing but a value, at the next seqs, and return their results.
@@ -535,9 +538,11 @@ class Store:
     def finish_tick(self, tick: int, segment: int) -> None:
         """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
         assert self.mark is not None
-        batch = AppliedBatch(self.mark.revision, self.time, self.changes)
+        # As `_make` does, in half the time: for each store of each tick.
+        batch = tuple.__new__(AppliedBatch, (self.mark.revision, self.time, self.changes))
         size_bytes = self.changes_bytes
-        self.pending.append(PendingTick(tick, segment, batch, self.outcomes, size_bytes))
+        fields = (tick, segment, batch, self.outcomes, size_bytes)
+        self.pending.append(tuple.__new__(PendingTick, fields))
         self.pending_bytes += size_bytes
         self.last_tick = tick
         if self._oldest_segment is None:
@@ -646,9 +651,8 @@ class Store:
         self.has_chunks = False
 
     def _here(self) -> Mark:
-        return Mark(
-            self.revision, self.last_seq, self.count, self.bytes, self.time, self.retention
-        )
+        fields = (self.revision, self.last_seq, self.count, self.bytes, self.time, self.retention)
+        return tuple.__new__(Mark, fields)
 
     def _restore(self, mark: Mark) -> None:
         self.revision, self.last_seq = mark.revision, mark.last_seq

@@ -319,7 +319,8 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
             raise MalformedFrameError(
                 reason="a group is [kind, name, counter, floor, durability, operations]"
             )
-        kind, name, counter, floor, durability, operations = group[:6]
+        fields = group[:6]
+        kind, name, counter, floor, durability, operations = fields
         if (
             type(kind) is not int
             or type(name) is not str
@@ -352,7 +353,8 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
                 for operation in operations
                 if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list
             )
-        checked.append(Group(kind, name, counter, floor, durability, operations))
+        # As `Group._make` does, in half the time: for each group of each frame.
+        checked.append(tuple.__new__(Group, fields))
     if operation_count > MAX_FRAME_OPERATIONS:
         raise MalformedFrameError(
             reason=f"{operation_count} operations; at most {MAX_FRAME_OPERATIONS} in a frame"
@@ -363,7 +365,8 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
 def encode_outcome(epoch: int, time: int, durability: int, results: Run | list[Any]) -> bytes:
     """Return an outcome as the bytes that go into a reply, the store file and the commit log."""
     if type(results) is Run:
-        return pack((epoch, time, durability, None, *results))
+        outcome: bytes = _pack((epoch, time, durability, None, *results))
+        return outcome
     return pack((epoch, time, int(durability), results))
 
 
@@ -396,7 +399,8 @@ def encode_changes(
     epoch: int, previous_revision: int, time: int, changes: Sequence[WireChange]
 ) -> bytes:
     """Return one broadcast; the same bytes are what the commit log keeps."""
-    return encode((epoch, previous_revision, time, changes))
+    payload: bytes = _VERSION_BYTE + _pack((epoch, previous_revision, time, changes))
+    return payload
 
 
 def decode_changes(payload: bytes) -> ChangeBatch:

@@ -16,6 +16,8 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_PREFIX: Final = "hf"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
+#: By the kind as a number. A member of the enum would have to be looked up for each subject.
+_LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ class Subjects:
     # Persist servers to everyone
     def changes(self, store: StoreId) -> str:
         """Where every change of `store` is broadcast."""
-        return f"{self.changes_start(store[0], store[1])}{store[2]}"
+        return f"{self.prefix}.{store[0]}.chg.{_LETTERS[store[1]]}.{store[2]}"
 
     def changes_start(self, tenant: str, kind: int) -> str:
         """What the change subjects of all stores of a kind start with; a name or pattern follows."""
-        return f"{self.prefix}.{tenant}.chg.{StoreKind(kind).letter}."
+        return f"{self.prefix}.{tenant}.chg.{_LETTERS[kind]}."
 
     # Servers, operators and coordinator
     def heartbeat(self) -> str:

@@ -189,7 +189,12 @@ def encode_frame(
 ) -> bytes:
     """Return one frame as bytes. `synced_tick` is by default the tick before."""
     synced = tick - 1 if synced_tick is None else synced_tick
-    body = frames.pack([(*record.store, *record[1:]) for record in records])
+    body = frames.pack(
+        [
+            (*store, epoch, previous_revision, revision, payloads, outcomes)
+            for store, epoch, previous_revision, revision, payloads, outcomes in records
+        ]
+    )
     checksum = zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), tick, synced)))
     return _HEADER.pack(_MAGIC, len(body), tick, synced, checksum) + body
 

@@ -85,7 +85,7 @@ def test_a_write_is_answered_logged_and_broadcast_with_the_same_bytes() -> None:
     tick.committed(segment=3)
     assert outcome_of(tick.synced) == (7, 1001, Durability.SYNCED, frames.Run(1, 1, 2))
     assert record[:4] == (store.id, 7, 0, 2)
-    assert tick.broadcasts == [(store.id, record.payloads[0])]
+    assert tick.broadcasts == [(store, record.payloads[0])]
     changes = frames.decode_changes(record.payloads[0])
     assert changes == (7, 0, 1001, [[1, 1, b"x"], [1, 2, b"y"]])
     assert [list(kept) for kept in record.outcomes] == [
@@ -271,7 +271,7 @@ def test_one_store_that_fails_is_taken_back_and_the_others_go_on() -> None:
     assert record.store == good.id
     assert codes(tick.synced) == {"good": ["ok"], "bad": ["storage_failed"]}
     assert (bad.revision, bad.mark) == (0, None)
-    assert [store for store, _ in tick.broadcasts] == [good.id]
+    assert [store for store, _ in tick.broadcasts] == [good]
 
 
 def test_a_read_beside_an_only_store_that_failed_does_not_wait_for_ever() -> None:
