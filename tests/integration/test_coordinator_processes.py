@@ -1,0 +1,215 @@
+"""Coordinators as processes: one at a time, a standby that takes over, one that was deposed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+from coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
+from nats_server import NatsServer, running_nats_server
+
+from holdfast.coordinator.term import TermFile
+from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.errors import DeposedError
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.layout import Layout, open_layout
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    with running_nats_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return open_layout(tmp_path / "data", Disk())
+
+
+class CoordinatorProcess:
+    """`python -m holdfast.coordinator`, ended by its own handle."""
+
+    def __init__(self, nats: NatsServer, layout: Layout, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "holdfast.coordinator"),
+                *("--data", str(layout.root), "--nats", nats.url),
+                *options,
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_log(self, event: str) -> None:
+        assert self.process.stderr is not None
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        for line in self.process.stderr:
+            if event in line:
+                return
+            assert time.monotonic() < deadline
+        raise AssertionError(f"ended without {event}")
+
+    def wait(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, errors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: Layout) -> None:
+    with CoordinatorProcess(nats, layout) as first:
+        first.wait_for_log("coordinator.started")
+        with CoordinatorProcess(nats, layout, "--log-level", "error") as second:
+            code, errors = second.wait()
+        assert code == 1
+        assert errors.count("\n") == 1
+        assert "already running" in errors
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait()[0] == 0
+    assert not (layout.coordinator / "state.db-wal").exists()
+
+
+@contextlib.contextmanager
+def coordinator_and_standby(
+    nats: NatsServer, layout: Layout
+) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
+    with CoordinatorProcess(nats, layout) as first:
+        first.wait_for_log("coordinator.started")
+        with CoordinatorProcess(nats, layout, "--standby") as standby:
+            standby.wait_for_log("coordinator.standing_by")
+            yield first, standby
+
+
+async def successor_of(first: CoordinatorProcess, client: Asker) -> None:
+    """Kill `first`; return once another answers."""
+    first.process.kill()
+
+    async def answers() -> bool:
+        try:
+            return bool((await client.ask("servers"))["term"] == 2)
+        except (NoRespondersError, BusTimeoutError):
+            return False
+
+    await eventually(answers, "the standby answers")
+
+
+def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario(first: CoordinatorProcess) -> None:
+        async with Cluster(nats, layout) as cluster:
+            server, client = await cluster.server("a"), await cluster.client()
+            assert await client.settled_owner("one") == ["a", "1", 1]
+            await successor_of(first, client)
+            assert await client.owner("one") == ["a", "1", 1]
+            assert server.fence_is_open
+
+    with coordinator_and_standby(nats, layout) as (first, standby):
+        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
+        standby.process.send_signal(signal.SIGINT)
+        assert standby.wait()[0] == 0
+
+
+def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standby_at_once(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario(first: CoordinatorProcess) -> None:
+        async with Cluster(nats, layout) as cluster:
+            server, client = await cluster.server("a"), await cluster.client()
+            assert await client.settled_owner("one") == ["a", "1", 1]
+            await cluster.server("b")
+
+            async def heard() -> bool:
+                return all(row.open_stores == 7 for row in (await client.servers()).values())
+
+            await eventually(heard, "heartbeats were heard")
+            await server.kill()
+            await successor_of(first, client)
+
+            async def moved() -> bool:
+                return bool((await client.owner("one"))[0] == "b")
+
+            await eventually(moved, "the store is b's")
+
+    with coordinator_and_standby(nats, layout) as (first, standby):
+        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
+        standby.process.send_signal(signal.SIGTERM)
+        _, log = standby.wait()
+        assert "reason=nobody listens on its subject" in log
+        assert "reason=silent" not in log
+
+
+def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: Layout) -> None:
+    async def scenario() -> None:
+        async with Cluster(nats, layout) as cluster:
+            server = await cluster.server("a")
+            # As when the network file system had given its lock to another, which then died.
+            TermFile(Disk(), layout.coordinator / "term").begin()
+            server.mute = True
+            while deposed.process.poll() is None:
+                await asyncio.sleep(0.02)
+            assert server.fence_is_open
+
+    with CoordinatorProcess(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
+        code, errors = deposed.wait()
+        assert code == 1
+        assert "the coordinator of term 1 has been succeeded by that of term 2" in errors
+        assert "Traceback" not in errors
+
+
+def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
+    nats: NatsServer, layout: Layout
+) -> None:
+    async def scenario() -> None:
+        async with Cluster(nats, layout) as cluster:
+            server = await cluster.server("a")
+            server.refusal = DeposedError(term=1, newer_term=5)
+            client = await cluster.client()
+            with contextlib.suppress(NoRespondersError, BusTimeoutError):
+                await client.suspect(server)
+            while deposed.process.poll() is None:
+                await asyncio.sleep(0.02)
+            assert server.fence_is_open
+
+    with CoordinatorProcess(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
+        code, errors = deposed.wait()
+        assert code == 1
+        assert "succeeded by that of term 5" in errors
+
+
+def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:
+    with CoordinatorProcess(nats, layout) as first:
+        first.wait_for_log("coordinator.started")
+        with CoordinatorProcess(nats, layout, "--standby") as standby:
+            standby.wait_for_log("coordinator.standing_by")
+            standby.process.send_signal(signal.SIGTERM)
+            assert standby.wait()[0] == 0
+
+
+def test_what_cannot_run_says_why_in_one_line(nats: NatsServer, layout: Layout) -> None:
+    nats.kill()
+    with CoordinatorProcess(nats, layout, "--log-level", "error") as unreachable:
+        code, errors = unreachable.wait()
+    assert code == 1
+    assert "cannot reach NATS" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    with CoordinatorProcess(nats, layout, "--prefix", "a b") as wrong:
+        assert wrong.wait()[0] == 2
