@@ -1,102 +1,19 @@
-"""What limits and time remove from a store: on a real file, tick by tick, also against a plain model."""
+"""What limits and time remove from a store: on a real file, tick by tick."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from ticked_store import Bench, append, configure, put
 
-from holdfast.persist import eviction, operations, reads
+from holdfast.persist import eviction
 from holdfast.persist.retention import NEVER
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
-from holdfast.protocol.messages import Durability
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import StoreFile
-
-
-class Bench:
-    """One store on a real file, and whole ticks: what is due, a group, what is over the limits."""
-
-    def __init__(self, directory: Path, kind: StoreKind) -> None:
-        self.id = StoreId("acme", kind, "a.b")
-        self.path = directory / f"store.{kind.word}.db"
-        self.number = 0
-        self.time = 1000
-        self.broadcasts: list[Any] = []
-        self.records: list[LogRecord] = []
-        self.store = Store(self.id, 1, None, self.create)
-
-    def create(self) -> StoreFile:
-        return StoreFile.create(self.path, self.id, time=self.time)
-
-    def tick(self, *wanted: list[Any], commit: bool = True) -> list[Any]:
-        """Execute one group in a tick of its own; return its results."""
-        store = self.store
-        if store.retention is not None and store.retention.is_due(max(self.time, store.time)):
-            assert eviction.expire(store, max(self.time, store.time))
-        results: Any = []
-        if wanted:
-            store.begin()
-            store.time = max(store.time, self.time)
-            results = operations.execute(store, frames.unpack(frames.pack(wanted)))
-            if isinstance(results, frames.Run):
-                acks = results.acks(store.time, Durability.SYNCED)
-                results = [[ack.seq or 0, ack.revision] for ack in acks]
-        if store.mark is not None and store.retention is not None:
-            eviction.evict(store)
-        store.validate()
-        if commit:
-            self.commit()
-        else:
-            store.fail_tick()
-        return list(results)
-
-    def commit(self) -> None:
-        store = self.store
-        if store.mark is None:
-            return
-        self.number += 1
-        self.broadcasts.append([list(change) for change in store.changes])
-        previous = store.mark.revision
-        payload = frames.encode_changes(1, previous, store.time, store.changes)
-        self.records.append(LogRecord(self.id, 1, previous, store.revision, [payload], []))
-        store.finish_tick(self.number, 1)
-        store.validate()
-
-    def do(self, *operation: Any) -> Any:
-        return self.tick(list(operation))[0]
-
-    def read(self, *operation: Any) -> Any:
-        """What a read is answered: what is due goes first, and the file has all of it."""
-        self.tick()
-        self.store.materialise(self.number)
-        return reads.execute(self.store, "s1", [list(operation)])[0]
-
-    def rows(self) -> dict[Any, bytes]:
-        """Every message by its seq, every entry by its key."""
-        operation = [frames.GET_MESSAGES] if self.store.is_stream else [frames.GET_ENTRIES]
-        return {row[0]: row[3] for row in self.read(*operation)[0]}
-
-    def reopen(self) -> None:
-        self.store.materialise(self.number)
-        if self.store.file is not None:
-            self.store.file.close()
-            self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
-
-    def close(self) -> None:
-        if self.store.file is not None:
-            self.store.file.abandon()
+from holdfast.protocol.names import StoreKind
 
 
 @pytest.fixture
@@ -111,22 +28,6 @@ def kv(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path, StoreKind.KV)
     yield bench
     bench.close()
-
-
-def append(value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:
-    if ttl_seconds is None:
-        return [frames.APPEND, value]
-    return [frames.APPEND, value, None, None, None, ttl_seconds]
-
-
-def put(key: str, value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:
-    if ttl_seconds is None:
-        return [frames.SET_ENTRY, key, value]
-    return [frames.SET_ENTRY, key, value, None, None, ttl_seconds]
-
-
-def configure(bench: Bench, **config: Any) -> Any:
-    return bench.do(frames.CONFIGURE, config)
 
 
 # CoCalc's defects, by number
@@ -491,165 +392,3 @@ def test_a_ttl_that_makes_no_sense_is_refused(stream: Bench, kv: Bench, wrong: A
     assert stream.do(frames.APPEND, b"v", None, None, None, wrong)[0] == "invalid_argument"
     assert stream.do(frames.SET_MESSAGE, 1, b"v", None, wrong)[0] == "invalid_argument"
     assert kv.do(frames.SET_ENTRY, "k", b"v", None, None, wrong)[0] == "invalid_argument"
-
-
-# Anything, against a model
-class AgainstAModel(RuleBasedStateMachine):
-    """Random writes, limits and times: what is readable is what a plain model says, and who applies
-    the log to an empty file gets the same."""
-
-    kind: StoreKind
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, self.kind)
-        #: Key to revision, time, size and expiry.
-        self.model: dict[Any, tuple[int, int, int, float]] = {}
-        self.limits: dict[str, Any] = {}
-
-    def teardown(self) -> None:
-        self.bench.close()
-        shutil.rmtree(self.folder)
-
-    @initialize(limits=st.booleans())
-    def begin(self, limits: bool) -> None:
-        if limits:
-            self.configure(5, 60, 10, "old")
-
-    @rule(
-        count=st.none() | st.integers(1, 6),
-        size_bytes=st.none() | st.integers(20, 80),
-        age_seconds=st.none() | st.integers(1, 10),
-        discard=st.sampled_from(["old", "new"]),
-    )
-    def configure(
-        self, count: int | None, size_bytes: int | None, age_seconds: int | None, discard: str
-    ) -> None:
-        self._expire()
-        self.limits = {
-            "max_messages": count,
-            "max_bytes": size_bytes,
-            "max_age_seconds": age_seconds,
-            "discard": discard,
-        }
-        configure(self.bench, **self.limits)
-        self._evict()
-
-    @rule(
-        key=st.integers(1, 8),
-        size_bytes=st.integers(0, 25),
-        ttl_seconds=st.none() | st.integers(1, 8),
-    )
-    def write(self, key: int, size_bytes: int, ttl_seconds: int | None) -> None:
-        store = self.bench.store
-        self._expire()
-        value = bytes(size_bytes)
-        name: Any = f"{key}"
-        if store.is_stream:
-            name = key = min(key, store.last_seq + 1)
-            operation = [frames.SET_MESSAGE, key, value, None, ttl_seconds]
-        else:
-            operation = put(name, value, ttl_seconds)
-            size_bytes += 1
-        result = self.bench.do(*operation)
-        count = len(self.model) + (name not in self.model)
-        old_bytes = self.model[name][2] if name in self.model else 0
-        total_bytes = sum(row[2] for row in self.model.values()) + size_bytes - old_bytes
-        is_new = self.limits.get("discard") == "new"
-        max_count = self.limits.get("max_messages") or count
-        max_bytes = self.limits.get("max_bytes") or max(total_bytes, size_bytes)
-        refused = size_bytes > max_bytes or (
-            is_new
-            and (
-                (count > max_count and name not in self.model)
-                or (total_bytes > max_bytes and size_bytes > old_bytes)
-            )
-        )
-        assert (result[0] == "limit_exceeded") == refused, result
-        if not refused:
-            expires = float("inf") if ttl_seconds is None else store.time + 1000 * ttl_seconds
-            self.model[name] = (result[1], store.time, size_bytes, expires)
-            self._evict()
-
-    @rule(key=st.integers(1, 8))
-    def delete(self, key: int) -> None:
-        store = self.bench.store
-        self._expire()
-        if store.is_stream:
-            if key <= store.last_seq:
-                self.bench.do(frames.DELETE_MESSAGES, [key])
-            self.model.pop(key, None)
-        else:
-            self.bench.do(frames.DELETE_ENTRIES, [f"{key}"])
-            self.model.pop(f"{key}", None)
-
-    @rule(milliseconds=st.integers(1, 4000))
-    def wait(self, milliseconds: int) -> None:
-        self.bench.time += milliseconds
-
-    @rule()
-    def materialise(self) -> None:
-        self.bench.store.materialise(self.bench.number)
-
-    @rule()
-    def reopen(self) -> None:
-        self.bench.reopen()
-
-    @rule()
-    def fail_a_tick(self) -> None:
-        operation = append() if self.bench.store.is_stream else put("1")
-        self.bench.tick(operation, commit=False)
-
-    @rule()
-    def read(self) -> None:
-        self._expire()
-        assert sorted(self.bench.rows()) == sorted(self.model)
-
-    @invariant()
-    def the_log_tells_the_same(self) -> None:
-        bench = self.bench
-        found = plan(bench.id, bench.records, file_epoch=0, file_revision=0)
-        path = self.folder / "again.db"
-        file = StoreFile.create(path, bench.id, time=0)
-        file.apply(found.batches, found.outcomes)
-        assert (file.meta.count, file.meta.bytes) == (bench.store.count, bench.store.bytes)
-        assert file.limits()[0] == bench.store.config.to_wire()
-        file.abandon()
-        for each in self.folder.glob("again.db*"):
-            each.unlink()
-
-    def _expire(self) -> None:
-        """Before each operation the owner removes what is due."""
-        now = max(self.bench.time, self.bench.store.time)
-        age_ms = 1000 * (self.limits.get("max_age_seconds") or 1 << 40)
-        self.model = {
-            key: row
-            for key, row in self.model.items()
-            if row[3] > now and row[1] + age_ms > now
-        }
-
-    def _evict(self) -> None:
-        if self.limits.get("discard") == "new":
-            return
-        order = (lambda key: key) if self.kind is StoreKind.STREAM else lambda k: self.model[k][0]
-        while self.model and (
-            len(self.model) > (self.limits.get("max_messages") or len(self.model))
-            or sum(row[2] for row in self.model.values())
-            > (self.limits.get("max_bytes") or 1 << 40)
-        ):
-            del self.model[min(self.model, key=order)]
-
-
-class StreamAgainstAModel(AgainstAModel):
-    kind = StoreKind.STREAM
-
-
-class KvAgainstAModel(AgainstAModel):
-    kind = StoreKind.KV
-
-
-TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

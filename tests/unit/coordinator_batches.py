@@ -1,0 +1,41 @@
+"""Two stores, two servers, and batches of what is asked of a coordinator's state."""
+
+from __future__ import annotations
+
+import msgpack
+
+from holdfast.coordinator.batch import Batch, Record, Reply, execute
+from holdfast.coordinator.events import RecordDead, RecordLive
+from holdfast.coordinator.membership import MemberView
+from holdfast.coordinator.requests import Request
+from holdfast.coordinator.state_file import StateFile
+from holdfast.protocol.control import ServerState
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.names import StoreId
+
+ONE = StoreId("acme", 1, "one")
+TWO = StoreId("acme", 1, "two")
+LIVE_A = RecordLive("a", "a1")
+LIVE_B = RecordLive("b", "b1")
+DEAD_A = RecordDead("a", "a1", "silent", released=False)
+
+
+def member(server: str, state: ServerState = ServerState.LIVE) -> MemberView:
+    return MemberView(server, f"{server}1", state, 0.1, state is ServerState.LIVE, 3, 4, 5.0)
+
+
+def run(
+    state: StateFile,
+    *requests: Request,
+    records: tuple[Record, ...] = (),
+    members: tuple[MemberView, ...] = (),
+) -> list[Reply]:
+    outcome = execute(state, Batch(records, requests, members, now_ms=1_000))
+    assert outcome.failure is None
+    return outcome.replies
+
+
+def fields(reply: Reply) -> dict[str, list[object]]:
+    assert not isinstance(reply, HoldfastError), reply
+    decoded: dict[str, list[object]] = msgpack.unpackb(msgpack.packb(dict(reply)))
+    return decoded
