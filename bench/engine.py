@@ -29,7 +29,6 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
-from holdfast.protocol.limits import MAX_OPEN_STORES
 
 _LARGE_FRAME_MESSAGES: Final = 1000
 #: As a server has it (`protocol/process.py`): rows are no garbage to look for.
@@ -46,7 +45,7 @@ class EngineSizes:
     kv_rows: int = 200_000
     frames: int = 1000
     files: int = 300
-    open_stores: int = MAX_OPEN_STORES
+    open_stores: int = 10_000
 
 
 QUICK: Final = EngineSizes(

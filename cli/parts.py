@@ -104,7 +104,7 @@ def coordinator(
     type=click.IntRange(1),
     default=MAX_OPEN_STORES,
     show_default=True,
-    help="Store files kept open.",
+    help="Store files kept open, if memory and descriptors allow.",
 )
 @click.option(
     "--idle-close-seconds",

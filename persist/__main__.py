@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import resource
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from holdfast.persist import capacity
 from holdfast.persist.service import PersistServer
 from holdfast.persist.tier_policy import TierPolicy
 from holdfast.protocol.bus import Bus
@@ -33,7 +33,6 @@ from holdfast.shared_fs.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
 
-_OTHER_DESCRIPTORS: Final = 64
 #: Shorter than the default: whoever waits for a cold store tries again, and so does each pass.
 _BUCKET_RETRY: Final = Retry(max_tries=5, timeout_seconds=10.0)
 _NEXT_LIFE_SECONDS: Final = 0.2
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--max-open-stores",
         type=int,
         default=MAX_OPEN_STORES,
-        help="store files kept open; default: %(default)s",
+        help="store files kept open, if memory and descriptors allow; default: %(default)s",
     )
     parser.add_argument(
         "--idle-close-seconds",
@@ -162,16 +161,19 @@ def _open_bucket(url: str) -> Bucket:
 
 
 def _fitting(max_open_stores: int) -> int:
-    """Return how many stores the process may keep open, its descriptor limit raised as far as it
-    goes: two descriptors each, and some for the log, the fence and the connection."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard == resource.RLIM_INFINITY:
-        return max_open_stores
-    fitting = max(1, min(max_open_stores, (hard - _OTHER_DESCRIPTORS) // 2))
+    """Return how many stores the process may keep open."""
+    descriptors, memory_bytes = capacity.raise_descriptors(), capacity.memory_bytes()
+    fitting = capacity.fitting(
+        max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes
+    )
     if fitting < max_open_stores:
-        logger.warning("server.few_descriptors limit=%d max_open_stores=%d", hard, fitting)
+        logger.warning(
+            "server.few_open_stores max_open_stores=%d wanted=%d descriptors=%s memory_bytes=%d",
+            fitting,
+            max_open_stores,
+            descriptors,
+            memory_bytes,
+        )
     return fitting
 
 

@@ -155,10 +155,12 @@ MAX_PENDING_BYTES: Final = MIB
 MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
 #: Chunks of values that are gone which one checkpoint removes from a file, 256 MiB: some 0.2 s.
 MAX_SWEPT_CHUNKS: Final = 1024
-#: Store files a server keeps open (three descriptors each at the most).
-MAX_OPEN_STORES: Final = 10_000
-#: A store nobody used for this long is checkpointed and closed.
-IDLE_CLOSE_SECONDS: Final = 10.0
+#: Store files a server keeps open, if memory and descriptors allow (`persist/capacity.py`). Beyond it each
+#: use of another store costs a close and an open, so it is far more than are in use at a time.
+MAX_OPEN_STORES: Final = 20_000
+#: A store nobody used for this long is checkpointed and closed. Closing a new store and opening it again
+#: costs some 8 ms and two syncs, so whoever comes back within a minute shall find it open.
+IDLE_CLOSE_SECONDS: Final = 60.0
 #: Images of cold stores that are read in memory, one and all of them: above, they get files again.
 MAX_COLD_READ_BYTES: Final = 256 * KIB
 MAX_COLD_MEMORY_BYTES: Final = 64 * MIB

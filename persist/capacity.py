@@ -1,0 +1,49 @@
+"""How many stores a process may keep open: what its descriptors and the machine's memory allow.
+
+`fitting` is pure; `raise_descriptors` and `memory_bytes` ask the system.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Final
+
+#: Of an open store: its file, its WAL.
+_STORE_DESCRIPTORS: Final = 2
+#: The log, the fence, the connection.
+_OTHER_DESCRIPTORS: Final = 64
+#: What an open store takes, SQLite's cache of a small one included: 78 kB measured.
+_STORE_BYTES: Final = 100_000
+#: The rest is for other servers, the page cache, and stores that are larger.
+_MEMORY_SHARE: Final = 4
+#: A container's limit, where there is one.
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+
+
+def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
+    """Return how many of `wanted` stores may be open: two descriptors each, and a quarter of the
+    memory for all of them; at least one. `descriptors` is None where there is no limit."""
+    fits = memory_bytes // _MEMORY_SHARE // _STORE_BYTES
+    if descriptors is not None:
+        fits = min(fits, (descriptors - _OTHER_DESCRIPTORS) // _STORE_DESCRIPTORS)
+    return max(1, min(wanted, fits))
+
+
+def raise_descriptors() -> int | None:
+    """Raise the process's limit of descriptors as far as it goes and return it, None if endless."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the container if that may have less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdecimal() else machine
