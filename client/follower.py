@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.client.buffers import Buffers
 from holdfast.client.link import Link
-from holdfast.client.merge import Merge
+from holdfast.client.merge import Broadcast, Merge
 from holdfast.client.operations import head_from_wire
 from holdfast.client.store_queue import StoreKey
 from holdfast.client.subscription import Subscription
 from holdfast.client.track import Track
-from holdfast.protocol.bus import BusMessage, BusSubscription
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.frames import HEAD, decode_changes, pack
+from holdfast.protocol.frames import HEAD, pack
 from holdfast.protocol.limits import (
     FOLLOW_CHECK_MAX_SECONDS,
     FOLLOW_CHECK_SECONDS,
@@ -68,16 +67,14 @@ class Feed:
         #: When the follower's heap has it; an entry of another time is void.
         self.look_at = float("inf")
         self._news: asyncio.Future[None] | None = None
-        self._subscription: BusSubscription | None = None
 
     async def listen(self) -> None:
         """Listen on the change subject; when this returns, nothing published later is missed but
         by accident. Raises ConnectionFailedError."""
-        if self._subscription is None:
-            store = StoreId(self._link.tenant, *self.key)
-            subject = self._link.subjects.changes(store)
-            self._subscription = await self._link.bus.subscribe(subject, self.on_broadcast)
-        await self._link.flush()
+        link = self._link
+        subject = link.subjects.changes(StoreId(link.tenant, *self.key))
+        await link.listeners.add(self.key, subject, self)
+        await link.flush()
 
     async def wait(self) -> None:
         """Return when something may have changed."""
@@ -106,23 +103,19 @@ class Feed:
         self.closed = True
         self.shed()
         self.wake()
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.unsubscribe()
+        await self._link.listeners.remove(self.key, self)
 
-    def on_broadcast(self, message: BusMessage) -> None:
+    def heard(self, broadcast: Broadcast) -> None:
         """Take a broadcast of this store; whatever is in it, the owner can mend it."""
         merge = self.merge
         try:
-            merge.broadcast(decode_changes(message.payload))
+            merge.broadcast(broadcast)
         except HoldfastError as error:
-            logger.warning(
-                "client.broadcast_malformed subject=%s reason=%s", message.subject, error
-            )
+            logger.warning("client.broadcast_malformed store=%s reason=%s", self.key[1], error)
             merge.lost()
         except Exception as error:
             # A bug: what is held may be half of something, so begin again from what was given out.
-            logger.error("client.broadcast_failed subject=%s", message.subject, exc_info=error)
+            logger.error("client.broadcast_failed store=%s", self.key[1], exc_info=error)
             self.shed()
             merge.lost()
         self.check_seconds = FOLLOW_CHECK_SECONDS

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from holdfast.client.coalescer import Coalescer, Resolve, SendFrame
 from holdfast.client.frame import Waiter
+from holdfast.client.listeners import Listeners
 from holdfast.client.router import Router
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
@@ -73,6 +74,7 @@ class Link:
         self.tenant = tenant
         self.timeout_seconds = timeout_seconds
         self.router = Router(bus, subjects, tenant)
+        self.listeners = Listeners(bus)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
         self._loop = asyncio.get_running_loop()

@@ -30,6 +30,8 @@ from holdfast.protocol.messages import Change
 #: As a tuple: what stands there may be anything, and need not have a hash.
 _STATELESS: Final = tuple(STATELESS_CHANGES)
 
+_new: Final = tuple.__new__
+
 View = Callable[[Change], Change | None]
 """What of a change the consumer sees; None: nothing."""
 
@@ -42,13 +44,40 @@ class Cursor(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A broadcast that waits for what is missing before it. The changes that are None are not for
-    the consumer."""
+    """A broadcast as a follower takes it, now or when what is missing before it has come."""
 
     epoch: int
     previous_revision: int
-    changes: list[Change | None]
+    #: So many revisions; those that are not `visible` are not for the consumer.
+    length: int
+    visible: list[Change]
     size_bytes: int
+
+
+class Broadcast:
+    """A broadcast, for all who follow its store: what each of them takes is converted once."""
+
+    __slots__ = ("_held", "changes", "epoch", "previous_revision", "time")
+
+    def __init__(self, batch: ChangeBatch) -> None:
+        self.epoch, self.previous_revision, self.time, self.changes = batch
+        self._held: _Held | None = None
+
+    def held(self, view: View | None) -> _Held:
+        """Return what a follower with this view takes. Raises MalformedFrameError."""
+        if view is None and self._held is not None:
+            return self._held
+        visible = []
+        for revision, wire in enumerate(self.changes, self.previous_revision + 1):
+            change = _converted(wire, revision, self.time, view)
+            if change is not None:
+                visible.append(change)
+        size_bytes = sum(map(size_of, visible))
+        length = len(self.changes)
+        held = _Held(self.epoch, self.previous_revision, length, visible, size_bytes)
+        if view is None:
+            self._held = held
+        return held
 
 
 class Merge:
@@ -91,6 +120,11 @@ class Merge:
     def take(self) -> Change:
         """Give out the next change of `ready`."""
         change = self.ready.popleft()
+        if not self.ready and not self._held and self.cursor is not None:
+            # Nothing is held any more: what most changes leave behind, and the least to be done.
+            self._taken = self.cursor
+            self._share.clear()
+            return change
         self._share.remove(size_of(change))
         message = change.message
         seq = self._taken.seq
@@ -109,13 +143,11 @@ class Merge:
         """Where everything was given out and nothing is known to be missing; None elsewhere."""
         return None if self.behind or self.ready or self._held else self.cursor
 
-    def broadcast(self, batch: ChangeBatch) -> None:
+    def broadcast(self, broadcast: Broadcast) -> None:
         """A broadcast arrived. Raises MalformedFrameError, and has changed nothing then."""
-        if batch.epoch < self._epoch:
-            return  # a former owner's, late: the present one has all that is true of it
-        changes = self._converted(batch)
-        size_bytes = sum(size_of(each) for each in changes if each is not None)
-        self._merge(_Held(batch.epoch, batch.previous_revision, changes, size_bytes))
+        # A former owner's comes too late: the present one has all that is true of it.
+        if broadcast.epoch >= self._epoch:
+            self._merge(broadcast.held(self._view))
 
     def page(self, page: Sequence[Any], asked: Cursor) -> bool:
         """The owner's answer to CHANGES from `asked`, the cursor of then. Returns False if it says
@@ -130,12 +162,13 @@ class Merge:
             # something, which one of them may have removed: the page is void, and asked for anew.
             return True
         found = [
-            self._convert(wire, change_revision, time)
+            _converted(wire, change_revision, time, self._view)
             for change_revision, time, wire in wires
             if change_revision > revision
         ]
+        visible = [change for change in found if change is not None]
         self.cursor = Cursor(max(revision, next_revision), max(seq, next_seq))
-        self._extend(found, sum(size_of(each) for each in found if each is not None))
+        self._extend(visible, sum(map(size_of, visible)))
         if next_revision >= head_revision:
             self.behind = False
             held = self._held
@@ -184,22 +217,23 @@ class Merge:
         """Take what is above the cursor. Returns False if there is no room for it."""
         assert self.cursor is not None
         revision, seq = self.cursor
-        skip = revision - batch.previous_revision
-        changes, size_bytes = batch.changes, batch.size_bytes
-        if skip:
-            changes = changes[skip:]
-            size_bytes = sum(size_of(each) for each in changes if each is not None)
-        if len(self.ready) + len(changes) > self._limit or not self._share.fits(size_bytes):
+        _, previous_revision, length, visible, size_bytes = batch
+        if previous_revision != revision:
+            length -= revision - previous_revision
+            visible = [change for change in visible if change.revision > revision]
+            size_bytes = sum(map(size_of, visible))
+        # One that is doubled or late may lie below the cursor as a whole.
+        length = max(0, length)
+        if len(self.ready) + length > self._limit or not self._share.fits(size_bytes):
             return False
-        for change in changes:
-            if change is not None and change.message is not None and change.message.seq > seq:
+        for change in visible:
+            if change.message is not None and change.message.seq > seq:
                 seq = change.message.seq
-        self.cursor = Cursor(revision + len(changes), seq)
-        self._extend(changes, size_bytes)
+        self.cursor = _new(Cursor, (revision + length, seq))
+        self._extend(visible, size_bytes)
         return True
 
-    def _extend(self, changes: list[Change | None], size_bytes: int) -> None:
-        visible = [change for change in changes if change is not None]
+    def _extend(self, visible: list[Change], size_bytes: int) -> None:
         if not visible:
             if not self.ready and self.cursor is not None:
                 self._taken = self.cursor
@@ -210,30 +244,25 @@ class Merge:
 
     def _hold(self, batch: _Held) -> None:
         room = self._share.fits(batch.size_bytes)
-        if not room or self._held_count + len(batch.changes) + len(self.ready) > self._limit:
+        if not room or self._held_count + batch.length + len(self.ready) > self._limit:
             # What was held goes too: the owner has to be asked for all of it in any case.
             self._forget_held()
             return
         self._held.append(batch)
-        self._held_count += len(batch.changes)
+        self._held_count += batch.length
         self._share.add(batch.size_bytes)
 
     def _forget_held(self) -> None:
         held, self._held, self._held_count = self._held, [], 0
         self._share.remove(sum(batch.size_bytes for batch in held))
 
-    def _converted(self, batch: ChangeBatch) -> list[Change | None]:
-        first = batch.previous_revision + 1
-        return [
-            self._convert(wire, revision, batch.time)
-            for revision, wire in enumerate(batch.changes, first)
-        ]
 
-    def _convert(self, wire: WireChange, revision: int, time: int) -> Change | None:
-        if type(wire) is list and wire and wire[0] in _STATELESS:
-            return None
-        change = change_from_wire(wire, revision, time)
-        return change if self._view is None else self._view(change)
+def _converted(wire: WireChange, revision: int, time: int, view: View | None) -> Change | None:
+    """Return what of a change the consumer sees. Raises MalformedFrameError."""
+    if type(wire) is list and wire and wire[0] in _STATELESS:
+        return None
+    change = change_from_wire(wire, revision, time)
+    return change if view is None else view(change)
 
 
 def _checked_page(page: Any) -> tuple[list[Any], int, int, int, bool]:

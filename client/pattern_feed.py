@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from holdfast.client.follower import PACKED_HEAD, Follower, TrackFeed
 from holdfast.client.link import Link
+from holdfast.client.listeners import read_broadcast
 from holdfast.client.merge import Cursor
 from holdfast.client.operations import head_from_wire
 from holdfast.client.store_queue import StoreKey
@@ -248,7 +249,11 @@ class PatternFeed:
                 )
                 return
             feed = self._activate(name, start_revision=Cursor(0, 0))
-        feed.on_broadcast(message)
+        broadcast = read_broadcast(message)
+        if broadcast is None:
+            feed.lost()
+        else:
+            feed.heard(broadcast)
 
     def _activate(self, name: str, start_revision: Cursor | None) -> StoreFeed:
         key = (int(self._kind), name)

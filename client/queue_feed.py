@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast.client.follower import Feed
 from holdfast.client.link import Link
-from holdfast.client.merge import Merge
+from holdfast.client.merge import Broadcast, Merge
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.frames import (
     CHANGE_CONSUMER_ACK,
@@ -25,7 +25,6 @@ from holdfast.protocol.frames import (
     CHANGE_CONSUMER_DELETE,
     CHANGE_CONSUMER_FETCH,
     CHANGE_SET_MESSAGE,
-    ChangeBatch,
 )
 
 #: Whatever consumer it is of.
@@ -45,19 +44,19 @@ class _News(Merge):
         self.blocked = False
         self.due_at = math.inf
 
-    def broadcast(self, batch: ChangeBatch) -> None:
-        self.revision = max(self.revision, batch.previous_revision + len(batch.changes))
-        for change in batch.changes:
+    def broadcast(self, broadcast: Broadcast) -> None:
+        self.revision = max(self.revision, broadcast.previous_revision + len(broadcast.changes))
+        for change in broadcast.changes:
             number = change[0]
             if number in _NEWS:
                 self.behind = True
             elif number == CHANGE_CONSUMER_FETCH and change[1] == self.consumer_id:
                 # Another worker's, who may never finish.
-                self.due_in(change[3] - batch.time)
+                self.due_in(change[3] - broadcast.time)
             elif number == CHANGE_CONSUMER_ACK and change[1] == self.consumer_id:
                 self.behind = self.behind or self.blocked
                 for _, deadline, *_ in change[4]:
-                    self.due_in(deadline - batch.time)
+                    self.due_in(deadline - broadcast.time)
 
     def head(self, revision: int) -> None:
         if revision != self.revision:

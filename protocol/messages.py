@@ -152,7 +152,8 @@ class ChangeKind(StrEnum):
 
 class Change(NamedTuple, Generic[V]):
     """One change of a store, in the order of `revision`. `time` is int milliseconds since the epoch, by the
-    owner's clock. Which of the other fields it has is for its kind to say."""
+    owner's clock. Which of the other fields it has is for its kind to say. All subscriptions of a client that
+    follow a store are given the same one: its headers are not to be changed."""
 
     kind: ChangeKind
     revision: int

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.client.buffers import Buffers, Share, size_of
-from holdfast.client.merge import Cursor, Merge
+from holdfast.client.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.frames import CHANGE_SET_MESSAGE, ChangeBatch
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
@@ -86,11 +86,11 @@ def test_any_number_of_slow_followers_stay_within_the_bound_and_lose_nothing(
         merges.append(merge)
     heads, got = [0] * count, [[] for _ in range(count)]
 
-    def append(which: int, number: int) -> ChangeBatch:
+    def append(which: int, number: int) -> Broadcast:
         previous = heads[which]
         heads[which] += number
         changes = [[CHANGE_SET_MESSAGE, previous + i, b"v" * 600] for i in range(1, number + 1)]
-        return ChangeBatch(1, previous, 0, changes)
+        return Broadcast(ChangeBatch(1, previous, 0, changes))
 
     def consume(which: int, number: int) -> None:
         merge = merges[which]

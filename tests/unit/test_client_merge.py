@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.merge import Cursor, Merge
+from holdfast.client.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import (
     CHANGE_CONFIGURE,
@@ -24,9 +24,10 @@ def append(seq: int) -> WireChange:
     return [CHANGE_SET_MESSAGE, seq, b"v%d" % seq]
 
 
-def batch(previous: int, count: int = 1, epoch: int = 1) -> ChangeBatch:
+def batch(previous: int, count: int = 1, epoch: int = 1) -> Broadcast:
     """A broadcast of appends whose seqs are their revisions."""
-    return ChangeBatch(epoch, previous, 0, [append(previous + 1 + i) for i in range(count)])
+    changes = [append(previous + 1 + i) for i in range(count)]
+    return Broadcast(ChangeBatch(epoch, previous, 0, changes))
 
 
 def page(start: int, end: int, head: int) -> list[Any]:
@@ -166,7 +167,7 @@ def test_reset_is_reported_and_changes_nothing() -> None:
 
 def test_deletes_do_not_move_the_seq() -> None:
     merge = started(5)
-    merge.broadcast(ChangeBatch(1, 5, 0, [[CHANGE_DELETE_MESSAGES, [99]]]))
+    merge.broadcast(Broadcast(ChangeBatch(1, 5, 0, [[CHANGE_DELETE_MESSAGES, [99]]])))
     assert merge.cursor == Cursor(6, 5)
 
 
@@ -250,7 +251,7 @@ ODD_CHANGES: list[Any] = [
 def test_changes_that_make_no_sense_leave_nothing_half_done(odd: Any) -> None:
     merge = started()
     with pytest.raises(MalformedFrameError):
-        merge.broadcast(ChangeBatch(1, 0, 0, [append(1), odd]))
+        merge.broadcast(Broadcast(ChangeBatch(1, 0, 0, [append(1), odd])))
     assert (merge.cursor, list(merge.ready)) == (Cursor(0, 0), [])
     merge.lost()
     with pytest.raises(MalformedFrameError):
@@ -274,6 +275,6 @@ def test_what_is_not_for_the_consumer_takes_no_room_and_moves_the_cursor() -> No
     merge.start(Cursor(0, 0))
     give(merge, page(0, 0, 0))
     merge.broadcast(batch(0, 2))
-    merge.broadcast(ChangeBatch(1, 2, 0, [[CHANGE_CONFIGURE, {}]]))
+    merge.broadcast(Broadcast(ChangeBatch(1, 2, 0, [[CHANGE_CONFIGURE, {}]])))
     assert not merge.ready
     assert merge.settled == Cursor(3, 0)
