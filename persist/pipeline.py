@@ -178,7 +178,7 @@ class Pipeline:
 
     def submit(self, arrivals: list[Arrival]) -> None:
         """Take the groups of one frame."""
-        size_bytes = sum(arrival.size_bytes for arrival in arrivals)
+        size_bytes = sum([arrival.size_bytes for arrival in arrivals])
         if self._inbox_bytes + size_bytes > MAX_INBOX_BYTES:
             error = BusyError(what=f"the inbox of server {self._server!r}")
             self._refusals.extend((each.reply, each.position, error) for each in arrivals)
@@ -286,12 +286,14 @@ class Pipeline:
         self._archives.clear()
         for store, end_seq, table, _ in archives:
             self._archive(tick, store, end_seq, table)
+        # Only `_append` makes it larger.
+        log_is_full = self._log.size_bytes > 2 * LOG_CAP_BYTES
         while self._inbox and room > 0:
             arrival = self._inbox.popleft()
             length = len(arrival.group.operations)
             operation_count += length
             room -= length + _GROUP_OPERATIONS
-            if self._execute(tick, arrival, now):
+            if self._execute(tick, arrival, now, log_is_full):
                 self._inbox_bytes -= arrival.size_bytes
             elif self._inbox and self._inbox[0] is arrival:
                 break
@@ -307,21 +309,22 @@ class Pipeline:
         if self._inbox or self._overdue:
             self._schedule_turn()
 
-    def _execute(self, tick: Tick, arrival: Arrival, now: float) -> bool:
+    def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
         """Return False if the group has to wait for its store, and still counts as waiting."""
         store = self._ownership.find(arrival.store)
         if store is not None and store.busy and not self._goes_on(store, arrival):
             return self._hold(tick, store, arrival)
-        if store is None or (arrival.writes and not store.writable):
+        writes = arrival.group.counter > 0
+        if store is None or (writes and not store.writable):
             self._ownership.wait(arrival)
             self._want_stores()
             return False
         store.used_at = now
         if store.retention is not None and not self._expires_first(tick, store, arrival):
             return False
-        if not arrival.writes:
+        if not writes:
             tick.read(store, arrival)
-        elif self._log.size_bytes > 2 * LOG_CAP_BYTES:
+        elif log_is_full:
             tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
         else:
             try:

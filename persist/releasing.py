@@ -136,12 +136,17 @@ class Releaser:
         # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
         # zombie silent.
         await self._pass_gate()
+        publish = self._bus.publish
         for release in ready:
             await self._send_answers(release.answers)
             for store, payload in release.broadcasts:
                 if not store.changes_subject:
                     store.changes_subject = self._subjects.changes(store.id)
-                await self._publish(store.changes_subject, payload)
+                try:
+                    # Not by `_publish`: another coroutine for each costs as much as the rest.
+                    await publish(store.changes_subject, payload)
+                except TooLargeError as error:
+                    _lost(store.changes_subject, error)
             for store, arrival in release.reads:
                 self._count_waiting(arrival.size_bytes)
                 self._reads.append((store, arrival))
@@ -245,9 +250,7 @@ class Releaser:
         try:
             await self._bus.publish(subject, payload)
         except TooLargeError as error:
-            # NATS was started again with a smaller max_payload. The message is lost like any other:
-            # writers ask again, followers find the gap.
-            logger.error("server.payload_too_large subject=%s reason=%s", subject, error)
+            _lost(subject, error)
 
     def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
         """Return replies that each fit in one payload (one element always does)."""
@@ -263,3 +266,9 @@ class Releaser:
         if start < len(elements) or not elements:
             payloads.append(frames.encode(elements[start:]))
         return payloads
+
+
+def _lost(subject: str, error: TooLargeError) -> None:
+    # NATS was started again with a smaller max_payload. The message is lost like any other: writers
+    # ask again, followers find the gap.
+    logger.error("server.payload_too_large subject=%s reason=%s", subject, error)

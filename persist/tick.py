@@ -184,12 +184,18 @@ class Tick:
         broadcasts = self.broadcasts
         for store in self._stores:
             assert store.mark is not None
-            payloads = _payloads(store, store.changes)
-            # Followers have no use for chunks.
-            told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
-            for payload in told:
-                broadcasts.append((store, payload))
             previous_revision, revision = store.mark.revision, store.revision
+            changes = store.changes
+            if changes and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
+                # What nearly all of a thousand stores have.
+                payload = frames.encode_changes(store.epoch, previous_revision, store.time, changes)
+                payloads = [payload]
+                broadcasts.append((store, payload))
+            else:
+                payloads = _payloads(store, changes)
+                # Followers have no use for chunks.
+                told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
+                broadcasts.extend((store, payload) for payload in told)
             fields = (store.id, store.epoch, previous_revision, revision, payloads, store.outcomes)
             found.append(tuple.__new__(LogRecord, fields))
         if not found:

@@ -96,6 +96,7 @@ class CommitLog:
         self._disk = disk
         self._directory = directory
         self._sizes: dict[int, int] = {}
+        self._size_bytes = 0
         self._segment = 0
         self._last_tick = 0
         self._synced_tick = 0
@@ -115,7 +116,7 @@ class CommitLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(self._sizes.values())
+        return self._size_bytes
 
     def append(self, tick: int, records: Sequence[LogRecord]) -> int:
         """Write one frame and return the number of its segment. Durable after the next sync.
@@ -132,6 +133,7 @@ class CommitLog:
         self._file.write(frame)
         self._last_tick = tick
         self._sizes[self._segment] += len(frame)
+        self._size_bytes += len(frame)
         if not self._unsynced or self._unsynced[-1] is not self._file:
             self._unsynced.append(self._file)
         return self._segment
@@ -158,7 +160,7 @@ class CommitLog:
         """Remove a segment that is not the current one. Its stores are durable elsewhere."""
         assert segment != self._segment
         self._disk.remove(self._directory / segment_name(segment))
-        del self._sizes[segment]
+        self._size_bytes -= self._sizes.pop(segment)
 
     def close(self) -> None:
         """Close the files; what was not synced stays so."""
