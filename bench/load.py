@@ -27,14 +27,6 @@ def value_of(number: int) -> bytes:
     return b"%016x" % number + _FILLER
 
 
-def number_of(value: bytes) -> int:
-    """Return the number of the operation that wrote `value`. Raises ValueError for another one."""
-    number = int(value[:_NUMBER_BYTES], 16)
-    if value != value_of(number):
-        raise ValueError(f"no value of a benchmark: {value[:40]!r}")
-    return number
-
-
 class Pending(Protocol):
     """An operation under way, as an asyncio.Future is one."""
 

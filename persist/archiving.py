@@ -136,9 +136,9 @@ class Archiver:
         for draft in drafts or ():
             if not await self._is_archived(draft):
                 logger.error("store.archive_differs store=%s end_seq=%d", store.id, draft.end_seq)
-                return 0
+                break
             if not await self._pipeline.archive(store, draft.end_seq, mark.table):
-                return 0
+                break
             count += len(draft.messages)
         return count
 

@@ -67,8 +67,6 @@ MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB
 PAGE_ROWS: Final = 4096
-#: Pages a reader may have in flight: one being used, one on its way.
-PAGES_IN_FLIGHT: Final = 2
 
 # Client
 #: Frames one client may have in flight to one server: one being synced, one being applied, and

@@ -441,7 +441,6 @@ INSERT_CHANGE: Final = "INSERT INTO changes VALUES (?, ?, ?)"
 SELECT_CHANGES_AFTER: Final = (
     "SELECT revision, time, change FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 )
-COUNT_CHANGES: Final = "SELECT count(*) FROM changes"
 #: The revision below which the oldest rows go, so that `?` newest remain.
 SELECT_CHANGE_FROM_END: Final = "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
 DELETE_CHANGES_UP_TO: Final = "DELETE FROM changes WHERE revision <= ?"

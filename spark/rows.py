@@ -33,8 +33,6 @@ CLEAR: Final = "clear"
 RESET: Final = "reset"
 #: The store was deleted: what the table had of it is void.
 DROP: Final = "drop"
-#: Those after which earlier runs do not count.
-BEGINNINGS: Final = (RESET, DROP)
 
 #: Of one batch, and of a piece: so many rows, or as many as have so many bytes.
 BATCH_ROWS: Final = 8192

@@ -7,7 +7,6 @@ from its bucket.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import random
@@ -185,8 +184,3 @@ def resting_files(
 def _names(files: SimulatedFileSystem, path: Path) -> list[str]:
     node = files.find(path)
     return sorted(node.entries) if isinstance(node, Directory) else []
-
-
-def running_loop_clock() -> Callable[[], float]:
-    """Return the clock of the loop that runs, good in threads too."""
-    return asyncio.get_running_loop().time

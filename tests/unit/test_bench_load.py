@@ -12,7 +12,6 @@ from holdfast.bench.load import (
     Limit,
     closed_loop,
     due_at,
-    number_of,
     paced,
     value_of,
     windowed,
@@ -23,12 +22,6 @@ def test_each_number_has_its_own_value_of_the_same_size() -> None:
     values = {value_of(number) for number in range(1000)}
     assert len(values) == 1000
     assert {len(value) for value in values} == {VALUE_BYTES}
-    assert number_of(value_of(77)) == 77
-
-
-def test_a_value_that_was_changed_has_no_number() -> None:
-    with pytest.raises(ValueError, match="no value of a benchmark"):
-        number_of(value_of(77)[:-1] + b"!")
 
 
 @pytest.mark.parametrize("concurrency", [1, 7, 200])
