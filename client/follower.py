@@ -188,7 +188,9 @@ class Follower:
         finalizer.atexit = False
 
     def started(self, feed: Feed) -> None:
-        """A feed begins: check on it from now on."""
+        """A feed begins: check on it from now on, unless it was ended while it began."""
+        if feed.closed:
+            return
         self._feeds.setdefault(feed.key, {})[feed] = None
         self._push(feed)
         if self._timer is None:

@@ -138,7 +138,11 @@ class PatternFeed:
         self._link.check_open()
         if self._subscription is None:
             subject = self._subject_start + self._pattern
-            self._subscription = await self._link.bus.subscribe(subject, self._on_broadcast)
+            subscription = await self._link.bus.subscribe(subject, self._on_broadcast)
+            if self.closed:
+                await subscription.unsubscribe()
+                return
+            self._subscription = subscription
         await self._link.flush()
         async for name in self._existing():
             if name not in self._stores:
@@ -146,6 +150,8 @@ class PatternFeed:
                 self._listed.append(name)
         if not self._with_history:
             await self._find_heads()
+        if self.closed:
+            return
         self._begun = True
         self._list_later()
         self._follower.pattern_started(self)
@@ -280,11 +286,13 @@ class PatternFeed:
 
     async def _find_heads(self) -> None:
         """Learn where each listed store stands, which is where it begins."""
-        while self._listed:
+        while self._listed and not self.closed:
             names = list(itertools.islice(self._listed, FOLLOW_CHECK_STORES))
             kind = int(self._kind)
             asked = [self._link.submit((kind, name), PACKED_HEAD, False) for name in names]
             answers = await asyncio.gather(*asked)
+            if self.closed:
+                return
             cursors = [self._cursor(answer) for answer in answers]
             for name, cursor in zip(names, cursors, strict=True):
                 self._listed.popleft()

@@ -288,6 +288,30 @@ def test_breaking_out_of_the_loop_stops_listening(nats: NatsServer) -> None:
     run(nats, test)
 
 
+@pytest.mark.parametrize("pattern", [False, True])
+def test_a_subscription_that_is_ended_while_it_begins_leaves_nothing_behind(pattern: bool) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        cluster = FakeCluster(network.connect("cluster"))
+        await cluster.start("a")
+        async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
+            await client.stream("s").append(b"1")
+            listening, follower = len(network._subscriptions), client._follower
+            for turns in range(20):
+                changes = client.subscribe("*") if pattern else client.stream("s").subscribe()
+                beginning = asyncio.create_task(anext(changes))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await changes.aclose()
+                with pytest.raises(StopAsyncIteration):
+                    await beginning
+                assert not follower._feeds
+                assert not follower._patterns
+                await until(lambda: len(network._subscriptions) == listening)
+
+    asyncio.run(main())
+
+
 def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
