@@ -104,7 +104,8 @@ class LiveReplica(ABC, Generic[C, V]):
     def connected(self) -> bool:
         """False while NATS is lost, and once the replica has ended: what is read may be old then,
         and what is written stays unsaved."""
-        return self._opened.is_set() and self.error is None and self._link.bus.connected
+        has_ended = self._closed or self.error is not None
+        return self._opened.is_set() and not has_ended and self._link.bus.connected
 
     async def open(self, timeout_seconds: float | None = None) -> Self:
         """Read the store, and return once the copy is complete.
@@ -129,6 +130,7 @@ class LiveReplica(ABC, Generic[C, V]):
                     raise OperationTimeoutError(timeout_seconds=timeout, reason=reason)
             if self.error is not None:
                 raise self.error
+            self._check_open(opening=True)
         except BaseException:
             await self._stop()
             raise
@@ -308,6 +310,8 @@ class LiveReplica(ABC, Generic[C, V]):
         if self._main is not None:
             self._main.cancel()
             await asyncio.wait([self._main])
+        # Whoever still waits for the opening hears that it is closed.
+        self._opened.set()
         if self.unsaved_count:
             logger.warning("client.unsaved store=%s count=%d", self.name, self.unsaved_count)
         self._after()

@@ -149,6 +149,23 @@ def test_an_owner_that_is_lost_while_the_copy_is_made_hangs_nobody(nats: NatsSer
     run(nats, test)
 
 
+def test_a_copy_that_is_closed_while_it_is_made_hangs_nobody(nats: NatsServer) -> None:
+    async def test(ada: Client, bob: Client, cluster: FakeCluster) -> None:
+        for replica in (ada.live_kv("k"), ada.live_stream("s")):
+            cluster.servers[0].silent = True
+            opening = asyncio.create_task(replica.open(timeout_seconds=300))
+            await until(lambda: bool(ada._replicas))
+            await replica.aclose()
+            with pytest.raises(ConnectionFailedError, match="has been closed"):
+                await opening
+            cluster.servers[0].silent = False
+        async with ada.live_kv("k") as settings:
+            assert settings.connected
+        assert not settings.connected
+
+    run(nats, test)
+
+
 def test_what_cannot_be_saved_at_the_end_is_told(
     nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
