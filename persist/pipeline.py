@@ -43,6 +43,7 @@ from holdfast.protocol.limits import (
     MAX_INBOX_BYTES,
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
+    MAX_PENDING_MESSAGES,
     MAX_UNSYNCED_BYTES,
 )
 from holdfast.protocol.messages import Durability
@@ -120,7 +121,7 @@ class Pipeline:
             submit_again=self.submit_again,
             refuse=self.refuse_waiting,
             count_waiting=self._count_waiting,
-            has_left=self._materialise_long,
+            has_left=self._after_release,
             confirm_open=confirm_open,
             archive_reads=archive_reads,
         )
@@ -252,10 +253,29 @@ class Pipeline:
             self._turn_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
+    def _go_on(self) -> None:
+        """Have the next tick built if there is anything for it."""
+        if self._inbox or self._overdue or self._refusals or self._pings or self._archives:
+            self._schedule_turn()
+
+    @property
+    def _waits_for_release(self) -> bool:
+        """The next tick had better be built when what is written has left.
+
+        While a sync is under way in its thread the next tick is built beside it. A sync in the loop
+        leaves nothing to do beside it: there the answers go first, and clients fill their next frames
+        while the server works on what has arrived meanwhile.
+        """
+        if self._paced is not None or self._sync_began_at is not None:
+            return False
+        return bool(self._waiting) or self._releaser.releasing_answers
+
     def _turn(self) -> None:
         """Build a tick. An error here is a bug, and the end of this incarnation: what it took from
         the inbox would never be answered."""
         self._turn_scheduled = False
+        if self._waits_for_release:
+            return
         try:
             self._build_tick()
         except Exception as error:  # noqa: BLE001 (raised where it ends the server)
@@ -306,8 +326,7 @@ class Pipeline:
         self._queue(tick)
         if self._stored is not None:
             self._stored.take(tick, records)
-        if self._inbox or self._overdue:
-            self._schedule_turn()
+        self._go_on()
 
     def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
         """Return False if the group has to wait for its store, and still counts as waiting."""
@@ -450,13 +469,14 @@ class Pipeline:
                 raise self._failure
             if self._paced is not None:
                 await self._paced()
-            if self._releaser.has_ready:
+            if self._releaser.releasing_answers:
                 # What is only promised `applied` goes first: to the bus in one turn of the loop, to
                 # the socket in the next. A short sync is done in the loop.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             tick, size_bytes = self._written_tick, self._unsynced_bytes
             self._sync_began_at = asyncio.get_running_loop().time()
+            self._go_on()
             try:
                 await self._run_in_thread(self._log.prepare_sync())
             except StorageError as error:
@@ -473,8 +493,11 @@ class Pipeline:
             self._unsynced_bytes -= size_bytes
             while self._waiting and self._waiting[0].wait_for <= tick:
                 self._releaser.add(self._waiting.popleft())
-            if self._inbox or self._refusals or self._pings or self._archives:
-                self._schedule_turn()
+            self._go_on()
+
+    def _after_release(self, released: list[Release]) -> None:
+        self._materialise_long(released)
+        self._go_on()
 
     def _materialise_long(self, released: list[Release]) -> None:
         """Apply the pending changes of stores that have gathered many: it is cheap in bulk, and
@@ -485,8 +508,10 @@ class Pipeline:
                     continue
                 if store.busy or self._ownership.find(store.id) is not store:
                     continue
-                if store.pending_bytes > MAX_PENDING_BYTES or (
-                    store.revision - store.file_revision > MAX_PENDING_CHANGES
+                limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
+                if (
+                    store.pending_bytes > MAX_PENDING_BYTES
+                    or store.revision - store.file_revision > limit
                 ):
                     try:
                         store.materialise(self._synced_tick)

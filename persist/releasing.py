@@ -100,11 +100,8 @@ class Releaser:
         self._reads: deque[tuple[Store, Arrival] | asyncio.Event] = deque()
         self._to_release = asyncio.Event()
         self._releasing = False
-
-    @property
-    def has_ready(self) -> bool:
-        """Something waits to be let go, besides reads."""
-        return bool(self._ready)
+        #: Of what was added, besides reads, not all has left.
+        self.releasing_answers = False
 
     @property
     def idle(self) -> bool:
@@ -114,6 +111,7 @@ class Releaser:
     def add(self, release: Release) -> None:
         """Let go what rests on nothing that is not synced."""
         self._ready.append(release)
+        self.releasing_answers = True
         self._to_release.set()
 
     async def run(self) -> None:
@@ -154,6 +152,7 @@ class Releaser:
                 self._reads.append(release.left)
             # Publishing seldom suspends: heartbeats and new frames must have their turn.
             await asyncio.sleep(0)
+        self.releasing_answers = bool(self._ready)
         self._has_left(ready)
 
     async def _release_reads(self) -> None:

@@ -146,8 +146,11 @@ MAX_LOG_OBJECTS: Final = 2048
 SYNC_STALL_SECONDS: Final = 5.0
 #: The same of a log in the bucket, where seconds are an ordinary hiccup.
 PUT_STALL_SECONDS: Final = 20.0
-#: Changes of one store that wait in memory for their SQLite transaction.
+#: Changes of one kv that wait in memory for their SQLite transaction: of a key that is set again before
+#: it, only the last is written.
 MAX_PENDING_CHANGES: Final = 4096
+#: Of one stream, where nothing is saved by waiting longer: some 2.5 ms of the loop at a time.
+MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
 #: Chunks of one store that wait in memory while its file is checkpointed; further ones wait in the inbox.
 MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB

@@ -619,4 +619,5 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         stack.enter_context(patch.object(checkpointing, "_QUIET_SEGMENTS", chance.choice((1, 4))))
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(pipeline, "MAX_PENDING_CHANGES", changes))
+        stack.enter_context(patch.object(pipeline, "MAX_PENDING_MESSAGES", changes))
         yield
