@@ -588,7 +588,13 @@ class Coalescer:
             earliest = min(earliest, frame.sent_at + lane.timeout_seconds, ping_at)
             if lane.timeout_seconds > FRAME_TIMEOUT_SECONDS and frame.looked_at <= now:
                 frame.looked_at = now + SILENCE_LOOK_SECONDS
-                self._unresolved += [group.queue.key for group in frame.groups if group is not None]
+                # One store tells: if another server has it, all that was sent counts as lost. To ask
+                # for each, of thousands, would keep the coordinator as busy as the server that is late.
+                self._unresolved += [
+                    group.queue.key
+                    for group in frame.groups
+                    if group is not None and group.queue.lane is lane
+                ][:1]
         self._frame_timeout_at = earliest
 
     def _ping(self, lane: Lane, now: float) -> None:

@@ -356,6 +356,18 @@ def test_the_owner_of_a_silent_server_s_stores_is_asked_for_more_often_than_rese
     assert [(g.name, g.counter) for g in groups_of(moved[1])] == [("s", 1), ("s", 0)]
 
 
+def test_of_a_silent_server_the_owner_of_one_store_of_each_frame_is_asked_for() -> None:
+    client = Client()
+    client.append()
+    client.append(key=OTHER)
+    client.turn()
+    client.tick(FRAME_TIMEOUT_SECONDS)
+    client.turn()
+    asked = len(client.resolves)
+    client.tick(SILENCE_LOOK_SECONDS)
+    assert client.resolves[asked:] == [[STORE]]
+
+
 def test_a_lost_coordinator_does_not_hinder_a_resend_to_a_known_owner() -> None:
     client = Client()
     caller = client.append()
