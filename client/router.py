@@ -69,7 +69,8 @@ class Router:
     async def suspect(self, server: str, incarnation: str) -> bool:
         """Tell the coordinator that nobody answers for `incarnation`; return if it still lives.
 
-        Waits for a coordinator: its successor should hear of this as soon as there is one. Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        Waits for a coordinator: its successor should hear of this as soon as there is one. Raises
+        NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
         fields = await self._ask("suspect", patient=True, server=server, incarnation=incarnation)
         return bool(fields.get("alive"))

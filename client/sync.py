@@ -326,7 +326,8 @@ def connect(
     all its retries, unless the call says otherwise. With `compression` values above 1 KiB are compressed
     with zstd where that saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and
     the servers say that readers know it; without it what others have compressed is read all the same. Other
-    options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on the background's thread.
+    options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on
+    the background's thread.
 
     Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError when NATS is not there.
     """

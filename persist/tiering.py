@@ -278,6 +278,8 @@ class Tiering:
                 self._requested[store.id] = None
         for store in unknown:
             newest = await self._newest(store.id)
+            if self._ownership.find(store.id) is not store:
+                continue
             self._snapshotted[store.id] = (
                 Extent(newest.revision, newest.count, newest.bytes)
                 if newest is not None
