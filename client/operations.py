@@ -265,11 +265,13 @@ def time_ms(time: datetime.datetime | int | None) -> int | None:
 
 def message_from_wire(wire: Sequence[Any]) -> Message:
     """Return the message in `[seq, revision, time, value, headers | nil]`."""
+    value = wire[3]
     headers = wire[4] if len(wire) > 4 and wire[4] else {}
-    if type(wire[3]) is list:
-        large = large_value_from_wire(wire[3])
+    if type(value) is list:
+        large = large_value_from_wire(value)
         return Message(wire[0], b"", headers, wire[2], wire[1], large)
-    return Message(wire[0], wire[3], headers, wire[2], wire[1])
+    # As the class itself does, without a call of its own.
+    return _new(Message, (wire[0], value, headers, wire[2], wire[1], None))
 
 
 def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
@@ -289,11 +291,12 @@ def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
 
 def entry_from_wire(wire: Sequence[Any]) -> Entry:
     """Return the entry in `[key, revision, time, value, headers | nil]`."""
+    value = wire[3]
     headers = wire[4] if len(wire) > 4 and wire[4] else {}
-    if type(wire[3]) is list:
-        large = large_value_from_wire(wire[3])
+    if type(value) is list:
+        large = large_value_from_wire(value)
         return Entry(wire[0], b"", headers, wire[1], wire[2], large)
-    return Entry(wire[0], wire[3], headers, wire[1], wire[2])
+    return _new(Entry, (wire[0], value, headers, wire[1], wire[2], None))
 
 
 def head_from_wire(wire: Iterable[Any]) -> Head:

@@ -13,7 +13,7 @@ has asked for the owner of its first store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, cast
+from typing import Any, Generic
 
 from holdfast.client.codec import Codec, RawCodec
 from holdfast.client.link import Link
@@ -44,9 +44,9 @@ class Values(Generic[V]):
 
     def encoded(self, value: V | Value) -> Value:
         """Return a value as bytes of any size. Raises InvalidArgumentError."""
-        if self.is_raw:
-            return cast(Value, value)
-        return self._codec.encode(cast(V, value))
+        # Any in place of `cast`, here and below: a call of its own for each value.
+        plain: Any = value
+        return plain if self.is_raw else self._codec.encode(plain)
 
     def stored(self, value: Value, headers: Headers | None) -> tuple[Value, Headers | None]:
         """Return an encoded value, and its headers, as they are stored. Raises InvalidArgumentError,
@@ -95,23 +95,27 @@ class Values(Generic[V]):
         plain: Any = self.plain_message(row) if row.headers else row
         if not self.is_raw and plain.large is None:
             plain = plain._replace(value=self.decoded(plain.value, self.message_name(row.seq)))
-        return cast("Message[V]", plain)
+        told: Message[V] = plain
+        return told
 
     def entry(self, row: Entry) -> Entry[V]:
         """Return an entry as the application sees it. Raises ValueUnreadableError."""
         plain: Any = self.plain_entry(row) if row.headers else row
         if not self.is_raw and plain.large is None:
             plain = plain._replace(value=self.decoded(plain.value, self.entry_name(row.key)))
-        return cast("Entry[V]", plain)
+        told: Entry[V] = plain
+        return told
 
     def change(self, change: Change) -> Change[V]:
         """Return a change as the application sees it. Raises ValueUnreadableError."""
+        plain: Any = change
         if change.message is not None:
             if not self.is_raw or change.message.headers:
-                return cast("Change[V]", change._replace(message=cast(Any, self.message(change.message))))
+                plain = plain._replace(message=self.message(change.message))
         elif change.entry is not None and (not self.is_raw or change.entry.headers):
-            return cast("Change[V]", change._replace(entry=cast(Any, self.entry(change.entry))))
-        return cast("Change[V]", change)
+            plain = plain._replace(entry=self.entry(change.entry))
+        told: Change[V] = plain
+        return told
 
     def message_name(self, seq: int) -> str:
         return f"message {seq} of {self._name}"
