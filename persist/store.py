@@ -573,6 +573,8 @@ class Store:
         """Return what is pending of synced ticks."""
         if not self.pending or self.pending[0].tick > synced_tick:
             return []
+        if self.pending[-1].tick <= synced_tick:
+            return list(self.pending)
         return [pending for pending in self.pending if pending.tick <= synced_tick]
 
     def prepare_file(self, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
@@ -601,9 +603,13 @@ class Store:
 
     def applied(self, ready: list[PendingTick]) -> None:
         """The file holds what was `ready`."""
-        for applied in ready:
-            self.pending.popleft()
-            self.pending_bytes -= applied.size_bytes
+        if len(ready) == len(self.pending):
+            self.pending.clear()
+            self.pending_bytes = 0
+        else:
+            for applied in ready:
+                self.pending.popleft()
+                self.pending_bytes -= applied.size_bytes
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
         if self.watcher is not None:
             self.watcher.wrote_file(self)

@@ -1,8 +1,8 @@
 """How changes become rows of a store file, inside a transaction that the caller has begun.
 
-Runs of plain appends, by far the most common changes, reach SQLite as one array in one statement:
-without Python's work for each row a row costs half. All else goes row by row. The counters that
-result are returned, not written.
+Runs of plain appends, by far the most common changes, reach SQLite as one array in one statement,
+whether they came in one tick or one by one: without Python's work for each row a row costs half. All
+else goes row by row. The counters that result are returned, not written.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -24,6 +25,9 @@ from holdfast.shared_fs.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 
 #: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
 _ARRAY_ROWS: Final = 4
+#: Of a message's change that has nothing but a value: number, seq, value.
+_PLAIN_CHANGE_ELEMENTS: Final = 3
+_TIME: Final = f"%0{schema.TIME_DIGITS}d".encode()
 #: revision, key, time, value, headers.
 _PLAIN_ENTRY_COLUMNS: Final = 5
 #: And expires, body_bytes.
@@ -116,9 +120,14 @@ def apply_to_stream(
     """Apply the batches, which follow `meta` without a gap, and return what it becomes. `archived`
     are the file's own; a new file has none."""
     stream = _Stream(cursor, meta, bodies, archived or ArchivedBlocks(cursor.execute))
-    for batch in batches:
-        assert batch.previous_revision == stream.revision, "batches follow the file's revision"
-        stream.apply(batch)
+    position = 0
+    while position < len(batches):
+        run_length = stream.append_one_by_one(batches, position)
+        if not run_length:
+            batch = batches[position]
+            assert batch.previous_revision == stream.revision, "batches follow the file's revision"
+            stream.apply(batch)
+        position += run_length or 1
     return stream.finish(meta)
 
 
@@ -202,16 +211,16 @@ def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> Non
     # Several groups of one writer may be applied at once: only what its last floor has not
     # passed is worth a row.
     floors: dict[bytes, int] = {}
-    for kept in outcomes:
-        floors[kept.writer] = min(kept.floor, kept.counter)
+    for writer, counter, floor, _, _ in outcomes:
+        floors[writer] = min(floor, counter)
     if floors:
         cursor.executemany(schema.DELETE_OUTCOMES_BELOW, floors.items())
         cursor.executemany(
             schema.UPSERT_OUTCOME,
             [
-                (kept.writer, kept.counter, kept.time, kept.outcome)
-                for kept in outcomes
-                if kept.counter >= floors[kept.writer]
+                (writer, counter, time, outcome)
+                for writer, counter, _, time, outcome in outcomes
+                if counter >= floors[writer]
             ],
         )
 
@@ -235,6 +244,45 @@ class _Stream:
         self._expiring_rows: list[tuple[Any, ...]] = []
         self._msg_ids: list[tuple[Any, ...]] = []
         self._consumers = ConsumerRows(cursor)
+
+    def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
+        """Take the run of batches from `start` on that are an append of nothing but a value each, and
+        return how many they are: 0 as well where arrays are not worth it."""
+        seq, revision, time = self._last_seq, self.revision, self._time
+        values: list[bytes] = []
+        times: list[int] = []
+        for previous_revision, batch_time, changes in islice(batches, start, None):
+            if len(changes) != 1:
+                break
+            change = changes[0]
+            if (
+                len(change) != _PLAIN_CHANGE_ELEMENTS
+                or change[0] != frames.CHANGE_SET_MESSAGE
+                or change[1] != seq + 1
+                or type(change[2]) is not bytes
+            ):
+                break
+            assert previous_revision == revision, "batches follow the file's revision"
+            seq += 1
+            revision += 1
+            time = batch_time
+            values.append(change[2])
+            times.append(time)
+        if len(values) < _ARRAY_ROWS:
+            return 0
+        self._insert_waiting()
+        self._cursor.execute(
+            schema.APPEND_TIMED_MESSAGES,
+            (
+                self._last_seq,
+                self.revision,
+                b"".join([_TIME % each for each in times]),
+                apsw.carray(tuple(values)),
+            ),
+        )
+        self._time = time
+        self._count_appended(values)
+        return len(values)
 
     def apply(self, batch: AppliedBatch) -> None:
         self._time = batch.time
@@ -284,6 +332,9 @@ class _Stream:
             schema.APPEND_MESSAGES,
             (self._last_seq, self.revision, self._time, apsw.carray(values)),
         )
+        self._count_appended(values)
+
+    def _count_appended(self, values: Sequence[bytes]) -> None:
         self.revision += len(values)
         self._last_seq += len(values)
         self._count += len(values)

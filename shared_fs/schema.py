@@ -169,6 +169,15 @@ APPEND_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
     " SELECT ?1 + rowid, ?2 + rowid, ?3, value FROM carray(?4)"
 )
+#: The same of messages that each have a time of their own: `?3` is a blob of these, each of
+#: `TIME_DIGITS` digits. An array of numbers could be joined to that of the values only by a loop in a
+#: loop. 0.6 µs a row, and one release of the GIL for all of them; `INSERT_MESSAGE` takes 1.1 µs.
+TIME_DIGITS: Final = 20
+APPEND_TIMED_MESSAGES: Final = (
+    "INSERT INTO messages(seq, revision, time, value)"
+    f" SELECT ?1 + rowid, ?2 + rowid, CAST(substr(?3, {TIME_DIGITS} * rowid - {TIME_DIGITS - 1},"
+    f" {TIME_DIGITS}) AS INTEGER), value FROM carray(?4)"
+)
 INSERT_EXPIRING_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers, expires) VALUES (?, ?, ?, ?, ?, ?)"
 )

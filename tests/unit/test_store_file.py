@@ -162,6 +162,28 @@ def test_batches_must_follow_the_files_revision(path: Path) -> None:
     file.close()
 
 
+def test_messages_that_came_one_by_one_keep_their_times_and_what_comes_between_them(
+    path: Path,
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    times = [7, 7, 1_763_751_000_123, 1_763_751_000_124, 5, (1 << 62) + 1, 9, 9, 10, 11]
+    changes = [[frames.CHANGE_SET_MESSAGE, seq, b"%d" % seq] for seq in range(1, len(times) + 1)]
+    changes[5].append({"h": "x"})
+    file.apply(
+        [
+            AppliedBatch(revision, time, [change])
+            for revision, (time, change) in enumerate(zip(times, changes, strict=True))
+        ]
+    )
+    found = [tuple(row)[:4] for row in rows_of(file)]
+    assert [row[0] for row in found] == [change[1] for change in changes]
+    assert all(time in row for row, time in zip(found, times, strict=True))
+    assert all(change[2] in row for row, change in zip(found, changes, strict=True))
+    assert (file.meta.revision, file.meta.last_seq, file.meta.time) == (10, 10, times[-1])
+    file.quick_check()
+    file.close()
+
+
 def test_an_epoch_never_goes_back(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     file.take(5, "s1", "i1")
