@@ -21,9 +21,12 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.schema import CHECKSUM_BYTES
+from holdfast.shared_fs.schema import CHECKSUM_BYTES, PAGE_BYTES
 
 _CACHE_KIB: Final = 256
+_MASK: Final = 0xFFFFFFFF
+#: Zeros in a page from which on leaping over them takes less than adding them.
+_LONG_GAP: Final = bytes(128)
 _STATEMENTS: Final = 32
 #: Small allocations of one connection that SQLite serves from a block of its own. Its default takes
 #: 38 kB of each connection; with 5 kB opening and applying were as fast.
@@ -69,14 +72,44 @@ def checksum_vfs() -> str:
 def page_checksum(page: bytes) -> bytes:
     """Return the checksum that the VFS expects at the end of `page`, without it.
 
-    The algorithm is that of `cksmCompute` in SQLite's ext/misc/cksumvfs.c.
+    The algorithm is that of `cksmCompute` in SQLite's ext/misc/cksumvfs.c. Most pages of a small file
+    are largely zeros between what is at their start and at their end: these are leapt over, so that a
+    page that is nearly empty takes 9 µs instead of 40.
     """
-    words = struct.unpack(f"<{len(page) // 4}I", page)[: -CHECKSUM_BYTES // 4]
-    first = second = 0
+    content_end = len(page) - CHECKSUM_BYTES
+    gap_start, gap_end = _zeros(page, content_end)
+    first, second = _add(0, 0, page[:gap_start])
+    # What `_add` does for each eight zero bytes is a multiplication by ((1, 1), (1, 2)).
+    (a, b), (_, c) = _powers()[(gap_end - gap_start) // 8]
+    first, second = (a * first + b * second) & _MASK, (b * first + c * second) & _MASK
+    return struct.pack("<2I", *_add(first, second, page[gap_end:content_end]))
+
+
+def _zeros(page: bytes, content_end: int) -> tuple[int, int]:
+    """Return where the first long run of zeros begins and ends, in whole eights of bytes."""
+    start = page.find(_LONG_GAP, 0, content_end)
+    if start < 0:
+        return content_end, content_end
+    end = content_end - len(page[start:content_end].lstrip(b"\0"))
+    return (start + 7) // 8 * 8, end // 8 * 8
+
+
+def _add(first: int, second: int, content: bytes) -> tuple[int, int]:
+    words = struct.unpack(f"<{len(content) // 4}I", content)
     for even, odd in zip(words[::2], words[1::2], strict=True):
-        first = (first + even + second) & 0xFFFFFFFF
-        second = (second + odd + first) & 0xFFFFFFFF
-    return struct.pack("<2I", first, second)
+        first = (first + even + second) & _MASK
+        second = (second + odd + first) & _MASK
+    return first, second
+
+
+@functools.cache
+def _powers() -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the powers of ((1, 1), (1, 2)), from the 0th on: enough for a page of zeros."""
+    powers = [((1, 0), (0, 1))]
+    for _ in range(PAGE_BYTES // 8):
+        (a, b), (_, c) = powers[-1]
+        powers.append((((a + b) & _MASK, (b + c) & _MASK), ((b + c) & _MASK, (b + 2 * c) & _MASK)))
+    return powers
 
 
 def connect(path: str, flags: int, vfs: str | None) -> apsw.Connection:

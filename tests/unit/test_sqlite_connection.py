@@ -61,6 +61,8 @@ def test_the_checksum_of_a_page_is_that_of_sqlites_own_vfs(tmp_path: Path) -> No
     connection.reserve_bytes("main", schema.CHECKSUM_BYTES)
     connection.execute("CREATE TABLE t(a)")
     values = [(random.Random(number).randbytes(300),) for number in range(50)]
+    # Runs of zeros that begin and end anywhere.
+    values += [(bytes(7 * number) + b"\x01" * (number % 11),) for number in range(100)]
     connection.executemany("INSERT INTO t VALUES (?)", values)
     connection.close()
     content = path.read_bytes()
