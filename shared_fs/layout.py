@@ -78,15 +78,19 @@ class Layout:
         return self.incarnation(server, incarnation) / "loss-accepted"
 
     def store(self, store: StoreId, generation: int = 1) -> Path:
+        return Path(f"{self._of_store(store)}.{generation}.db")
+
+    def tombstone(self, store: StoreId) -> Path:
+        return Path(f"{self._of_store(store)}.deleted")
+
+    def _of_store(self, store: StoreId) -> str:
+        """Return what the paths of all files of a store begin with: as text, since each part that is
+        added to a Path takes 3 µs, and a store is opened with ten paths."""
         digest = hashlib.blake2b(
             f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
         ).hexdigest()
-        name = f"{store.name}.{StoreKind(store.kind).word}.{generation}.db"
-        return self.root / "stores" / store.tenant / digest[:3] / name
-
-    def tombstone(self, store: StoreId) -> Path:
-        path = self.store(store)
-        return path.with_name(f"{store.name}.{StoreKind(store.kind).word}.deleted")
+        word = StoreKind(store.kind).word
+        return f"{self.root}/stores/{store.tenant}/{digest[:3]}/{store.name}.{word}"
 
     def generations(
         self, disk: Disk, store: StoreId, *, with_deleted: bool = False
