@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 from holdfast.persist import eviction
 from holdfast.persist.archive_reads import ArchiveReads
-from holdfast.persist.change_sizes import CHANGE_BYTES
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.persist.releasing import MATERIALISE_OPERATIONS, Release, Releaser
 from holdfast.persist.store import Store
@@ -58,9 +57,10 @@ logger = logging.getLogger("holdfast.persist")
 #: What one turn of the loop executes before it lets heartbeats and replies have theirs: operations,
 #: and so many more for each group, which costs as much before its first operation is looked at.
 _TURN_OPERATIONS = 2 * MAX_FRAME_OPERATIONS
-_GROUP_OPERATIONS = 8
-#: A store that has no more than this pending has neither too many changes nor too large ones.
-_FEW_PENDING_BYTES = min(MAX_PENDING_BYTES, MAX_PENDING_CHANGES * CHANGE_BYTES)
+_GROUP_OPERATIONS = 24
+#: The same while a sync is under way in its thread: what waits for that shall not wait for more than some
+#: 2 ms of this.
+_TURN_OPERATIONS_BESIDE = MAX_FRAME_OPERATIONS // 2
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
@@ -298,7 +298,7 @@ class Pipeline:
         self._pings.clear()
         now = asyncio.get_running_loop().time()
         operation_count = 0
-        room = _TURN_OPERATIONS
+        room = _TURN_OPERATIONS if self._sync_began_at is None else _TURN_OPERATIONS_BESIDE
         while self._overdue and room > 0:
             room -= MATERIALISE_OPERATIONS
             self._expire(tick, self._overdue.popitem()[1])
@@ -504,17 +504,16 @@ class Pipeline:
         bounds memory and what the next read of the store must wait for."""
         for release in released:
             for store, _ in release.broadcasts:
-                if store.pending_bytes <= _FEW_PENDING_BYTES:
+                limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
+                if (
+                    store.pending_bytes <= MAX_PENDING_BYTES
+                    and store.revision - store.file_revision <= limit
+                ):
                     continue
                 if store.busy or self._ownership.find(store.id) is not store:
                     continue
-                limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
-                if (
-                    store.pending_bytes > MAX_PENDING_BYTES
-                    or store.revision - store.file_revision > limit
-                ):
-                    try:
-                        store.materialise(self._synced_tick)
-                    except StorageError as error:
-                        # The log has it all: reads of this store fail until the disk is well.
-                        logger.error("store.apply_failed store=%s reason=%s", store.id, error)
+                try:
+                    store.materialise(self._synced_tick)
+                except StorageError as error:
+                    # The log has it all: reads of this store fail until the disk is well.
+                    logger.error("store.apply_failed store=%s reason=%s", store.id, error)

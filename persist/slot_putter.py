@@ -29,7 +29,7 @@ class BucketThread(SyncThread):
     """A thread for calls of the bucket: none is short, and none may keep the loop."""
 
     @property
-    def is_short(self) -> bool:
+    def runs_in_loop(self) -> bool:
         return False
 
 

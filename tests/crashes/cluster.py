@@ -257,8 +257,6 @@ def short_times(cluster: Callable[[], CrashCluster]) -> Iterator[None]:
     """Let what the tiers take from the machine come from the cluster, and wait seconds, not hours."""
 
     class Thread:
-        is_short = False
-
         def __call__(self, function: Callable[[], Any]) -> Any:
             return cluster().run_in_thread(function)
 

@@ -71,8 +71,6 @@ def in_the_simulation(
     asks for it."""
 
     class Thread:
-        is_short = False
-
         def __init__(self) -> None:
             self._run_in_thread = run_in_thread()
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 
 import pytest
 
-from holdfast.persist.sync_thread import SHORT_SECONDS, SHORT_SYNCS, SyncThread
+from holdfast.persist.sync_thread import (
+    SHORT_SECONDS,
+    TRY_AFTER_SYNCS,
+    TRY_AFTER_SYNCS_MAX,
+    SyncThread,
+)
 
 
 class Clock:
@@ -44,21 +50,42 @@ def run_syncs(*durations_seconds: float) -> list[bool]:
 
 
 def test_the_first_syncs_run_in_the_thread_and_short_ones_then_in_the_loop() -> None:
-    where = run_syncs(*[0.0] * (SHORT_SYNCS + 3))
-    assert where == [False] * SHORT_SYNCS + [True] * 3
+    where = run_syncs(*[0.0] * (TRY_AFTER_SYNCS + 3))
+    assert where == [False] * TRY_AFTER_SYNCS + [True] * 3
 
 
-def test_one_long_sync_sends_the_next_ones_to_the_thread_again() -> None:
-    short = [0.0] * SHORT_SYNCS
-    where = run_syncs(*short, SHORT_SECONDS, *short, 0.0)
-    assert where == [False] * SHORT_SYNCS + [True] + [False] * SHORT_SYNCS + [True]
+def test_how_long_a_sync_took_in_the_thread_does_not_count() -> None:
+    where = run_syncs(*[2 * SHORT_SECONDS] * TRY_AFTER_SYNCS, 0.0, 0.0)
+    assert where == [False] * TRY_AFTER_SYNCS + [True] * 2
 
 
-def test_syncs_that_are_always_long_never_run_in_the_loop() -> None:
-    assert not any(run_syncs(*[2 * SHORT_SECONDS] * (3 * SHORT_SYNCS)))
+def test_one_that_takes_long_among_short_ones_sends_none_to_the_thread() -> None:
+    short = [SHORT_SECONDS / 10] * TRY_AFTER_SYNCS
+    where = run_syncs(*short, *short, 5 * SHORT_SECONDS, *short)
+    assert all(where[TRY_AFTER_SYNCS:])
 
 
-@pytest.mark.parametrize("before", [0, SHORT_SYNCS])
+def test_one_that_takes_very_long_sends_the_next_ones_to_the_thread() -> None:
+    short = [SHORT_SECONDS / 10] * TRY_AFTER_SYNCS
+    where = run_syncs(*short, *short, 20 * SHORT_SECONDS, *short, 0.0)
+    assert where == [
+        *[False] * TRY_AFTER_SYNCS,
+        *[True] * (TRY_AFTER_SYNCS + 1),
+        *[False] * TRY_AFTER_SYNCS,
+        True,
+    ]
+
+
+def test_syncs_that_are_always_long_are_tried_in_the_loop_more_and_more_rarely() -> None:
+    where = run_syncs(*[2 * SHORT_SECONDS] * 3 * TRY_AFTER_SYNCS_MAX)
+    tried = [index for index, in_loop in enumerate(where) if in_loop]
+    pauses = [after - before - 1 for before, after in pairwise([-1, *tried])]
+    assert pauses[:3] == [TRY_AFTER_SYNCS, TRY_AFTER_SYNCS, 2 * TRY_AFTER_SYNCS]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == TRY_AFTER_SYNCS_MAX
+
+
+@pytest.mark.parametrize("before", [0, TRY_AFTER_SYNCS])
 def test_an_error_reaches_whoever_waits(before: int) -> None:
     def fail() -> None:
         raise OSError("broken")
@@ -83,11 +110,11 @@ def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it() -> None:
     async def main() -> None:
         syncs = SyncThread(Clock())
         try:
-            for _ in range(SHORT_SYNCS):
+            for _ in range(TRY_AFTER_SYNCS):
                 await syncs(lambda: None)
-            syncs._short_count = 0
+            syncs._left_count = 1
             first = syncs(lambda: order.append(1))
-            syncs._short_count = SHORT_SYNCS
+            assert syncs._left_count == 0
             second = syncs(lambda: order.append(2))
             await asyncio.gather(first, second)
         finally:
