@@ -162,7 +162,7 @@ def _open_bucket(url: str) -> Bucket:
 
 def _fitting(max_open_stores: int) -> int:
     """Return how many stores the process may keep open."""
-    descriptors, memory_bytes = capacity.raise_descriptors(), capacity.memory_bytes()
+    descriptors, memory_bytes = capacity.raise_descriptors(max_open_stores), capacity.memory_bytes()
     fitting = capacity.fitting(
         max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes
     )

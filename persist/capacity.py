@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from pathlib import Path
@@ -31,9 +32,15 @@ def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
     return max(1, min(wanted, fits))
 
 
-def raise_descriptors() -> int | None:
-    """Raise the process's limit of descriptors as far as it goes and return it, None if endless."""
+def raise_descriptors(stores: int) -> int | None:
+    """Raise the process's limit of descriptors as far as it goes and return it, None if endless. Who
+    may raise it without limit raises it to what so many stores need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OTHER_DESCRIPTORS + _STORE_DESCRIPTORS * stores
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, needed))
+            return needed
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return None if hard == resource.RLIM_INFINITY else hard

@@ -52,7 +52,8 @@ _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES * 3 // 4
 #: A WAL that is checkpointed whatever the log. Overwrites all over a large kv change a page or two
 #: each, so its WAL can grow by twenty bytes for each byte of the log.
 _WAL_CAP_BYTES: Final = 16 * MIB
-
+#: A store that was used no longer ago than this is closed only if all are.
+_IN_USE_SECONDS: Final = 1.0
 
 _Result = TypeVar("_Result")
 
@@ -163,12 +164,17 @@ class Checkpointer:
             await asyncio.sleep(0)
         self.retire()
 
-    async def make_room(self, count: int) -> int:
-        """Close up to `count` of the stores that were used longest ago; return how many were."""
+    async def make_room(self, count: int, now: float) -> int:
+        """Close up to `count` stores that are not in use just now; return how many were."""
         synced_tick = self._pipeline.synced_tick
-        chosen = self._ownership.upkeep.longest_unused(
-            count, lambda store: _settled(store, synced_tick)
-        )
+
+        def may_close(store: Store) -> bool:
+            return _settled(store, synced_tick)
+
+        upkeep = self._ownership.upkeep
+        chosen = upkeep.spread_unused(count, may_close, last_use=now - _IN_USE_SECONDS)
+        if not chosen:
+            chosen = upkeep.longest_unused(count, may_close)
         used_at = [store.used_at for store in chosen]
         await self._checkpoint(chosen)
         closed = 0

@@ -168,12 +168,12 @@ class OpenQueue:
         return [each for each in wanted if each not in held]
 
     async def _make_room(self, count: int) -> None:
-        """Close what was used longest ago until `count` more stores may be open. Raises BusyError
+        """Close what is not in use until `count` more stores may be open. Raises BusyError
         if they are all in use, or cannot be made durable."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + _ROOM_SECONDS
         while (excess := self._ownership.open_count + count - self._max_open_stores) > 0:
-            if await self._checkpointer().make_room(excess):
+            if await self._checkpointer().make_room(excess, clock()):
                 continue
             if clock() > give_up_at:
                 raise BusyError(what=f"the open stores of server {self._server!r}")

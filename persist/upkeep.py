@@ -18,12 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
-from math import inf
+from math import inf, sqrt
 
 from holdfast.persist.store import Store
 
 #: Entries of closed stores that the heap may hold besides as many as stores are open.
 _SPARE_ENTRIES = 1024
+#: Steps of this share of a line visit it evenly, without a period (Knuth, TAOCP 3, 6.4).
+_GOLDEN_RATIO = (sqrt(5) - 1) / 2
+#: Stores looked at for each that is wanted.
+_TRIES = 4
 #: Stores of one turn at the least: so many cost nothing worth sharing out.
 _LEAST_TURN = 256
 
@@ -41,6 +45,8 @@ class Upkeep:
         self._expiring: dict[Store, None] = {}
         #: Those of them that had no turn yet in this round.
         self._round: list[Store] = []
+        #: Where `spread_unused` was last, as a share of all stores.
+        self._place = 0.0
 
     # What is told
     def opened(self, store: Store) -> None:
@@ -133,6 +139,26 @@ class Upkeep:
         for entry in passed:
             heappush(heap, entry)
         return found
+
+    def spread_unused(
+        self, limit: int, may: Callable[[Store], bool], *, last_use: float
+    ) -> list[Store]:
+        """Return up to `limit` of the stores that `may` be chosen and were not used after
+        `last_use`, from all over the order of their use.
+
+        To close what was unused for longest would be wrong where more stores are used by turns than
+        may be open: each would be closed just before its turn, and every use would open one.
+        """
+        stores = list(self._entries)
+        found: dict[Store, None] = {}
+        for _ in range(_TRIES * limit if stores else 0):
+            self._place = (self._place + _GOLDEN_RATIO) % 1.0
+            store = stores[int(self._place * len(stores))]
+            if store.used_at <= last_use and may(store):
+                found[store] = None
+                if len(found) == limit:
+                    break
+        return list(found)
 
     def expiring(self, turns: int) -> list[Store]:
         """Return those of which something may expire whose turn it is; after about `turns` calls

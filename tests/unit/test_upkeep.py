@@ -169,3 +169,33 @@ def test_a_store_is_looked_at_once_something_may_expire(begin: str) -> None:
         store.append_message(b"v")
         store.fail_tick()
     assert upkeep.expiring(1) == [store]
+
+
+def test_of_stores_used_by_turns_that_are_too_many_few_are_closed_before_their_turn() -> None:
+    upkeep, capacity = Upkeep(), 100
+    stores = [new_store(number) for number in range(capacity + 2)]
+    opened: dict[Store, None] = {}
+    misses = 0
+    for turn in range(20 * len(stores)):
+        store = stores[turn % len(stores)]
+        if store not in opened:
+            misses += 1
+            if len(opened) == capacity:
+                (gone,) = upkeep.spread_unused(1, free, last_use=turn)
+                upkeep.closed(gone)
+                del opened[gone]
+            upkeep.opened(store)
+            opened[store] = None
+        store.used_at = turn
+    # In the order of their last use each would be closed just before it is used: 2,040 times.
+    assert misses < 5 * len(stores)
+
+
+def test_what_is_in_use_or_busy_is_not_closed_to_make_room() -> None:
+    upkeep = Upkeep()
+    stores = [new_store(number) for number in range(4)]
+    for store in stores:
+        upkeep.opened(store)
+    stores[0].used_at, stores[1].busy = 9.0, True
+    assert set(upkeep.spread_unused(4, free, last_use=8.0)) == {stores[2], stores[3]}
+    assert Upkeep().spread_unused(1, free, last_use=8.0) == []
