@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -77,8 +77,8 @@ class HoldfastSide(Side):
         durability = None if self._durability is Durability.SYNCED else self._durability
         if variant == _APPEND_ASYNC:
 
-            async def start(number: int) -> PendingAck:
-                return await streams[number % count].append_async(
+            def start(number: int) -> Awaitable[PendingAck]:
+                return streams[number % count].append_async(
                     value_of(number), durability=durability
                 )
 
@@ -160,8 +160,8 @@ class HoldfastSide(Side):
         kv, count = self._client.kv(name), len(keys)
         if variant == _SET_ASYNC:
 
-            async def start(number: int) -> PendingAck:
-                return await kv.set_async(keys[number % count], value_of(number))
+            def start(number: int) -> Awaitable[PendingAck]:
+                return kv.set_async(keys[number % count], value_of(number))
 
             load = await windowed(start, concurrency, limit, first_number)
             load.answers = [(number, ack.revision) for number, ack in load.answers]

@@ -10,7 +10,7 @@ server to say that it has the ack.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -225,8 +225,8 @@ class JetStreamSide(Side):
         if variant == _PUBLISH_ASYNC:
             window = self._window(concurrency)
 
-            async def start(number: int) -> asyncio.Future[PubAck]:
-                return await window.publish_async(
+            def start(number: int) -> Awaitable[asyncio.Future[PubAck]]:
+                return window.publish_async(
                     subjects[number % count], value_of(number), wait_stall=_TIMEOUT_SECONDS
                 )
 

@@ -149,7 +149,9 @@ class Stream(Generic[V]):
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
-        return PendingAck(link.submit(self._key, packed, True, level, timeout_seconds), _ack)
+        pending = PendingAck(_ack)
+        link.submit_for(pending, self._key, packed, True, level, timeout_seconds)
+        return pending
 
     async def append_many(
         self,

@@ -55,7 +55,7 @@ NAMES = {
 #: What only blocking code has: a file's methods, and what an event loop has other means for.
 MORE = {
     sync.ValueReader: {"close", "readable", "readall", "readinto", "__next__"},
-    sync.PendingAck: {"set_result", "give_up"},
+    sync.PendingAck: {"give_up"},
     sync.Subscription: {"poll"},
     sync.PatternSubscription: {"poll"},
     # `error` is an attribute there, and so on no class.
