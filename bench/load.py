@@ -111,7 +111,9 @@ async def windowed(
     began_at = clock()
     load = Load(first_number, began_at)
     latencies = load.latencies_seconds
-    take = take or (lambda number, answer: load.answers.append((number, answer)))
+    #: (when it was started, itself, when its answer was seen), looked at when the load is over: the
+    #: client's processor is to be the client's.
+    answered: list[tuple[float, Pending, float]] = []
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     number = first_number
     past_number = first_number + limit.operations if limit.operations is not None else None
@@ -119,13 +121,15 @@ async def windowed(
 
     async def take_answered() -> None:
         """Wait for the oldest, and take all that are answered by then."""
-        now = 0.0
-        while under_way and (now == 0.0 or under_way[0][2].done()):
+        await under_way[0][2]
+        now = clock()
+        while under_way and under_way[0][2].done():
             started, sent_at, pending = under_way.popleft()
-            answer = await pending
-            now = now or clock()
-            latencies.append(now - sent_at)
-            take(started, answer)
+            if take is None:
+                answered.append((sent_at, pending, now))
+            else:
+                latencies.append(now - sent_at)
+                take(started, await pending)
 
     while number != past_number:
         if len(under_way) == window:
@@ -138,6 +142,9 @@ async def windowed(
     while under_way:
         await take_answered()
     load.seconds = clock() - began_at
+    for started, (sent_at, pending, now) in enumerate(answered, first_number):
+        latencies.append(now - sent_at)
+        load.answers.append((started, await pending))
     return load
 
 
