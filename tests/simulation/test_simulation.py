@@ -43,7 +43,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "retire_the_log_without_a_sync": (20, None),
     "follow_over_gaps": (10, None),
     "evict_what_was_not_published": (5, None),
-    "publish_the_older_over_the_newer": (20, None),
+    "publish_the_older_over_the_newer": (10, "overtake"),
     "restore_without_telling": (10, None),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
