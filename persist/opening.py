@@ -356,16 +356,16 @@ class StoreOpener:
         return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation
 
     def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
-        file = self._create(store)
-        file.take(epoch, self._server, self._incarnation)
-        return file
+        return self._create(store, (epoch, self._server, self._incarnation))
 
-    def _create(self, store: StoreId) -> StoreFile:
+    def _create(self, store: StoreId, owner: tuple[int, str, str] = (0, "", "")) -> StoreFile:
         # A zombie must not put a file where the next owner is about to create its own.
         self._gate.check()
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
-        return StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
+        return StoreFile.create(
+            path, store, time=self._clock_ms(), owner=owner, disk=self._disk
+        )
 
     # A store that was deleted
     def _grave(self, store: StoreId) -> Grave | None:

@@ -266,13 +266,13 @@ class StoreRestorer:
         self._disk.remove(path.with_name(path.name + "-wal"))
 
     def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
-        file = self._create(store)
-        file.take(epoch, self._server, self._incarnation)
-        return file
+        return self._create(store, (epoch, self._server, self._incarnation))
 
-    def _create(self, store: StoreId) -> StoreFile:
+    def _create(self, store: StoreId, owner: tuple[int, str, str] = (0, "", "")) -> StoreFile:
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
         if self._disk.exists(path):
             self._remove(path, "the store begins anew")
-        return StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
+        return StoreFile.create(
+            path, store, time=self._clock_ms(), owner=owner, disk=self._disk
+        )

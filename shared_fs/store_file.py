@@ -106,10 +106,12 @@ class StoreFile(StoreRows):
         store: StoreId,
         *,
         time: int,
+        owner: tuple[int, str, str] = (0, "", ""),
         disk: Disk = _DISK,
         vfs: str | None = None,
     ) -> StoreFile:
-        """Create the file of a new store at revision 0 and epoch 0. The folder must exist.
+        """Create the file of a new store of `owner` (epoch, server, incarnation) at revision 0, or
+        leave nothing of it. The folder must exist.
 
         Raises StoreDamagedError if there is a file already, StorageFailedError.
         """
@@ -124,7 +126,7 @@ class StoreFile(StoreRows):
                 empty.close()
             file = cls._connect(path, store, vfs or disk.vfs)
             try:
-                file._begin_life(time)
+                file._begin_life(time, owner)
             except BaseException:
                 file.abandon()
                 raise
@@ -469,10 +471,11 @@ class StoreFile(StoreRows):
 
     # Inside
     @raises_ours
-    def _begin_life(self, time: int) -> None:
+    def _begin_life(self, time: int, owner: tuple[int, str, str]) -> None:
         set_pragmas(self._connection)
         with self._transaction():
-            self._execute(schema.INSERT_META, (*self.store, time, 0, "", ""))
+            self._execute(schema.INSERT_META, (*self.store, time, *owner))
+        self.meta = StoreMeta(*owner, 0, 0, 0, 0, 0, 0)
 
     @raises_ours
     def _load(self) -> None:

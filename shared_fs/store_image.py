@@ -77,12 +77,7 @@ def new_store_image(
     Raises StorageFailedError.
     """
     kind = StoreKind(store.kind)
-    if any(
-        change[0] == frames.CHANGE_PUT_CHUNK
-        or (len(change) > 2 and len(change[2]) >= schema.PAGE_BYTES)
-        for batch in batches
-        for change in batch.changes
-    ):
+    if any(_is_large(change) for batch in batches for change in batch.changes):
         return None
     try:
         meta, image = _build(store, kind, time, owner, batches, outcomes)
@@ -90,6 +85,14 @@ def new_store_image(
         raise our_error(error, store) from error
     image[_FORMAT_VERSIONS] = _WAL
     return NewStore(store, meta, bytes(image)) if _finish_pages(image, kind) else None
+
+
+def _is_large(change: frames.WireChange) -> bool:
+    """Tell of a change that it surely takes pages that are not of b-trees, before any are made."""
+    if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+        value = change[2]
+        return type(value) is bytes and len(value) >= schema.PAGE_BYTES
+    return bool(change[0] == frames.CHANGE_PUT_CHUNK)
 
 
 def _build(

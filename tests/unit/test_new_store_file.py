@@ -220,6 +220,34 @@ def test_what_does_not_fit_in_b_tree_pages_is_not_written_whole(change: frames.W
     assert new_store_image(STREAM, time=1, owner=OWNER, batches=batches, outcomes=[]) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        [frames.CHANGE_TRIM, 0],
+        [frames.CHANGE_CONFIGURE, {"max_messages": 5}],
+        [frames.CHANGE_CONSUMER_CONFIGURE, 1, "workers", {}, 1],
+        [frames.CHANGE_CONSUMER_FETCH, 1, 1, 1000, [], [], [], []],
+        [frames.CHANGE_CONSUMER_ACK, 1, [], [], []],
+        [frames.CHANGE_CONSUMER_DELETE, 1],
+    ],
+)
+def test_any_change_may_be_among_the_first(change: frames.WireChange, tmp_path: Path) -> None:
+    path = tmp_path / "whole.db"
+    consumer: frames.WireChange = [frames.CHANGE_CONSUMER_CONFIGURE, 1, "jobs", {}, 1]
+    changes = [consumer, [frames.CHANGE_SET_MESSAGE, 1, b"one"], change]
+    new = image_of(STREAM, changes)
+    assert new is not None
+    whole = StoreFile.new(path, new)
+    whole.hold()
+    applied = StoreFile.create(tmp_path / "applied.db", STREAM, time=500)
+    applied.apply(batches_of(changes), OUTCOMES)
+    assert rows_of(whole) == rows_of(applied)
+    assert whole.consumers() == applied.consumers()
+    assert whole.limits() == applied.limits()
+    whole.close()
+    applied.close()
+
+
 @pytest.mark.parametrize("store", [STREAM, KV])
 def test_whatever_a_power_cut_takes_of_it_is_noticed(store: StoreId, path: Path) -> None:
     if store is STREAM:

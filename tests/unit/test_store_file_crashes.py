@@ -12,6 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
+from faulty_vfs import FaultyVfs
 from small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol import frames
@@ -121,56 +122,6 @@ def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path)
 
 
 # Faults
-class FaultyVfs(apsw.VFS):
-    """SQLite's own file system, whose n-th call of some kinds fails, as a full or broken disk."""
-
-    def __init__(self) -> None:
-        self.name_of_it = f"faulty-{id(self)}"
-        super().__init__(self.name_of_it, base="")
-        self.remaining: int | None = None
-        self.calls: set[str] = set()
-        self.error: int = apsw.SQLITE_IOERR
-        self.failed = False
-
-    def fail(self, after: int, error: int, *calls: str) -> None:
-        self.remaining, self.error, self.calls = after, error, set(calls)
-        self.failed = False
-
-    def heal(self) -> None:
-        self.remaining = None
-
-    def pass_or_raise(self, call: str) -> None:
-        if self.remaining is None or call not in self.calls:
-            return
-        if self.remaining > 0:
-            self.remaining -= 1
-            return
-        self.failed = True
-        raise apsw.exception_for(self.error)
-
-    def xOpen(self, name: Any, flags: list[int]) -> Any:
-        self.pass_or_raise("open")
-        return FaultyFile(self, name, flags)
-
-
-class FaultyFile(apsw.VFSFile):
-    def __init__(self, vfs: FaultyVfs, name: Any, flags: list[int]) -> None:
-        super().__init__("", name, flags)
-        self.vfs = vfs
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        self.vfs.pass_or_raise("write")
-        super().xWrite(data, offset)
-
-    def xSync(self, flags: int) -> None:
-        self.vfs.pass_or_raise("sync")
-        super().xSync(flags)
-
-    def xTruncate(self, size: int) -> None:
-        self.vfs.pass_or_raise("truncate")
-        super().xTruncate(size)
-
-
 @pytest.fixture
 def vfs() -> Iterator[FaultyVfs]:
     vfs = FaultyVfs()
@@ -240,6 +191,7 @@ def test_a_file_that_could_not_be_created_is_gone_and_can_be_created_later(
         StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it).close()
     vfs.heal()
     StoreFile.open(path, STREAM).close()
+
 
 
 @pytest.fixture
