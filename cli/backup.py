@@ -11,7 +11,14 @@ from typing import Any
 
 import click
 
-from holdfast.cli.owner_jobs import KIND_OPTION, Moment, connected_owners
+from holdfast.cli.owner_jobs import (
+    ALL_OPTION,
+    ALL_TENANTS_OPTION,
+    KIND_OPTION,
+    Moment,
+    check_choice,
+    connected_owners,
+)
 from holdfast.cli.render import moment, print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
@@ -22,47 +29,58 @@ JsonObject = dict[str, Any]
 
 @click.command()
 @click.argument("names", metavar="[STORE...]", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All stores of the tenant.")
+@ALL_OPTION
+@ALL_TENANTS_OPTION
 @KIND_OPTION
 @client_command
-def backup(settings: Settings, names: tuple[str, ...], every: bool, kind: str | None) -> None:
+def backup(
+    settings: Settings, names: tuple[str, ...], every: bool, all_tenants: bool, kind: str | None
+) -> None:
     """Snapshot stores to the bucket now, and wait until they are there.
 
     Stores that changed are snapshotted by themselves when they go idle: this is for a moment that
     matters.
     """
-    if bool(names) == every:
-        raise click.UsageError("name stores, or give --all")
-    rows, failures = asyncio.run(_backup(settings, names, kind))
+    check_choice(names, every, all_tenants)
+    rows, failures = asyncio.run(_backup(settings, names, kind, all_tenants))
     if settings.json:
         print_json({"backups": rows, "failed": failures})
     else:
-        _print_versions(rows)
+        _print_versions(rows, with_tenant=all_tenants)
         for failure in failures:
-            click.echo(f"{failure['name']}: {failure['message']}", err=True)
+            click.echo(f"{failure['tenant']} {failure['name']}: {failure['message']}", err=True)
     if failures:
         click.get_current_context().exit(1)
 
 
 async def _backup(
-    settings: Settings, names: tuple[str, ...], kind: str | None
+    settings: Settings, names: tuple[str, ...], kind: str | None, all_tenants: bool
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     rows: list[JsonObject] = []
     failures: list[JsonObject] = []
-    async with connected_owners(settings) as owners:
-        if names:
-            stores = [await owners.find(name, kind) for name in names]
-        else:
-            stores = await owners.all(kind)
-        for store in stores:
-            try:
-                report = await owners.ask(store, "backup")
-            except HoldfastError as error:
-                if len(stores) == 1:
-                    raise
-                failures.append({"name": store.name, "error": error.code, "message": str(error)})
+    async with connected_owners(settings) as asked:
+        tenants = [each async for each in asked.of_every_tenant()] if all_tenants else [asked]
+        for owners in tenants:
+            if names:
+                stores = [await owners.find(name, kind) for name in names]
             else:
-                rows.append(version_row(store, report["versions"][0]))
+                stores = await owners.all(kind)
+            for store in stores:
+                try:
+                    report = await owners.ask(store, "backup")
+                except HoldfastError as error:
+                    if len(names) == 1:
+                        raise
+                    failures.append(
+                        {
+                            "tenant": store.tenant,
+                            "name": store.name,
+                            "error": error.code,
+                            "message": str(error),
+                        }
+                    )
+                else:
+                    rows.append(version_row(store, report["versions"][0]))
     return rows, failures
 
 
@@ -196,6 +214,7 @@ async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject
 def version_row(store: StoreId, version: Mapping[str, Any]) -> JsonObject:
     """Return one snapshot as JSON."""
     return {
+        "tenant": store.tenant,
         "kind": StoreKind(store.kind).word,
         "name": store.name,
         "revision": version["revision"],
@@ -235,11 +254,13 @@ def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def _print_versions(rows: list[JsonObject]) -> None:
+def _print_versions(rows: list[JsonObject], *, with_tenant: bool = False) -> None:
+    columns = ("kind", "name", "revision", "last change", "taken", "messages", "bytes", "stored", "key")
     print_table(
-        ("kind", "name", "revision", "last change", "taken", "messages", "bytes", "stored", "key"),
+        (*["tenant"] * with_tenant, *columns),
         [
             (
+                *[row["tenant"]] * with_tenant,
                 row["kind"],
                 row["name"],
                 row["revision"],

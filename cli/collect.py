@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.cli.owner_jobs import BUCKET_OPTION
-from holdfast.cli.parts import MissingServerPackagesError
+from holdfast.cli.parts import needed_server_packages
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 
@@ -33,15 +33,11 @@ def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float
     The coordinator does it too, now and then. What is found is marked first, and removed by a later
     call if it is still so. May run beside a cluster, and beside another one of itself.
     """
-    try:
-        from holdfast.shared_fs.bucket import open_bucket
+    with needed_server_packages():
         from holdfast.shared_fs.collecting import Collector
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("holdfast"):
-            raise
-        raise MissingServerPackagesError(package=error.name) from error
+        from holdfast.shared_fs.existing_bucket import existing_bucket
     collector = Collector(
-        open_bucket(bucket),
+        existing_bucket(bucket),
         clock_ms=lambda: int(time.time() * 1000),
         min_age_seconds=min_age_hours * 3600,
     )

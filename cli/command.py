@@ -50,6 +50,7 @@ _COMMANDS: Final = {
     "servers": ("servers", "servers"),
     "stores": ("servers", "stores"),
     "stream": ("stream", "stream"),
+    "tenants": ("servers", "tenants"),
     "undrain": ("drain", "undrain"),
     "up": ("up", "up"),
     "verify": ("verify", "verify"),

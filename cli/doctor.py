@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.cli.doctor_checks import CheckResult, Severity
-from holdfast.cli.parts import MissingServerPackagesError
+from holdfast.cli.parts import needed_server_packages
 from holdfast.cli.render import print_json, print_table, printable, size
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 
@@ -38,12 +38,8 @@ def doctor(settings: Settings, data: Path, deep: bool) -> None:
     Changes nothing, and may run beside a cluster: what is in use is left alone. Exit code 0 if all
     is well, 1 after warnings, 2 if data or acknowledged writes are in danger.
     """
-    try:
+    with needed_server_packages():
         from holdfast.cli.doctor_examination import Examination
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("holdfast"):
-            raise
-        raise MissingServerPackagesError(package=error.name) from error
     with progress_bar() as progress:
         examination = Examination(shared_folder(data.resolve()), deep=deep, progress=progress)
         examination.run()

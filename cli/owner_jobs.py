@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
@@ -39,12 +40,24 @@ _MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
 KIND_OPTION: Final = click.option(
     "--kind", type=click.Choice(["stream", "kv"]), help="If there is one of each of that name."
 )
+ALL_OPTION: Final = click.option(
+    "--all", "every", is_flag=True, help="All stores of the tenant that --tenant names."
+)
+ALL_TENANTS_OPTION: Final = click.option(
+    "--all-tenants", is_flag=True, help="All stores of every tenant."
+)
 BUCKET_OPTION: Final = click.option(
     "--bucket",
     required=True,
     metavar="URL",
     help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: that of the servers.",
 )
+
+
+def check_choice(names: tuple[str, ...], every: bool, all_tenants: bool) -> None:
+    """Raises UsageError unless stores are chosen in one of the three ways."""
+    if (bool(names), every, all_tenants).count(True) != 1:
+        raise click.UsageError("name stores, or give --all or --all-tenants")
 
 
 class Moment(click.ParamType[int]):
@@ -74,6 +87,11 @@ class Owners:
         self._subjects = Subjects(settings.prefix)
         self._router = Router(bus, self._subjects, settings.tenant)
 
+    @property
+    def tenant(self) -> str:
+        """Whose stores this one asks for."""
+        return self._settings.tenant
+
     async def find(self, name: str, kind: str | None) -> StoreId:
         """Return the store of that name. Raises NotFoundError, InvalidArgumentError if there are two."""
         check_store(name)
@@ -96,6 +114,11 @@ class Owners:
             StoreId(self._settings.tenant, info.kind, info.name)
             async for info in self._router.stores(wanted, "")
         ]
+
+    async def of_every_tenant(self) -> AsyncIterator[Owners]:
+        """Yield who asks for each tenant's stores."""
+        async for tenant in self._router.tenants():
+            yield Owners(self._bus, replace(self._settings, tenant=tenant))
 
     async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
         """Have a store's owner do a job and return what it tells of it.

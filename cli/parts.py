@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -49,6 +50,17 @@ class MissingServerPackagesError(HoldfastError):
 
     code = "missing_packages"
     template = "the servers need {package}. Try: pip install 'holdfast[server]'"
+
+
+@contextmanager
+def needed_server_packages() -> Iterator[None]:
+    """Say what to install, if what the servers need cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("holdfast"):
+            raise
+        raise MissingServerPackagesError(package=error.name) from error
 
 
 @click.command()
@@ -181,10 +193,6 @@ def _common(settings: Settings, data: Path, log_level: str) -> list[str]:
 
 
 def _become(module: str, arguments: Sequence[str]) -> None:
-    try:
+    with needed_server_packages():
         main = cast("Callable[[Sequence[str]], int]", import_module(module).main)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("holdfast"):
-            raise
-        raise MissingServerPackagesError(package=error.name) from error
     sys.exit(main(arguments))

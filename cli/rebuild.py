@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.doctor import progress_bar
 from holdfast.cli.owner_jobs import BUCKET_OPTION
-from holdfast.cli.parts import MissingServerPackagesError
+from holdfast.cli.parts import needed_server_packages
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.protocol.errors import InvalidArgumentError
@@ -35,12 +35,8 @@ def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
     Stop the coordinator and the servers first, if any are left: whoever still runs is fenced, and what
     it acknowledged later, or at a lower level than `stored`, is lost. Then start them with DATA.
     """
-    try:
+    with needed_server_packages():
         report = _checked(bucket, data, yes)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("holdfast"):
-            raise
-        raise MissingServerPackagesError(package=error.name) from error
     if settings.json:
         print_json(report)
     else:
@@ -59,9 +55,9 @@ def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
 def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     from holdfast.coordinator.lost_state import write_state
     from holdfast.persist.rebuilding import epochs_of, fold_logs
-    from holdfast.shared_fs.bucket import open_bucket
     from holdfast.shared_fs.bucket_log import fence_every_log
     from holdfast.shared_fs.disk import Disk
+    from holdfast.shared_fs.existing_bucket import existing_bucket
     from holdfast.shared_fs.layout import open_layout
     from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
     from holdfast.shared_fs.tombstone import Grave, write_tombstone
@@ -71,7 +67,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
         raise InvalidArgumentError(
             argument="--data", reason=f"{data} is not empty: what is there is to stay as it is"
         )
-    bucket = open_bucket(bucket_url)
+    bucket = existing_bucket(bucket_url)
     manifests = open_manifests(bucket)
     if not yes:
         click.confirm(

@@ -1,15 +1,17 @@
-"""`holdfast servers` and `holdfast stores`: who is alive, and who owns what."""
+"""`holdfast servers`, `stores` and `tenants`: who is alive, who owns what, and whose it is."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import click
 
-from holdfast.cli.render import print_json, print_table, size, store_row
+from holdfast.cli.owner_jobs import connected_owners
+from holdfast.cli.render import JsonObject, print_json, print_table, size, store_row
 from holdfast.cli.settings import Settings, client_command
 from holdfast.protocol.control import ServerInfo, StoreInfo
-from holdfast.protocol.names import StoreKind
+from holdfast.protocol.names import StoreId, StoreKind
 
 
 @click.command()
@@ -78,6 +80,37 @@ def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | 
         ],
         right=("epoch",),
     )
+
+
+@click.command()
+@client_command
+def tenants(settings: Settings) -> None:
+    """List the tenants that have stores, and how many. Needs an operator's permissions."""
+    rows = asyncio.run(_tenants(settings))
+    if settings.json:
+        print_json({"tenants": rows})
+        return
+    print_table(
+        ("tenant", "streams", "kvs"),
+        [(row["tenant"], f"{row['streams']:,}", f"{row['kvs']:,}") for row in rows],
+        right=("streams", "kvs"),
+    )
+
+
+async def _tenants(settings: Settings) -> list[JsonObject]:
+    rows = []
+    async with connected_owners(settings) as owners:
+        async for each in owners.of_every_tenant():
+            stores = await each.all(None)
+            if stores:
+                rows.append(tenant_row(each.tenant, stores))
+    return rows
+
+
+def tenant_row(tenant: str, stores: Sequence[StoreId]) -> JsonObject:
+    """Return what `tenants` shows of one, as JSON."""
+    streams = sum(1 for store in stores if store.kind == StoreKind.STREAM)
+    return {"tenant": tenant, "streams": streams, "kvs": len(stores) - streams}
 
 
 async def list_stores(

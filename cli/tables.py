@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from holdfast.cli.parts import needed_server_packages
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
@@ -64,6 +65,10 @@ def export_command(
     keep_hours: int,
 ) -> None:
     """Bring a Delta table up to what is in the bucket: everything that is new since the last export."""
+    with needed_server_packages():
+        from holdfast.shared_fs.existing_bucket import existing_bucket
+    # Told before Spark starts, which takes seconds.
+    existing_bucket(bucket).close()
     with _spark(master) as spark:
         from holdfast.spark.compaction import compact as compact_table
         from holdfast.spark.export import export

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.doctor import progress_bar, shared_folder
-from holdfast.cli.owner_jobs import KIND_OPTION
-from holdfast.cli.parts import MissingServerPackagesError
+from holdfast.cli.owner_jobs import (
+    ALL_OPTION,
+    ALL_TENANTS_OPTION,
+    KIND_OPTION,
+    check_choice,
+)
+from holdfast.cli.parts import needed_server_packages
 from holdfast.cli.render import print_json, print_table, printable
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.protocol.errors import NotFoundError
@@ -21,7 +26,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", metavar="[STORE...]", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All stores, of every tenant.")
+@ALL_OPTION
+@ALL_TENANTS_OPTION
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -35,6 +41,7 @@ def verify(
     settings: Settings,
     names: tuple[str, ...],
     every: bool,
+    all_tenants: bool,
     data: Path | None,
     bucket: str | None,
     kind: str | None,
@@ -44,21 +51,17 @@ def verify(
     Changes nothing, and may run beside a cluster: a file that is in use is left alone. Exit code 1 if
     anything is wrong.
     """
-    if bool(names) == every:
-        raise click.UsageError("name stores, or give --all")
+    check_choice(names, every, all_tenants)
     if data is None and bucket is None:
         raise click.UsageError("give --data, --bucket or both")
-    try:
-        from holdfast.shared_fs.bucket import open_bucket
-        from holdfast.shared_fs.layout import Layout
+    with needed_server_packages():
+        from holdfast.shared_fs.disk import Disk
+        from holdfast.shared_fs.existing_bucket import existing_bucket
+        from holdfast.shared_fs.layout import existing_layout
         from holdfast.shared_fs.verification import Verifier
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("holdfast"):
-            raise
-        raise MissingServerPackagesError(package=error.name) from error
-    layout = Layout(shared_folder(data.resolve())) if data is not None else None
-    verifier = Verifier(layout, open_bucket(bucket) if bucket is not None else None)
-    stores = _chosen(verifier.stores(), settings.tenant, names, kind)
+    layout = existing_layout(shared_folder(data.resolve()), Disk()) if data is not None else None
+    verifier = Verifier(layout, existing_bucket(bucket) if bucket is not None else None)
+    stores = _chosen(verifier.stores(), None if all_tenants else settings.tenant, names, kind)
     verdicts = []
     with progress_bar() as progress:
         for index, store in enumerate(stores):
@@ -74,13 +77,15 @@ def verify(
 
 
 def _chosen(
-    stores: list[StoreId], tenant: str, names: tuple[str, ...], kind: str | None
+    stores: list[StoreId], tenant: str | None, names: tuple[str, ...], kind: str | None
 ) -> list[StoreId]:
+    """`tenant` None: every tenant's; no names: all stores."""
     wanted = None if kind is None else int(StoreKind[kind.upper()])
     stores = [store for store in stores if wanted is None or store.kind == wanted]
+    stores = [store for store in stores if tenant is None or store.tenant == tenant]
     if not names:
         return stores
-    found = [store for store in stores if store.tenant == tenant and store.name in names]
+    found = [store for store in stores if store.name in names]
     for name in names:
         if not any(store.name == name for store in found):
             raise NotFoundError(what="store", name=name)

@@ -95,6 +95,22 @@ class Router:
         """
         await self._ask_as_operator("undrain" if undo else "drain", server=server)
 
+    async def tenants(self) -> AsyncIterator[str]:
+        """Yield the tenants that have stores, or had some, in order. For operators only.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        after: str | None = ""
+        while after is not None:
+            fields = await self._ask_as_operator("tenants", after=after)
+            try:
+                page = [str(tenant) for tenant in fields["tenants"]]
+                after = fields["next"]
+            except (KeyError, TypeError) as error:
+                raise MalformedFrameError(reason=f"tenants: {error!r}") from error
+            for tenant in page:
+                yield tenant
+
     async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
         """Yield the tenant's stores in order of (name, kind).
 

@@ -39,6 +39,7 @@ from holdfast.coordinator.requests import (
     Drain,
     ListServers,
     ListStores,
+    ListTenants,
     Open,
     OpenStore,
     Register,
@@ -62,6 +63,7 @@ from holdfast.protocol.errors import (
     StorageError,
     error_to_wire,
 )
+from holdfast.protocol.limits import TENANTS_PAGE_ROWS
 from holdfast.protocol.names import StoreId
 
 
@@ -239,6 +241,9 @@ class _Transaction:
             case ListStores(tenant, kind, prefix, after, limit):
                 page, following = self._state.stores(tenant, kind, prefix, after, limit)
                 return {"stores": page, "next": following}
+            case ListTenants(after):
+                tenants, next_after = self._state.tenants(after, TENANTS_PAGE_ROWS)
+                return {"tenants": tenants, "next": next_after}
         return {"term": self._state.term}
 
     def _owner(self, store: StoreId | HoldfastError) -> Sequence[object]:

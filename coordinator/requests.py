@@ -22,7 +22,12 @@ from holdfast.protocol.errors import (
     UnknownOperationError,
 )
 from holdfast.protocol.frames import decode_control
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_NAME_BYTES, PAGE_ROWS
+from holdfast.protocol.limits import (
+    MAX_FRAME_OPERATIONS,
+    MAX_NAME_BYTES,
+    PAGE_ROWS,
+    TENANTS_PAGE_ROWS,
+)
 from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
 from holdfast.protocol.subjects import CLUSTER_TENANT
 
@@ -54,6 +59,13 @@ class ListStores:
     prefix: str
     after: tuple[str, int] | None
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListTenants:
+    """`after` is the last name already seen; empty at first."""
+
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +179,7 @@ Request = (
     | Suspect
     | ListServers
     | ListStores
+    | ListTenants
     | Drain
     | Register
     | Open
@@ -213,6 +226,8 @@ def store_count(request: Request) -> int:
             return len(released)
         case ListStores(limit=limit):
             return limit
+        case ListTenants():
+            return TENANTS_PAGE_ROWS
         case _:
             return 1
 
@@ -259,6 +274,13 @@ def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Drain(check_server(fields.get("server", "")), draining=False)
+
+
+def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
+    after = fields.get("after") or ""
+    if type(after) is not str or not after.isascii():
+        raise InvalidArgumentError(argument="after", reason="a tenant's name, or empty")
+    return ListTenants(after)
 
 
 def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -401,6 +423,7 @@ _CLIENT_VERBS: Final[dict[str, _Parser]] = {
 _OPERATOR_VERBS: Final[dict[str, _Parser]] = {
     "drain": _drain,
     "undrain": _undrain,
+    "tenants": _tenants,
 }
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,

@@ -184,6 +184,14 @@ _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation,
         AND NOT (s.owner = 0 AND s.state = 0)
     ORDER BY s.name LIMIT ?7"""
 
+# Skips from tenant to tenant, a look into the primary key each, however many stores they have.
+_TENANTS: Final = """WITH RECURSIVE found(tenant) AS (
+        SELECT min(tenant) FROM stores WHERE tenant > ?1
+        UNION ALL
+        SELECT (SELECT min(tenant) FROM stores WHERE tenant > found.tenant) FROM found
+        WHERE found.tenant IS NOT NULL LIMIT ?2)
+    SELECT tenant FROM found WHERE tenant IS NOT NULL"""
+
 #: What the file system or the file can do to us; other apsw errors are bugs here and end the process.
 _DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
 _REFUSALS: Final = (
@@ -377,6 +385,14 @@ class StateFile:
                 return page, (page[-1].name, page[-1].kind)
             page.append(info)
         return page, None
+
+    def tenants(self, after: str, limit: int) -> tuple[list[str], str | None]:
+        """Return the names above `after` of tenants that have or had stores, in order, at most `limit`;
+        and what to pass as `after` for the next page."""
+        found = [str(row[0]) for row in self._execute(_TENANTS, (after, limit + 1))]
+        if len(found) > limit:
+            return found[:limit], found[limit - 1]
+        return found, None
 
     def check_content(self) -> None:
         """Look through the whole file. Raises StoreDamagedError, and then it is closed."""

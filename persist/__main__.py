@@ -28,7 +28,7 @@ from holdfast.shared_fs.bucket_probe import probe
 from holdfast.shared_fs.bucket_tries import Retry
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.manifest import KeepPolicy
+from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
 from holdfast.shared_fs.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
@@ -155,6 +155,8 @@ def _open_bucket(url: str) -> Bucket:
     bucket = open_bucket(url, retry=_BUCKET_RETRY)
     try:
         probe(bucket)
+        # Marks the bucket as a cluster's: commands take no other.
+        open_manifests(bucket)
     except BucketUnavailableError as error:
         logger.warning("tier.bucket_away bucket=%s reason=%s", bucket.name, error)
     return bucket

@@ -16,6 +16,8 @@ Operators to the coordinator, on `hf._.coord.<verb>`, where no tenant's permissi
 
     drain     {server} -> {term, incarnation}           gets no new stores, releases what it has
     undrain   {server} -> {term, incarnation}           takes stores again
+    tenants   {after} -> {tenants: [name, ...], next | nil}
+              those that have or had stores, in order; `after` is the last `next`, or empty
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 

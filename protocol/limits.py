@@ -67,6 +67,8 @@ MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB
 PAGE_ROWS: Final = 4096
+#: Tenants in one answer of the coordinator: some 60 bytes and one look into its index each.
+TENANTS_PAGE_ROWS: Final = 1024
 
 # Client
 #: Frames one client may have in flight to one server: one being synced, one being applied, and

@@ -319,18 +319,21 @@ def open_bucket(
     retry: Retry = DEFAULT_RETRY,
     surroundings: Surroundings = REAL_SURROUNDINGS,
     connections: int = 32,
+    make: bool = True,
 ) -> Bucket:
     """Return the bucket of `url`: file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME.
 
     `connections` is how many threads may wait for S3 at once. Credentials come from the environment,
-    as boto3 reads it, never from the URL. Raises InvalidArgumentError, BucketRefusedError, and for a
-    directory StorageFailedError, NewerFormatError.
+    as boto3 reads it, never from the URL. The servers make the folder of a bucket that is a directory;
+    everybody else asks `existing_bucket` (`existing_bucket.py`), which makes nothing. Raises
+    InvalidArgumentError, BucketRefusedError, and for a directory StorageFailedError, NewerFormatError,
+    and without `make` NoBucketError.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or parts.query or not parts.path.startswith("/"):
             raise InvalidArgumentError(argument="bucket", reason="write file:///FOLDER")
-        backend: Backend = DirectoryBackend(Path(unquote(parts.path)))
+        backend: Backend = DirectoryBackend(Path(unquote(parts.path)), make=make)
     elif parts.scheme == "s3":
         # Here, because boto3 takes 0.2 s to import and most processes never talk to S3.
         from holdfast.shared_fs.bucket_s3 import S3Backend

@@ -45,6 +45,7 @@ from holdfast.shared_fs.bucket_backend import (
 )
 from holdfast.shared_fs.bucket_errors import (
     BucketRefusedError,
+    NoBucketError,
     ObjectDamagedError,
     ObjectMissingError,
     OutcomeUnknownError,
@@ -88,9 +89,14 @@ class DirectoryBackend(Backend):
 
     page_count = 10_000
 
-    def __init__(self, root: Path, *, leftover_seconds: float = _LEFTOVER_SECONDS) -> None:
-        """Raises BucketRefusedError for a directory of something else, NewerFormatError,
-        StorageFailedError."""
+    def __init__(
+        self, root: Path, *, make: bool = True, leftover_seconds: float = _LEFTOVER_SECONDS
+    ) -> None:
+        """Without `make` nothing is made or removed here.
+
+        Raises BucketRefusedError for a directory of something else, NoBucketError without `make`,
+        NewerFormatError, StorageFailedError.
+        """
         self.name = f"file://{root}"
         self._disk = Disk()
         self._objects = root / "objects"
@@ -98,13 +104,17 @@ class DirectoryBackend(Backend):
         self._locks = root / "locks"
         self._known: dict[Path, None] = {}
         self._known_lock = threading.Lock()
-        self._take(root)
+        self._take(root, make)
         for path in (self._objects, self._tmp, self._locks):
-            self._disk.make_directory(path)
-        self._disk.sync_directory(root)
+            if make:
+                self._disk.make_directory(path)
+            elif not path.is_dir():
+                raise NoBucketError(bucket=self.name, reason=f"has no folder {path.name}")
         found = self._locks.stat()
         self._mutex_key = (found.st_dev, found.st_ino)
-        self._remove_leftovers(leftover_seconds)
+        if make:
+            self._disk.sync_directory(root)
+            self._remove_leftovers(leftover_seconds)
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
         header = encode_header(metadata)
@@ -331,11 +341,14 @@ class DirectoryBackend(Backend):
             raise BucketRefusedError(bucket=self.name, reason=reason) from error
         raise TransientError(reason, uncertain=False) from error
 
-    def _take(self, root: Path) -> None:
+    def _take(self, root: Path, make: bool) -> None:
         path = root / "FORMAT"
         try:
             text = self._disk.read(path).decode(errors="replace").strip()
         except FileNotFoundError:
+            if not make:
+                reason = "has no FORMAT file" if root.is_dir() else "is no folder"
+                raise NoBucketError(bucket=self.name, reason=reason) from None
             strangers = [
                 name
                 for name in self._disk.names(root)

@@ -9,6 +9,7 @@
         ├── BucketUnavailableError    no answer after all tries; nothing was changed
         │   └── OutcomeUnknownError   the same, and a write may have taken effect, or still will
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
+        ├── NoBucketError             nothing of holdfast's is where a command looked for a bucket
         └── BucketUnfitError          it ignores conditions on writes, so it can hold nothing of ours
 
 They stay within a server: none is a wire error, so docs/protocol.md does not list their codes.
@@ -59,6 +60,13 @@ class OutcomeUnknownError(BucketUnavailableError):
 class BucketRefusedError(BucketError):
     code = "bucket_refused"
     template = "the bucket {bucket} refused: {reason}"
+
+
+class NoBucketError(BucketError):
+    """Raised instead of making a bucket, by whoever only reads or mends one that a cluster uses."""
+
+    code = "no_bucket"
+    template = "no holdfast bucket here: {bucket} {reason}"
 
 
 class BucketUnfitError(BucketError):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import NewerFormatError, StorageError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.tombstone import read_tombstone
@@ -108,6 +108,20 @@ class Layout:
                 grave = read_tombstone(disk, self.tombstone(store))
                 deleted = grave.epoch if grave is not None else 0
         return sorted(generation for generation in found if generation > deleted)
+
+
+class NoDataError(StorageError):
+    """Raised instead of making a tree, by whoever only reads the one that a cluster uses."""
+
+    code = "no_data"
+    template = "no holdfast data here: {path} has no FORMAT file"
+
+
+def existing_layout(root: Path, disk: Disk) -> Layout:
+    """Return the layout under `root`; writes nothing. Raises NoDataError, and as `open_layout`."""
+    if not disk.exists(Layout(root).format_file):
+        raise NoDataError(path=str(root))
+    return open_layout(root, disk)
 
 
 def open_layout(root: Path, disk: Disk) -> Layout:

@@ -442,25 +442,29 @@ class Manifests:
 def open_manifests(bucket: Bucket) -> Manifests:
     """Return the manifests of a bucket, which becomes ours if it is not yet.
 
-    Raises NewerFormatError for one of a later holdfast, ObjectDamagedError for a FORMAT object that
-    is not ours, BucketError.
+    Raises as `check_format`.
     """
     for _ in range(2):
         try:
-            text = bucket.get(FORMAT_KEY).body.decode(errors="replace").strip()
+            check_format(bucket)
         except ObjectMissingError:
             try:
                 bucket.put_new(FORMAT_KEY, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())
             except ObjectExistsError:
                 continue
-            return Manifests(bucket)
-        version = text.removeprefix(_FORMAT_TEXT)
-        if version == text or not (version.isascii() and version.isdigit()):
-            raise ObjectDamagedError(key=FORMAT_KEY, reason="it is not holdfast's")
-        if int(version) > FORMAT_VERSION:
-            raise NewerFormatError(what=bucket.name, found=int(version), known=FORMAT_VERSION)
         return Manifests(bucket)
     raise ObjectDamagedError(key=FORMAT_KEY, reason="it comes and goes")
+
+
+def check_format(bucket: Bucket) -> None:
+    """Raises ObjectMissingError for a bucket that is not ours yet, NewerFormatError for one of a
+    later holdfast, ObjectDamagedError for a FORMAT object that is not ours, BucketError."""
+    text = bucket.get(FORMAT_KEY).body.decode(errors="replace").strip()
+    version = text.removeprefix(_FORMAT_TEXT)
+    if version == text or not (version.isascii() and version.isdigit()):
+        raise ObjectDamagedError(key=FORMAT_KEY, reason="it is not holdfast's")
+    if int(version) > FORMAT_VERSION:
+        raise NewerFormatError(what=bucket.name, found=int(version), known=FORMAT_VERSION)
 
 
 _VERSION_FIELDS: Final = tuple(each.name for each in fields(SnapshotVersion))

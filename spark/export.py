@@ -26,8 +26,8 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.bucket_usage import Usage
+from holdfast.shared_fs.existing_bucket import existing_bucket
 from holdfast.shared_fs.manifest import (
     ArchiveMark,
     Manifests,
@@ -107,11 +107,11 @@ def export(
     `archived_seq` of the manifests unless `watermark` says so. `progress` is told tasks done and all
     tasks. `task` stands in for `run_task`.
 
-    Raises TableConflictError if another export has committed meanwhile, TableDamagedError,
+    Raises NoBucketError, TableConflictError if another export has committed meanwhile, TableDamagedError,
     BucketError, and errors of Spark, deltalake and boto3.
     """
     begun = time.monotonic()
-    opened = open_bucket(bucket)
+    opened = existing_bucket(bucket)
     try:
         manifests = open_manifests(opened)
         url = table or default_table(bucket)

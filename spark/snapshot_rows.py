@@ -20,7 +20,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.applying import pack_headers
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.archived_blocks import ArchivedMessage
-from holdfast.shared_fs.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.existing_bucket import existing_bucket
 from holdfast.shared_fs.manifest import SnapshotVersion, open_manifests
 from holdfast.shared_fs.snapshot import fetch
 from holdfast.shared_fs.store_file import StoreFile
@@ -37,8 +38,8 @@ Part = tuple[SeqRange, SnapshotVersion]
 
 @contextmanager
 def opened_bucket(url: str) -> Iterator[Bucket]:
-    """Raises BucketError, InvalidArgumentError."""
-    bucket = open_bucket(url)
+    """Raises NoBucketError and other BucketErrors, InvalidArgumentError."""
+    bucket = existing_bucket(url)
     try:
         yield bucket
     finally:

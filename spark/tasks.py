@@ -194,4 +194,4 @@ def _without_cycles() -> Iterator[None]:
 @functools.lru_cache(maxsize=4)
 def _bucket(url: str) -> Bucket:
     """Return the bucket of this worker, which serves all its tasks."""
-    return open_bucket(url)
+    return open_bucket(url, make=False)

@@ -24,9 +24,15 @@ from holdfast.shared_fs.bucket_backend import (
     UploadGoneError,
     Version,
 )
-from holdfast.shared_fs.bucket_errors import BucketRefusedError, ObjectMissingError
+from holdfast.shared_fs.bucket_errors import (
+    BucketRefusedError,
+    NoBucketError,
+    ObjectMissingError,
+)
 from holdfast.shared_fs.bucket_probe import probe
 from holdfast.shared_fs.bucket_s3 import S3Backend
+from holdfast.shared_fs.existing_bucket import existing_bucket
+from holdfast.shared_fs.manifest import open_manifests
 
 
 @pytest.fixture(scope="module")
@@ -284,3 +290,15 @@ def test_an_answer_that_is_no_s3s_is_no_success(url: str) -> None:
     answer_with(backend, 404, "NoSuchKey")
     with pytest.raises(ObjectMissingError):
         backend.head("a")
+
+
+def test_an_empty_s3_bucket_is_no_cluster_s_and_stays_empty(url: str) -> None:
+    bucket = S3Backend.from_url(url)
+    mistyped = url.replace(BUCKET, f"{BUCKET}/typo", 1)
+    with pytest.raises(NoBucketError):
+        existing_bucket(mistyped)
+    assert [one.key for one in bucket.list_page("typo", "", 10).objects] == []
+    open_manifests(open_bucket(mistyped))
+    existing_bucket(mistyped).close()
+    with pytest.raises(BucketRefusedError, match="make it first"):
+        existing_bucket(url.replace(BUCKET, "no-such-bucket", 1))

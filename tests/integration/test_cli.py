@@ -204,6 +204,16 @@ def test_tenants_do_not_see_each_other(cluster: RunningUp) -> None:
     assert cluster.holdfast("kv", "get", "shared", "k").returncode == 1
 
 
+def test_tenants_are_listed_with_how_many_stores_they_have(cluster: RunningUp) -> None:
+    for tenant in ("t-one", "t-two"):
+        cluster.output("--tenant", tenant, "stream", "append", "notes", "x")
+    cluster.output("--tenant", "t-two", "kv", "set", "settings", "k", "v")
+    rows = {row["tenant"]: row for row in cluster.json("tenants")["tenants"]}
+    assert rows["t-one"] == {"tenant": "t-one", "streams": 1, "kvs": 0}
+    assert rows["t-two"] == {"tenant": "t-two", "streams": 1, "kvs": 1}
+    assert "t-two" in cluster.output("tenants")
+
+
 def test_tail_prints_history_then_what_happens_and_ends_with_130_on_ctrl_c(
     cluster: RunningUp,
 ) -> None:

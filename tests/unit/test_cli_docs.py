@@ -31,6 +31,7 @@ from holdfast.cli.render import (
     message_json,
     store_row,
 )
+from holdfast.cli.servers import tenant_row
 from holdfast.cli.settings import CLIENT_OPTIONS
 from holdfast.cli.verify import verdict_row
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
@@ -65,7 +66,7 @@ STORE = StoreId("default", StoreKind.STREAM, "notes")
 VERSION = dict.fromkeys(
     ("revision", "epoch", "time", "taken", "last_seq", "count", "bytes", "stored_bytes", "key"), 1
 )
-FAILURE = {"name": "n", "error": "e", "message": "m"}
+FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 
 
@@ -168,6 +169,7 @@ def documented(path: str) -> Any:
             "servers",
             {"servers": [ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)._asdict()]},
         ),
+        ("tenants", {"tenants": [tenant_row("default", [STORE])]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
         ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),

@@ -18,7 +18,13 @@ from holdfast.cli.advice import explain
 from holdfast.cli.command import holdfast
 from holdfast.cli.nats_binary import MissingNatsServerError, find_nats_server
 from holdfast.cli.settings import Settings, client_command
-from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
+from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, StoreDamagedError
+from holdfast.shared_fs.bucket_errors import (
+    BucketRefusedError,
+    BucketUnavailableError,
+    NoBucketError,
+    ObjectMissingError,
+)
 
 #: A port on which nothing listens: connecting to it is refused at once.
 NOWHERE = "nats://127.0.0.1:1"
@@ -92,6 +98,16 @@ def test_with_json_an_error_is_an_object_on_stderr() -> None:
 def test_every_error_of_the_tree_ends_with_what_to_try() -> None:
     for cls in ERRORS_BY_CODE.values():
         assert re.search(r"Try: \S+", explain(cls(reason="it broke"))), cls.code
+
+
+def test_what_a_damaged_store_and_a_bucket_need_is_not_free_space() -> None:
+    damaged = explain(StoreDamagedError(store="notes", reason="a page"))
+    assert "holdfast backups STORE" in damaged
+    assert "holdfast restore STORE" in damaged
+    refused = BucketRefusedError(bucket="s3://typo/", reason="404 NoSuchBucket")
+    missing = ObjectMissingError(key="k")
+    for error in (refused, missing, BucketUnavailableError(tries=3), NoBucketError()):
+        assert "free space" not in explain(error), error.code
 
 
 def test_a_value_of_stdin_over_the_limit_is_refused_before_connecting() -> None:

@@ -28,10 +28,19 @@ from holdfast.coordinator.requests import (
     Request,
     Resolve,
     Vacate,
+    parse,
 )
 from holdfast.coordinator.state_file import IncarnationState, StateFile, open_state_file
 from holdfast.protocol.control import ServerState, StoreState
-from holdfast.protocol.errors import FencedError, InvalidNameError, LastServerError, NotFoundError
+from holdfast.protocol.errors import (
+    FencedError,
+    InvalidArgumentError,
+    InvalidNameError,
+    LastServerError,
+    NotFoundError,
+    UnknownOperationError,
+)
+from holdfast.protocol.frames import encode_control
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import Disk
 
@@ -447,6 +456,29 @@ def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> N
     run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
     (reply,) = run(state, ListServers(), members=members)
     assert fields(reply)["servers"] == [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0]]
+
+
+def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:
+    tenants = ["Z", "a", "acme", "b-2", "zed"]
+    with state.transaction():
+        for tenant in reversed(tenants):
+            for name in ("one", "two"):
+                state.found(StoreId(tenant, 1, name))
+    for limit in range(1, len(tenants) + 2):
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            with state.transaction():
+                page, after = state.tenants(after, limit)
+            assert len(page) <= limit
+            found += page
+        assert found == tenants
+    [reply] = run(state, parse("_", "tenants", encode_control(after="acme")))
+    assert fields(reply) == {"tenants": ["b-2", "zed"], "next": None}
+    with pytest.raises(UnknownOperationError):
+        parse("acme", "tenants", encode_control())
+    with pytest.raises(InvalidArgumentError):
+        parse("_", "tenants", encode_control(after=7))
 
 
 def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> None:

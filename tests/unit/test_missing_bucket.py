@@ -1,0 +1,97 @@
+"""Commands and jobs that read a bucket or a data folder never make one: a mistyped address is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.command import holdfast
+from holdfast.shared_fs.bucket import open_bucket
+from holdfast.shared_fs.bucket_errors import NoBucketError
+from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.existing_bucket import existing_bucket
+from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.manifest import open_manifests
+from holdfast.spark.snapshot_rows import opened_bucket
+
+COMMANDS = {
+    "verify": ["verify", "--all"],
+    "verify of all tenants": ["verify", "--all-tenants"],
+    "collect": ["collect"],
+    "collect --dry-run": ["collect", "--dry-run"],
+    "rebuild": ["rebuild", "--yes", "--data"],
+    "export": ["export"],
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(holdfast, list(arguments), prog_name="holdfast")
+
+
+def everything_in(folder: Path) -> dict[Path, bytes | None]:
+    return {
+        path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("found", ["nothing", "an empty folder", "another's folder"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_reads_a_bucket_makes_none(
+    command: str, found: str, tmp_path: Path
+) -> None:
+    mistyped = tmp_path / "bucket"
+    if found != "nothing":
+        mistyped.mkdir()
+    if found == "another's folder":
+        (mistyped / "photo.jpg").write_bytes(b"x")
+    before = everything_in(tmp_path)
+    arguments = list(COMMANDS[command])
+    if arguments[-1] == "--data":
+        arguments.append(str(tmp_path / "new"))
+    result = run(*arguments, "--bucket", f"file://{mistyped}")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: no holdfast bucket here: file://")
+    assert "Try: " in result.stderr
+    assert "free space" not in result.stderr
+    assert everything_in(tmp_path) == before
+
+
+def test_a_bucket_that_a_server_has_opened_exists(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'bucket'}"
+    made = open_bucket(url)
+    # The folder is there, but no server has marked it yet.
+    with pytest.raises(NoBucketError):
+        existing_bucket(url)
+    open_manifests(made)
+    before = everything_in(tmp_path)
+    existing_bucket(url).close()
+    result = run("verify", "--all", "--bucket", url)
+    assert (result.exit_code, result.stderr) == (0, "\n0 stores, 0 of them wrong\n")
+    assert run("collect", "--dry-run", "--bucket", url).exit_code == 0
+    assert everything_in(tmp_path) == before
+
+
+def test_the_source_of_spark_makes_no_bucket(tmp_path: Path) -> None:
+    with pytest.raises(NoBucketError), opened_bucket(f"file://{tmp_path / 'bucket'}"):
+        pass
+    assert everything_in(tmp_path) == {}
+
+
+def test_verify_wants_data_that_is_holdfast_s(tmp_path: Path) -> None:
+    result = run("verify", "--all", "--data", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: no holdfast data here: ")
+    assert everything_in(tmp_path) == {}
+    open_layout(tmp_path, Disk())
+    assert run("verify", "--all", "--data", str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["backup", "verify"])
+@pytest.mark.parametrize("chosen", [[], ["--all", "--all-tenants"], ["notes", "--all"]])
+def test_stores_are_chosen_in_one_way(command: str, chosen: list[str]) -> None:
+    result = run(command, *chosen)
+    assert result.exit_code == 2
+    assert "name stores, or give --all or --all-tenants" in result.stderr
