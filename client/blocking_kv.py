@@ -118,7 +118,7 @@ class KV(Generic[V]):
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Set all of the keys or none; return an ack for each, in order.
+        """Set all of the keys or none; return an ack for each, in order, so [] for no keys at all.
 
         All must fit in one frame of about 1 MB and 4096 keys: TooLargeError. Raises
         LimitExceededError and RateLimitedError as `set` does, also if the kv could not keep all.

@@ -117,7 +117,8 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each.
+        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each, so []
+        for nothing at all.
 
         They get consecutive seqs. All must fit in one frame of about 1 MB and 4096 messages:
         TooLargeError. Raises WrongLastSeqError, LimitExceededError and RateLimitedError as `append`
@@ -250,8 +251,10 @@ class Stream(Generic[V]):
         timeout_seconds: float | None = None,
     ) -> Rows[Message[V]]:
         """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
-        (int milliseconds since the epoch, or a datetime with a zone), only the `last` so many, and
-        at most `limit`.
+        (int milliseconds since the epoch, or a datetime with a zone); of these only the `last` so
+        many; and of those at most the first `limit`. So `end_seq=50, last=3` gives 48 to 50.
+
+        A range may begin or end below 1, where there are no messages.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
         not: a message set while the iteration runs may appear in its old or its new state. Large
@@ -262,7 +265,8 @@ class Stream(Generic[V]):
         return Rows(self._background, pages, self._values.message)
 
     def delete(self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None) -> Deleted:
-        """Delete one message or several (at most MAX_DELETE_COUNT); return how many there were."""
+        """Delete one message or several (at most MAX_DELETE_COUNT), those that are there; return how
+        many there were."""
         return self._background.run(self._stream.delete(seqs, timeout_seconds=timeout_seconds))
 
     def delete_all(
@@ -270,7 +274,7 @@ class Stream(Generic[V]):
     ) -> Deleted:
         """Delete every message up to and with `end_seq`, or all; return how many there were.
 
-        Seqs go on where they were: none is ever used again.
+        Below 1 `end_seq` deletes nothing. Seqs go on where they were: none is ever used again.
         """
         return self._background.run(
             self._stream.delete_all(end_seq=end_seq, timeout_seconds=timeout_seconds)

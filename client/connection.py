@@ -18,7 +18,7 @@ from holdfast.client.link import Link
 from holdfast.client.live_kv import LiveKV, MergeFunction
 from holdfast.client.live_replica import LiveReplica
 from holdfast.client.live_stream import LiveStream
-from holdfast.client.operations import check_seq
+from holdfast.client.operations import range_start
 from holdfast.client.pattern import PatternSubscription
 from holdfast.client.pattern_feed import PatternFeed
 from holdfast.client.stream import Stream
@@ -221,7 +221,7 @@ class Client:
         something happens take memory, but for some hundred bytes each. Raises InvalidNameError.
         """
         if start_seq is not None:
-            check_seq("start_seq", start_seq)
+            start_seq = range_start("start_seq", start_seq)
         return self._follow(
             StoreKind.STREAM, pattern, start_seq=start_seq, with_history=start_seq is not None
         )

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from holdfast.client.link import Link
-from holdfast.client.operations import check_seq, messages_from_wire
+from holdfast.client.operations import messages_from_wire, range_start
 from holdfast.client.queue_feed import QueueFeed
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
 from holdfast.protocol.errors import (
@@ -132,7 +132,7 @@ class Consumer(Generic[V]):
         self.name = check_consumer(name)
         checked = ConsumerConfig().changed(settings).to_wire()
         self._settings = {setting: checked.get(setting) for setting in settings}
-        self._start_seq = check_seq("start_seq", start_seq)
+        self._start_seq = range_start("start_seq", start_seq)
         self._link = link
         self._key = key
         self._values = values

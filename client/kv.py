@@ -162,7 +162,7 @@ class KV(Generic[V]):
         durability: Durability | str | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Set all of the keys or none; return an ack for each, in order.
+        """Set all of the keys or none; return an ack for each, in order, so [] for no keys at all.
 
         All must fit in one frame of about 1 MB and 4096 keys: TooLargeError. Raises
         LimitExceededError and RateLimitedError as `set` does, also if the kv could not keep all.
@@ -172,8 +172,10 @@ class KV(Generic[V]):
         for key, value in pairs:
             data, headers = self._values.stored(self._values.encoded(value), None)
             operations.append(set_entry_operation(key, data, headers, None, ttl_seconds))
-        packed = pack_batch(operations, self._link.operation_limit_bytes)
         level = checked_durability(durability)
+        if not operations:
+            return []
+        packed = pack_batch(operations, self._link.operation_limit_bytes)
         results, time, stored = await self._link.call(
             self._key, packed, True, level, timeout_seconds
         )
@@ -287,7 +289,10 @@ class KV(Generic[V]):
 
         With `expected_revision` only if that is the key's revision; else WrongRevisionError.
         """
-        packed = pack(delete_entries_operation(keys, expected_revision))
+        operation = delete_entries_operation(keys, expected_revision)
+        if not operation[1]:
+            return Deleted(0, (await self.head(timeout_seconds=timeout_seconds)).revision)
+        packed = pack(operation)
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
 

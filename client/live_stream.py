@@ -49,10 +49,10 @@ from holdfast.client.live_replica import (
 )
 from holdfast.client.operations import (
     check_count,
-    check_seq,
     checked_durability,
     checked_headers,
     checked_value,
+    range_start,
 )
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
@@ -128,7 +128,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         if start_seq is not None and last is not None:
             raise InvalidArgumentError(argument="last", reason="not together with start_seq")
         checked_durability(durability)
-        first_seq = 1 if start_seq is None else check_seq("start_seq", start_seq)
+        first_seq = 1 if start_seq is None else range_start("start_seq", start_seq)
         super().__init__(
             link, str(name), LiveMessages(link.entropy.randbytes(8).hex(), first_seq), registry
         )
@@ -214,7 +214,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     async def load(self, start_seq: int = 1, *, timeout_seconds: float | None = None) -> None:
         """Read the older messages from `start_seq` on and hold them too: all of them, or none if it
         raises what any read raises. `timeout_seconds` is for each page."""
-        check_seq("start_seq", start_seq)
+        start_seq = range_start("start_seq", start_seq)
         core = self._core
         async with self._loading:
             while start_seq < core.start_seq:

@@ -232,6 +232,23 @@ def check_seq(argument: str, seq: int) -> int:
     return seq
 
 
+def range_start(argument: str, seq: int) -> int:
+    """Return where a range of messages begins: an int; below 1 it is the first message."""
+    return max(1, _checked_bound(argument, seq))
+
+
+def range_end(argument: str, seq: int | None) -> int | None:
+    """Return where a range of messages ends, None if nowhere: an int; below 1 the range is empty,
+    as that of `head.last_seq - 100` of a stream with fewer messages, and this returns 0."""
+    return None if seq is None else max(0, _checked_bound(argument, seq))
+
+
+def _checked_bound(argument: str, seq: int) -> int:
+    if type(seq) is not int or not -(1 << 63) <= seq < 1 << 63:
+        raise InvalidArgumentError(argument=argument, reason=f"an int is wanted, not {seq!r}")
+    return seq
+
+
 def check_count(argument: str, count: int) -> int:
     """Return `count`: an int from 0."""
     if type(count) is not int or not 0 <= count < 1 << 63:
@@ -255,10 +272,12 @@ def checked_durability(durability: Durability | str | None) -> int:
 
 def time_ms(time: datetime.datetime | int | None) -> int | None:
     """Return a time as int milliseconds since the epoch; a datetime must have a zone."""
-    if time is None or type(time) is int:
-        return time
+    if time is None:
+        return None
+    if type(time) is int and time < 1 << 63:
+        return max(0, time)
     if isinstance(time, datetime.datetime) and time.tzinfo is not None:
-        return int(time.timestamp() * 1000)
+        return max(0, int(time.timestamp() * 1000))
     reason = "int milliseconds since the epoch or a datetime with a zone is wanted"
     raise InvalidArgumentError(argument="start_time", reason=reason)
 
@@ -322,8 +341,6 @@ def _checked_msg_id(msg_id: str | None) -> str | None:
 
 
 def _check_delete_count(count: int) -> None:
-    if not count:
-        raise InvalidArgumentError(argument="delete", reason="nothing is named")
     if count > MAX_DELETE_COUNT:
         raise TooLargeError(what="a delete", size=count, limit=MAX_DELETE_COUNT)
 

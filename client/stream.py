@@ -33,6 +33,8 @@ from holdfast.client.operations import (
     messages_from_wire,
     pack_batch,
     packed_append,
+    range_end,
+    range_start,
     set_message_operation,
     split_value,
     time_ms,
@@ -162,7 +164,8 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each.
+        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each, so []
+        for nothing at all.
 
         They get consecutive seqs. All must fit in one frame of about 1 MB and 4096 messages:
         TooLargeError. Raises WrongLastSeqError, LimitExceededError and RateLimitedError as `append`
@@ -300,8 +303,10 @@ class Stream(Generic[V]):
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[Message[V]]:
         """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
-        (int milliseconds since the epoch, or a datetime with a zone), only the `last` so many, and
-        at most `limit`.
+        (int milliseconds since the epoch, or a datetime with a zone); of these only the `last` so
+        many; and of those at most the first `limit`. So `end_seq=50, last=3` gives 48 to 50.
+
+        A range may begin or end below 1, where there are no messages.
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
         not: a message set while the iteration runs may appear in its old or its new state. Large
@@ -317,8 +322,12 @@ class Stream(Generic[V]):
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
     ) -> Deleted:
-        """Delete one message or several (at most MAX_DELETE_COUNT); return how many there were."""
-        packed = pack(delete_messages_operation(seqs))
+        """Delete one message or several (at most MAX_DELETE_COUNT), those that are there; return how
+        many there were."""
+        operation = delete_messages_operation(seqs)
+        if not operation[1]:
+            return await self._nothing_deleted(timeout_seconds)
+        packed = pack(operation)
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
 
@@ -327,10 +336,11 @@ class Stream(Generic[V]):
     ) -> Deleted:
         """Delete every message up to and with `end_seq`, or all; return how many there were.
 
-        Seqs go on where they were: none is ever used again.
+        Below 1 `end_seq` deletes nothing. Seqs go on where they were: none is ever used again.
         """
-        if end_seq is not None:
-            check_seq("end_seq", end_seq)
+        end_seq = range_end("end_seq", end_seq)
+        if end_seq == 0:
+            return await self._nothing_deleted(timeout_seconds)
         packed = pack([TRIM, end_seq])
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
@@ -394,7 +404,7 @@ class Stream(Generic[V]):
         `async for change in stream.subscribe()` does.
         """
         if start_seq is not None:
-            check_seq("start_seq", start_seq)
+            start_seq = range_start("start_seq", start_seq)
         if start_revision is not None:
             check_count("start_revision", start_revision)
             if start_seq is not None:
@@ -438,12 +448,13 @@ class Stream(Generic[V]):
         timeout_seconds: float | None,
     ) -> AsyncGenerator[list[Message], None]:
         """Yield what `get_all` does, page by page."""
-        next_seq: int | None = check_seq("start_seq", start_seq)
-        for argument, number in (("end_seq", end_seq), ("last", last), ("limit", limit)):
+        next_seq: int | None = range_start("start_seq", start_seq)
+        end_seq = range_end("end_seq", end_seq)
+        for argument, number in (("last", last), ("limit", limit)):
             if number is not None:
                 check_count(argument, number)
         since = time_ms(start_time)
-        if last == 0 or limit == 0:
+        if last == 0 or limit == 0 or end_seq == 0:
             return
         page = self._fetch(next_seq, end_seq, since, limit, last, timeout_seconds)
         while True:
@@ -457,6 +468,9 @@ class Stream(Generic[V]):
             yield messages_from_wire(rows)
             if not more:
                 return
+
+    async def _nothing_deleted(self, timeout_seconds: float | None) -> Deleted:
+        return Deleted(0, (await self.head(timeout_seconds=timeout_seconds)).revision)
 
     async def _find(self, seq: int, timeout_seconds: float | None) -> Message | None:
         packed = pack([GET_MESSAGE, check_seq("seq", seq)])
@@ -500,8 +514,10 @@ class Stream(Generic[V]):
         durability: Durability | str | None,
         timeout_seconds: float | None,
     ) -> list[Ack]:
-        packed = pack_batch(operations, self._link.operation_limit_bytes)
         level = checked_durability(durability)
+        if not operations:
+            return []
+        packed = pack_batch(operations, self._link.operation_limit_bytes)
         results, time, stored = await self._link.call(
             self._key, packed, True, level, timeout_seconds
         )

@@ -265,7 +265,7 @@ def _delete_messages(store: Store, operation: list[Any]) -> Result:
     seqs = _check_list("seqs", operation[1])
     present = []
     for seq in dict.fromkeys(seqs):
-        if _integer("seq", seq) < 1 or seq > store.last_seq:
+        if _integer("seq", seq) < 1:
             raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
         if store.message_bytes(seq) is not None:
             present.append(seq)

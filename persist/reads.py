@@ -149,7 +149,7 @@ def _messages(
     if last is not None:
         if _integer("last", last) <= 0:
             return [[], None], _ROW_BYTES
-        start_seq = max(start_seq, file.seq_from_end(last))
+        start_seq = max(start_seq, file.seq_from_end(last, end_seq))
     row_limit = PAGE_ROWS if limit is None else min(PAGE_ROWS, _integer("limit", limit))
     if row_limit <= 0:
         return [[], None], _ROW_BYTES

@@ -4,7 +4,7 @@
     ├── RequestError                the caller's fault: the same call fails again
     │   ├── InvalidNameError        tenant, store, server or key
     │   ├── InvalidArgumentError    another argument
-    │   ├── InvalidSeqError         seq 0, or beyond last_seq + 1
+    │   ├── InvalidSeqError         seq 0, or a set beyond last_seq + 1
     │   ├── WrongLastSeqError       expected_last_seq did not hold; carries the actual one
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit

@@ -390,7 +390,7 @@ def _check_content(
     if StoreKind(store.kind) is StoreKind.STREAM:
         everything = (1, (1 << 63) - 1)
         count, size_bytes = connection.execute(schema.SUM_MESSAGES, everything).fetchall()[0]
-        newest = connection.execute(schema.SELECT_SEQ_FROM_END, (0,)).get or 0
+        newest = connection.execute(schema.SELECT_SEQ_FROM_END, (everything[1], 0)).get or 0
         if connection.execute(schema.HAS_ARCHIVED).get:
             archived_count, archived_bytes = connection.execute(schema.SUM_ARCHIVED).get
             count, size_bytes = count + archived_count, size_bytes + archived_bytes

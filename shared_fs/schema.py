@@ -206,8 +206,7 @@ SUM_MESSAGES: Final = (
 DELETE_MESSAGES_UP_TO: Final = "DELETE FROM messages WHERE seq <= ?"
 SELECT_FIRST_SEQ: Final = "SELECT min(seq) FROM messages"
 #: The seq of the `n`-th message from the end.
-SELECT_SEQ_FROM_END: Final = "SELECT seq FROM messages ORDER BY seq DESC LIMIT 1 OFFSET ?"
-SELECT_SEQ_FROM_END_UP_TO: Final = (
+SELECT_SEQ_FROM_END: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
 )
 #: One probe of the binary searches by time and by revision: the first message from a seq on that was

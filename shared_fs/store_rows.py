@@ -197,12 +197,16 @@ class StoreRows(ABC):
         return read_consumers(self._execute)
 
     @raises_ours
-    def seq_from_end(self, count: int) -> int:
-        """Return the seq from which on there are `count` messages (1 if there are fewer)."""
-        found: int | None = self._execute(schema.SELECT_SEQ_FROM_END, (count - 1,)).get
+    def seq_from_end(self, count: int, end_seq: int | None = None) -> int:
+        """Return the seq from which on there are `count` messages up to `end_seq`, or up to the end
+        (1 if there are fewer)."""
+        if count > self.meta.count:
+            return 1
+        upto = LARGEST_SEQ if end_seq is None else end_seq
+        found: Any = self._execute(schema.SELECT_SEQ_FROM_END, (upto, count - 1)).get
         if self._archived.exists and (found is None or found <= self._archived.last_seq()):
-            return self._archived_from_end(count)
-        return 1 if found is None else found
+            return self._archived_from_end(count, upto)
+        return 1 if found is None else int(found)
 
     @raises_ours
     def seq_at_time(self, start_time: int) -> int:
@@ -418,10 +422,13 @@ class StoreRows(ABC):
         archived = (each.row for each in self._archived.messages(start_seq, end_seq))
         return merge(rows, archived, key=_seq_of)
 
-    def _archived_from_end(self, count: int) -> int:
+    def _archived_from_end(self, count: int, upto: int) -> int:
         """`seq_from_end` that reaches archived messages: block by block, with what lies between."""
-        upto = LARGEST_SEQ
         for start_seq, end_seq, archived_count in self._archived.counts_from_end():
+            if start_seq > upto:
+                continue
+            if end_seq > upto:
+                archived_count, _ = self._archived.sum(start_seq, upto)
             for low, more in ((end_seq + 1, 0), (start_seq, archived_count)):
                 here = more + int(self._execute(schema.COUNT_MESSAGES, (low, upto)).get)
                 if here >= count and not more:
@@ -430,11 +437,11 @@ class StoreRows(ABC):
                     seqs = [row[0] for row in self.messages(low, upto, here)]
                     return int(seqs[-count])
                 count -= here
-                upto = low - 1
+                upto = min(upto, low - 1)
         return self._hot_seq_from_end(upto, count)
 
     def _hot_seq_from_end(self, upto: int, count: int) -> int:
-        found: Any = self._execute(schema.SELECT_SEQ_FROM_END_UP_TO, (upto, count - 1)).get
+        found: Any = self._execute(schema.SELECT_SEQ_FROM_END, (upto, count - 1)).get
         return 1 if found is None else int(found)
 
     def _rows(self, statement: str, bindings: tuple[Any, ...]) -> Iterator[list[Row]]:

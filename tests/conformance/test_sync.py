@@ -109,7 +109,7 @@ def test_rows_may_be_left_before_their_end_and_raise_what_their_pages_raise(hf: 
         if message.seq == 4097:
             break
     with pytest.raises(InvalidArgumentError):
-        next(notes.get_all(start_seq=0))
+        next(notes.get_all(last=-1))
     assert sum(1 for _ in notes.get_all()) == 8192
 
 

@@ -52,13 +52,13 @@ append: Callable[..., Any] = operations.append_operation
         (lambda: operations.set_message_operation(1 << 63, b""), InvalidArgumentError),
         (lambda: operations.set_entry_operation("x" * (MAX_KEY_BYTES + 1), b""), InvalidNameError),
         (lambda: operations.set_entry_operation("k", b"", None, -1), InvalidArgumentError),
-        (lambda: operations.delete_messages_operation([]), InvalidArgumentError),
+        (lambda: operations.range_start("start_seq", True), InvalidArgumentError),
+        (lambda: operations.range_end("end_seq", 1 << 63), InvalidArgumentError),
         (lambda: operations.delete_messages_operation([1, 0]), InvalidArgumentError),
         (
             lambda: operations.delete_messages_operation(range(1, MAX_DELETE_COUNT + 2)),
             TooLargeError,
         ),
-        (lambda: operations.delete_entries_operation([]), InvalidArgumentError),
         (lambda: operations.pack_batch([], 1000), InvalidArgumentError),
         (lambda: operations.pack_batch([[APPEND, b"x" * 900]] * 2, 1000), TooLargeError),
         (lambda: operations.pack_batch([[1]] * (MAX_FRAME_OPERATIONS + 1), 10**9), TooLargeError),
@@ -111,6 +111,7 @@ def test_times_are_milliseconds_since_the_epoch() -> None:
     zoned = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert operations.time_ms(zoned) == 1_767_225_600_000
     assert operations.time_ms(5) == 5
+    assert operations.time_ms(-5) == 0, "before all messages"
 
 
 def test_an_entry_is_not_taken_for_an_error_though_both_start_with_text() -> None:
