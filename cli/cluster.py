@@ -342,7 +342,7 @@ async def _refuse_second_coordinator(url: str, prefix: str) -> None:
     bus = await connect_nats(url, name="holdfast-up")
     try:
         subject = Subjects(prefix).coordinator(DEFAULT_TENANT, "servers")
-        await bus.request(subject, encode_control(), CONTROL_TIMEOUT_SECONDS)
+        await bus.request(subject, encode_control(), CONTROL_TIMEOUT_SECONDS, DEFAULT_TENANT)
     except NoRespondersError:
         return
     finally:

@@ -34,7 +34,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
-from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Subjects
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Subjects, inboxes_of
 
 V = TypeVar("V")
 
@@ -346,7 +346,8 @@ class Connecting:
         self._name = name
         self._bus = bus
         self._compression = compression
-        self._nats_options = nats_options
+        self._nats_options = {"inbox_prefix": inboxes_of(tenant), **nats_options}
+        _check_inboxes(self._nats_options["inbox_prefix"], tenant)
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -382,6 +383,13 @@ class Connecting:
         return client
 
 
+def _check_inboxes(prefix: object, tenant: str) -> None:
+    inboxes = inboxes_of(tenant)
+    if not isinstance(prefix, str) or not f"{prefix}.".startswith(f"{inboxes}."):
+        reason = f"{inboxes!r} or deeper, since servers reply to nobody else"
+        raise InvalidArgumentError(argument="inbox_prefix", reason=reason)
+
+
 def connect(
     nats: str = DEFAULT_NATS,
     *,
@@ -400,7 +408,8 @@ def connect(
     connection, and not closed. With `compression` values above 1 KiB are compressed with zstd where that
     saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and the servers
     say that readers know it; without it what others have compressed is read all the same. Other options go to nats-py's `connect` (`tls`, `user_credentials`,
-    `token`, ...).
+    `token`, ...). Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with
+    `inbox_prefix`, to some of them.
 
     Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
     awaited and NATS is not there.

@@ -115,7 +115,7 @@ class Link:
         failure of the link too, so that whoever waits for the bus looks again and finds it."""
         self._owner_changed = owner_changed
         self._reconnected = reconnected
-        self._inbox = self.bus.new_inbox() + "."
+        self._inbox = self.bus.new_inbox(self.tenant) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
         self.bus.on_reconnect(self._on_reconnect)
         started = asyncio.Event()

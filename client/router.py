@@ -29,7 +29,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
 #: Stores in one request: with the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
@@ -156,20 +156,23 @@ class Router:
         **fields: object,
     ) -> Mapping[str, Any]:
         subject = self._subjects.coordinator(self._tenant, verb)
-        return await self._ask_on(subject, patient, timeout_seconds, fields)
+        return await self._ask_on(subject, self._tenant, patient, timeout_seconds, fields)
 
     async def _ask_as_operator(self, verb: str, **fields: object) -> Mapping[str, Any]:
-        return await self._ask_on(self._subjects.cluster(verb), False, None, fields)
+        subject = self._subjects.cluster(verb)
+        return await self._ask_on(subject, CLUSTER_TENANT, False, None, fields)
 
     async def _ask_on(
         self,
         subject: str,
+        tenant: str,
         patient: bool,
         timeout_seconds: float | None,
         fields: Mapping[str, object],
     ) -> Mapping[str, Any]:
         try:
-            reply = await self._request(subject, encode_control(**fields), patient, timeout_seconds)
+            payload = encode_control(**fields)
+            reply = await self._request(subject, tenant, payload, patient, timeout_seconds)
         except NoRespondersError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
         except BusTimeoutError as error:
@@ -180,7 +183,12 @@ class Router:
         return decode_control(reply)
 
     async def _request(
-        self, subject: str, payload: bytes, patient: bool, timeout_seconds: float | None
+        self,
+        subject: str,
+        tenant: str,
+        payload: bytes,
+        patient: bool,
+        timeout_seconds: float | None,
     ) -> bytes:
         """Return the first reply to any copy. `patient` waits if nobody listens. Raises as
         `Bus.request` does."""
@@ -193,7 +201,7 @@ class Router:
         try:
             while True:
                 left_seconds = give_up_at - loop.time()
-                request = self._bus.request(subject, payload, left_seconds)
+                request = self._bus.request(subject, payload, left_seconds, tenant)
                 copies.append(loop.create_task(request, name="holdfast.ask"))
                 # Each copy ends by the deadline, and with the first the last wait.
                 done, _ = await asyncio.wait(

@@ -327,7 +327,8 @@ def connect(
     with zstd where that saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and
     the servers say that readers know it; without it what others have compressed is read all the same. Other
     options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on
-    the background's thread.
+    the background's thread. Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with
+    `inbox_prefix`, to some of them.
 
     Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError when NATS is not there.
     """

@@ -47,6 +47,7 @@ class Owners:
             self._subjects.coordinator(tenant, "resolve"),
             frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
             CONTROL_TIMEOUT_SECONDS,
+            tenant,
         )
         owners = frames.decode_control(answer)["owners"]
         by_owner: dict[str, list[StoreId]] = defaultdict(list)
@@ -64,6 +65,7 @@ class Owners:
             self._subjects.server(store.tenant, owner),
             frames.encode_request(_READER, [group]),
             CONTROL_TIMEOUT_SECONDS,
+            store.tenant,
         )
         for element in frames.decode(reply):
             if type(element) is not list or len(element) < 3:

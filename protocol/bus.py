@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.protocol.errors import UnavailableError
+from holdfast.protocol.subjects import CLUSTER_TENANT
 
 
 class BusMessage(NamedTuple):
@@ -73,13 +74,16 @@ class Bus(ABC):
         """Call `callback` for each message on `subject`, which may hold the wildcards `*` and `>`."""
 
     @abstractmethod
-    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
-        """Send and return the first reply. Raises NoRespondersError, BusTimeoutError,
-        TooLargeError, and ConnectionFailedError once closed."""
+    async def request(
+        self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
+    ) -> bytes:
+        """Send and return the first reply, which comes to an inbox of `tenant`: the one whose subject
+        this is. Raises NoRespondersError, BusTimeoutError, TooLargeError, and ConnectionFailedError
+        once closed."""
 
     @abstractmethod
-    def new_inbox(self) -> str:
-        """Return a subject prefix that no other connection uses."""
+    def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
+        """Return a subject prefix among the inboxes of `tenant` that no other connection uses."""
 
     @abstractmethod
     def on_reconnect(self, callback: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ from holdfast.protocol.bus import (
 )
 from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
 from holdfast.protocol.limits import MIB
+from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
 #: How long `flush` waits for a connection that is away, as nats-py does.
 _FLUSH_TIMEOUT_SECONDS: Final = 10.0
@@ -71,7 +72,7 @@ class MemoryNetwork:
     def connect(self, name: str) -> MemoryBus:
         """Return a new connection; `name` is one token of a subject, and need not be unique."""
         self._connection_count += 1
-        bus = MemoryBus(self, name, f"_INBOX.{name}-{self._connection_count}")
+        bus = MemoryBus(self, name, f"{name}-{self._connection_count}")
         self._connections[bus] = None
         return bus
 
@@ -149,12 +150,12 @@ class _MemorySubscription(BusSubscription):
 class MemoryBus(Bus):
     """One connection. Made by `MemoryNetwork.connect`."""
 
-    def __init__(self, network: MemoryNetwork, name: str, inbox: str) -> None:
+    def __init__(self, network: MemoryNetwork, name: str, inbox_token: str) -> None:
         self.network = network
         self.name = name
         #: Grows with each loss of the connection: what was on its way before does not arrive.
         self.session = 0
-        self._inbox = inbox
+        self._inbox_token = inbox_token
         self._inbox_count = 0
         self._connected = True
         self._closed = False
@@ -199,7 +200,9 @@ class MemoryBus(Bus):
         self.network._subscriptions[subscription] = None
         return subscription
 
-    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
+    async def request(
+        self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
+    ) -> bytes:
         self._check_open()
         answer: asyncio.Future[BusMessage] = asyncio.get_running_loop().create_future()
 
@@ -207,7 +210,7 @@ class MemoryBus(Bus):
             if not answer.done():
                 answer.set_result(message)
 
-        inbox = self.new_inbox()
+        inbox = self.new_inbox(tenant)
         subscription = await self.subscribe(inbox, on_reply)
         try:
             await self.publish(subject, payload, inbox)
@@ -221,9 +224,9 @@ class MemoryBus(Bus):
             raise NoRespondersError(subject=subject)
         return message.payload
 
-    def new_inbox(self) -> str:
+    def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         self._inbox_count += 1
-        return f"{self._inbox}.{self._inbox_count}"
+        return f"{inboxes_of(tenant)}.{self._inbox_token}.{self._inbox_count}"
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append((callback, contextvars.copy_context()))

@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import logging
 import re
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from holdfast.protocol.bus import (
 )
 from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
 from holdfast.protocol.limits import MIN_PAYLOAD_BYTES
+from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
 logger = logging.getLogger("holdfast.bus")
 
@@ -87,9 +89,15 @@ def _ignore(message: BusMessage) -> None:
 class NatsBus(Bus):
     """One connection to a NATS server or cluster. Made by `connect_nats`."""
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, client: _Client, inbox_prefix: str) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
+        self._inbox_prefix = inbox_prefix
+        #: Where replies to most requests come: `<it>.<number>`. Subscribed with the first one.
+        self._replies = ""
+        self._request_count = 0
+        #: Requests without a reply, by the last token of its subject.
+        self._asked: dict[str, asyncio.Future[BusMessage]] = {}
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._write_scheduled = False
 
@@ -148,6 +156,9 @@ class NatsBus(Bus):
                 logger.debug("bus.write_failed reason=%s", error)
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
+        if self._client.is_closed:
+            raise _closed()
+
         async def deliver(message: Msg) -> None:
             # Only what arrived before its callback was known.
             callback(BusMessage(message.subject, message.data, message.reply))
@@ -158,21 +169,61 @@ class NatsBus(Bus):
         self._client.callbacks[subscription._id] = lambda message: run(callback, message)
         return _NatsSubscription(self._client, subscription)
 
-    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
+    async def request(
+        self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
+    ) -> bytes:
+        if self._client.is_closed:
+            raise _closed()
+        answer: asyncio.Future[BusMessage] = self._loop.create_future()
+        self._request_count += 1
+        number = str(self._request_count)
+        alone: BusSubscription | None = None
         try:
-            reply = await self._client.request(subject, payload, timeout=timeout_seconds)
-        except nats.errors.NoRespondersError as error:
-            raise NoRespondersError(subject=subject) from error
-        except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError) as error:
+            async with asyncio.timeout(timeout_seconds):
+                self._asked[number] = answer
+                if self._is_own(tenant):
+                    await self._listen_for_replies()
+                    reply = f"{self._replies}.{number}"
+                else:
+                    # Rare: servers and operators ask in the name of some tenant.
+                    inbox = self.new_inbox(tenant)
+                    alone = await self.subscribe(f"{inbox}.*", self._on_reply)
+                    reply = f"{inbox}.{number}"
+                await self.publish(subject, payload, reply)
+                message = await answer
+        except TimeoutError as error:
             raise BusTimeoutError(subject=subject, timeout_seconds=timeout_seconds) from error
-        except nats.errors.ConnectionClosedError as error:
-            raise ConnectionFailedError(url="NATS", reason="the connection is closed") from error
-        except nats.errors.MaxPayloadError as error:
-            raise _too_large(payload, self.max_payload_bytes) from error
-        return bytes(reply.data)
+        finally:
+            del self._asked[number]
+            if alone is not None:
+                await alone.unsubscribe()
+        if message.no_responders:
+            raise NoRespondersError(subject=subject)
+        return message.payload
 
-    def new_inbox(self) -> str:
-        return str(self._client.new_inbox())
+    async def _listen_for_replies(self) -> None:
+        if not self._replies:
+            self._replies = f"{self._inbox_prefix}.{self._token()}"
+            try:
+                await self.subscribe(f"{self._replies}.*", self._on_reply)
+            except BaseException:
+                self._replies = ""
+                raise
+
+    def _on_reply(self, message: BusMessage) -> None:
+        answer = self._asked.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
+        start = self._inbox_prefix if self._is_own(tenant) else inboxes_of(tenant)
+        return f"{start}.{self._token()}"
+
+    def _is_own(self, tenant: str) -> bool:
+        return f"{self._inbox_prefix}.".startswith(f"{inboxes_of(tenant)}.")
+
+    def _token(self) -> str:
+        return secrets.token_urlsafe(16)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
@@ -189,10 +240,17 @@ class NatsBus(Bus):
     async def close(self) -> None:
         if not self._client.is_closed:
             await self._client.close()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(_closed())
 
     async def _reconnected(self) -> None:
         for callback in self._reconnect_callbacks:
             callback()
+
+
+def _closed() -> ConnectionFailedError:
+    return ConnectionFailedError(url="NATS", reason="the connection is closed")
 
 
 def _too_large(payload: bytes, limit: int) -> TooLargeError:
@@ -210,16 +268,20 @@ async def connect_nats(
     name: str,
     timeout_seconds: float = 5.0,
     patient: bool = False,
+    inbox_prefix: str = inboxes_of(CLUSTER_TENANT),
     **options: Any,
 ) -> NatsBus:
     """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
+
+    Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked for
+    (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
 
     `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
     refused connection is an error at once. `options` go to nats-py's `connect` as they are (`tls`,
     `user_credentials`, `token`, ...).
     """
     client = _Client()
-    bus = NatsBus(client)
+    bus = NatsBus(client, inbox_prefix)
 
     last_reason = ""
 
@@ -245,6 +307,7 @@ async def connect_nats(
                 allow_reconnect=True,
                 connect_timeout=2,
                 ping_interval=10,
+                inbox_prefix=inbox_prefix,
                 **options,
             ),
             timeout_seconds,

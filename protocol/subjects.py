@@ -2,8 +2,10 @@
 
 `hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
 isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>` and
-subscribe `hf.acme.chg.>` and its own inbox. The token `_`, which no tenant can be named, holds what
-servers and the coordinator say among themselves, and what operators ask.
+subscribe `hf.acme.chg.>` and the inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant
+can be named, holds what servers and the coordinator say among themselves, and what operators ask. Whoever
+asks on subjects of a tenant takes the replies on an inbox of that tenant, whoever it is: servers reply
+nowhere else, or a request could send a reply to somebody who did not ask.
 """
 
 from __future__ import annotations
@@ -15,9 +17,16 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store
 
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_PREFIX: Final = "hf"
+#: The token that stands where a tenant would in the cluster's own subjects.
+CLUSTER_TENANT: Final = "_"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
 #: By the kind as a number. A member of the enum would have to be looked up for each subject.
 _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
+
+
+def inboxes_of(tenant: str) -> str:
+    """What the subjects of all inboxes of a tenant start with; a dot and the rest follow."""
+    return f"_INBOX.{tenant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,3 @@ class Subjects:
         """The store whose change subject this is. Raises InvalidNameError or KeyError."""
         tenant, _, letter, name = subject[len(self.prefix) + 1 :].split(".", 3)
         return StoreId(tenant, _KIND_OF_LETTER[letter], check_store(name))
-
-
-#: The token that stands where a tenant would in the cluster's own subjects.
-CLUSTER_TENANT: Final = "_"

@@ -20,7 +20,7 @@ from holdfast.client import Client, connect
 from holdfast.protocol.bus import Bus, BusMessage
 from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.spark import live
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.options import Connection, NamePattern
@@ -110,7 +110,9 @@ class _Link:
 
     async def _listen(self, connection: Connection) -> Bus:
         bus = await connect_nats(
-            connection.nats, name="holdfast-spark-driver", **connection.nats_options
+            connection.nats,
+            name="holdfast-spark-driver",
+            **{"inbox_prefix": inboxes_of(connection.tenant), **connection.nats_options},
         )
         bus.on_reconnect(self._reconnected)
         every = StoreId(connection.tenant, StoreKind.STREAM, ">")

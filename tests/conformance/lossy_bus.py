@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 
 from holdfast.protocol.bus import Bus, BusCallback, BusMessage, BusSubscription
+from holdfast.protocol.subjects import CLUSTER_TENANT
 
 
 class LossyBus(Bus):
@@ -43,11 +44,13 @@ class LossyBus(Bus):
         is_changes = ".chg." in subject
         return await self._bus.subscribe(subject, pass_on if is_changes else callback)
 
-    async def request(self, subject: str, payload: bytes, timeout_seconds: float) -> bytes:
-        return await self._bus.request(subject, payload, timeout_seconds)
+    async def request(
+        self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
+    ) -> bytes:
+        return await self._bus.request(subject, payload, timeout_seconds, tenant)
 
-    def new_inbox(self) -> str:
-        return self._bus.new_inbox()
+    def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
+        return self._bus.new_inbox(tenant)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._bus.on_reconnect(callback)

@@ -187,8 +187,9 @@ class CrashCluster(Cluster):
             verb = message.subject.rpartition(".")[2]
             self.point(name, f"before asking the coordinator to {verb}")
         self._changed = True
-        if name == COORDINATOR and message.subject.startswith("_INBOX.s"):
-            asked = message.subject.removeprefix("_INBOX.").partition("-")[0]
+        if name == COORDINATOR and message.subject.startswith("_INBOX."):
+            # The inboxes of the bus in memory: _INBOX.<tenant>.<connection>-<number>.<number>
+            asked = message.subject.split(".")[2].partition("-")[0]
             if asked in self.lives and not self.is_dead(asked):
                 self._meet(asked, "after the coordinator's answer")
 

@@ -151,7 +151,8 @@ class Asker:
 
     async def ask_raw(self, verb: str, payload: bytes, tenant: str = "acme") -> Mapping[str, Any]:
         subject = SUBJECTS.coordinator(tenant, verb)
-        return decode_control(await self.bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS))
+        reply = await self.bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS, tenant)
+        return decode_control(reply)
 
     async def owner(self, name: str) -> Any:
         return (await self.ask("resolve", stores=[[1, name]]))["owners"][0]

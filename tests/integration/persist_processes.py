@@ -134,12 +134,16 @@ class Peer:
         self.writer = writer
         #: How long one try waits for its answer.
         self.try_seconds = 1.0
-        self._inbox = bus.new_inbox()
+        #: By the tenant in whose name it asks.
+        self._inboxes: dict[str, str] = {}
         self._numbers = itertools.count()
         self._replies: dict[str, asyncio.Queue[BusMessage]] = {}
 
-    async def listen(self) -> None:
-        await self.bus.subscribe(f"{self._inbox}.*", self._on_reply)
+    async def _inbox(self, tenant: str) -> str:
+        if tenant not in self._inboxes:
+            self._inboxes[tenant] = self.bus.new_inbox(tenant)
+            await self.bus.subscribe(f"{self._inboxes[tenant]}.*", self._on_reply)
+        return self._inboxes[tenant]
 
     def _on_reply(self, message: BusMessage) -> None:
         queue = self._replies.get(message.subject)
@@ -159,7 +163,7 @@ class Peer:
 
         Raises BusTimeoutError, NoRespondersError.
         """
-        reply = f"{self._inbox}.{next(self._numbers)}"
+        reply = f"{await self._inbox(tenant)}.{next(self._numbers)}"
         queue = self._replies[reply] = asyncio.Queue()
         elements: dict[int, list[Any]] = {}
         try:
@@ -230,6 +234,7 @@ class Peer:
             SUBJECTS.coordinator(TENANT, "resolve"),
             frames.encode_control(stores=[[kind, name]]),
             2.0,
+            TENANT,
         )
         owner = frames.decode_control(answer)["owners"][0]
         if owner[0] is None:
@@ -246,9 +251,7 @@ async def connected_peer(processes: Processes, writer: bytes = b"peer") -> Async
     """Connect a peer around the body."""
     bus = await connect_nats(processes.nats.url, name="test-peer")
     try:
-        peer = Peer(bus, writer)
-        await peer.listen()
-        yield peer
+        yield Peer(bus, writer)
     finally:
         await bus.close()
 

@@ -245,6 +245,33 @@ def test_an_inbox_is_used_by_nobody_else(system: _AnySystem) -> None:
     _run(system, test)
 
 
+def test_replies_come_to_inboxes_of_the_tenant_in_whose_name_is_asked(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        asked: list[str] = []
+        tasks = []
+
+        def answer(message: BusMessage) -> None:
+            asked.append(message.reply)
+            tasks.append(asyncio.create_task(other.publish(message.reply, message.payload)))
+
+        await other.subscribe("q", answer)
+        await other.flush()
+        assert await one.request("q", b"1", _DEADLINE_SECONDS) == b"1"
+        assert await one.request("q", b"2", _DEADLINE_SECONDS, "acme") == b"2"
+        assert await one.request("q", b"3", _DEADLINE_SECONDS, "ac") == b"3"
+        assert [".".join(reply.split(".")[:2]) for reply in asked] == [
+            "_INBOX._",
+            "_INBOX.acme",
+            "_INBOX.ac",
+        ]
+        assert one.new_inbox().startswith("_INBOX._.")
+        assert one.new_inbox("acme").startswith("_INBOX.acme.")
+        with pytest.raises(NoRespondersError):
+            await one.request("nobody", b"", 60.0, "acme")
+
+    _run(system, test)
+
+
 def test_a_payload_over_the_limit_is_refused_and_the_largest_arrives(system: _AnySystem) -> None:
     async def test(_: _System, one: Bus, other: Bus) -> None:
         received = _Received()
@@ -331,6 +358,23 @@ def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
         assert received.messages == []
 
     _run(system, test)
+
+
+# What only the one over NATS has
+def test_a_connection_takes_replies_under_its_own_prefix_only_where_that_is_the_tenants(
+    nats_server: NatsServer,
+) -> None:
+    async def main() -> None:
+        prefix = "_INBOX.acme.ada"
+        bus = await connect_nats(nats_server.url, name="test", inbox_prefix=prefix)
+        try:
+            assert bus.new_inbox("acme").startswith("_INBOX.acme.ada.")
+            assert bus.new_inbox("acm").startswith("_INBOX.acm.")
+            assert bus.new_inbox("_").startswith("_INBOX._.")
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
 
 
 # What only the one in memory can

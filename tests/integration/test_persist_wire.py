@@ -179,7 +179,7 @@ def test_random_and_mutated_frames_never_take_the_server_down(tmp_path: Path) ->
             payload = bytearray(whole)
             for _ in range(rng.randint(1, 6)):
                 payload[rng.randrange(len(payload))] = rng.randrange(256)
-            await peer.bus.publish(subject, bytes(payload), peer.bus.new_inbox())
+            await peer.bus.publish(subject, bytes(payload), peer.bus.new_inbox(TENANT))
         for _ in range(500):
             await peer.bus.publish(subject, rng.randbytes(rng.randint(0, 99)), "no.such.inbox")
         await peer.bus.flush()

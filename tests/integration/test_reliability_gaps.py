@@ -160,7 +160,6 @@ def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
         world = World(open_layout(tmp_path / "data", Disk()))
         try:
             async with asyncio.timeout(DEADLINE_SECONDS * 2):
-                await world.peer.listen()
                 await body(world)
         finally:
             await world.end()

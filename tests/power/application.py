@@ -220,7 +220,7 @@ class Application:
         answers: dict[int, bytes],
     ) -> None:
         replies: asyncio.Queue[BusMessage] = asyncio.Queue()
-        inbox = self._bus.new_inbox()
+        inbox = self._bus.new_inbox(TENANT)
         subscription = await self._bus.subscribe(inbox, replies.put_nowait)
         heard: set[int] = set()
         try:
@@ -252,6 +252,7 @@ class Application:
             _SUBJECTS.coordinator(TENANT, "resolve"),
             frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
             _ANSWER_SECONDS,
+            TENANT,
         )
         owners = []
         for owner in frames.decode_control(answer)["owners"]:
@@ -266,6 +267,7 @@ class Application:
                 _SUBJECTS.coordinator(TENANT, "suspect"),
                 frames.encode_control(server=owner[0], incarnation=owner[1]),
                 _ANSWER_SECONDS,
+                TENANT,
             )
         except (NoRespondersError, BusTimeoutError):
             # The coordinator is away too; the next try comes soon.

@@ -33,7 +33,7 @@ from holdfast.protocol.bus import BusMessage
 from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.shared_fs import commit_log
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.layout import Layout, open_layout
@@ -50,6 +50,8 @@ TENANT: Final = "acme"
 SERVERS: Final = ("s1", "s2", "s3")
 COORDINATORS: Final = ("c1", "c2")
 #: Some time in 2025: what the simulated wall clocks start from.
+#: Clients' names on the bus start with k.
+_CLIENTS_INBOXES: Final = f"{inboxes_of(TENANT)}.k"
 _EPOCH_MS: Final = 1_750_000_000_000
 #: How long the tasks of a dead process may take to notice.
 _UNWIND_SECONDS: Final = 120.0
@@ -260,7 +262,7 @@ class Simulation:
         subject = message.subject
         if ".chg." in subject:
             self._on_broadcast(sender, message)
-        elif not subject.startswith("_INBOX.k"):
+        elif not subject.startswith(_CLIENTS_INBOXES):
             return
         fence = self.files.find(self.layout.fence(*incarnation))
         if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":

@@ -55,7 +55,7 @@ async def _publish(bus: MemoryBus, message: BusMessage) -> None:
 def test_all_who_follow_a_store_share_one_subscription_and_hear_until_they_are_removed() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        bus, other = _CountingBus(network, "client", "_INBOX.client"), network.connect("other")
+        bus, other = _CountingBus(network, "client", "client"), network.connect("other")
         listeners, ears = Listeners(bus), [_Ear(), _Ear()]
         await asyncio.gather(*(listeners.add(KEY, SUBJECT, ear) for ear in ears))
         await listeners.add(KEY, SUBJECT, ears[0])
@@ -80,7 +80,7 @@ def test_all_who_follow_a_store_share_one_subscription_and_hear_until_they_are_r
 def test_who_is_removed_while_the_bus_subscribes_leaves_nothing_behind() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        bus = _CountingBus(network, "client", "_INBOX.client")
+        bus = _CountingBus(network, "client", "client")
         gate = asyncio.get_running_loop().create_future()
         bus.before = lambda: asyncio.shield(gate)
         listeners, first, second = Listeners(bus), _Ear(), _Ear()
