@@ -162,12 +162,16 @@ def _row_json(row: Message | Entry) -> JsonObject:
 
 def _row_value_json(row: Message | Entry) -> JsonObject:
     large = row.large
+    if row.unreadable is not None:
+        return {"unreadable": str(row.unreadable)}
     if large is None:
         return value_json(row.value)
     return {"large": {"size_bytes": large.size_bytes, "sha256": large.sha256.hex()}}
 
 
 def _row_preview(row: Message | Entry) -> str:
+    if row.unreadable is not None:
+        return f"<{row.unreadable}>"
     if row.large is None:
         return preview(row.value)
     return f"<{size(row.large.size_bytes)}, a large value: get shows it>"

@@ -33,7 +33,7 @@ class Delivery(Generic[V]):
 
     @property
     def message(self) -> Message[V]:
-        """The message. Raises ValueUnreadableError: such work may be given up by `term`."""
+        """The message. Reading its `value` may raise ValueUnreadableError: give such work up by `term`."""
         return self._delivery.message
 
     def ack(self) -> bool:

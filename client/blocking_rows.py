@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.background import Background
-from holdfast.protocol.errors import ValueUnreadableError
 
 T = TypeVar("T")
 
@@ -36,12 +35,8 @@ class Rows(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         while True:
-            try:
-                for row in self._page:
-                    return row
-            except ValueUnreadableError:
-                self.close()
-                raise
+            for row in self._page:
+                return row
             pages = self._pages
             if pages is None:
                 raise StopIteration

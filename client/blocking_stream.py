@@ -258,11 +258,12 @@ class Stream(Generic[V]):
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
         not: a message set while the iteration runs may appear in its old or its new state. Large
-        values do not come along: `message.large` stands for one, and `get_reader` reads it.
-        `timeout_seconds` is for each page.
+        values do not come along: `message.large` stands for one, and `get_reader` reads it. Reading
+        the `value` of a message that cannot be read raises ValueUnreadableError there, and the
+        iteration goes on; `message.unreadable` tells before. `timeout_seconds` is for each page.
         """
         pages = self._stream._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
-        return Rows(self._background, pages, self._values.message)
+        return Rows(self._background, pages, self._values.listed_message)
 
     def delete(self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None) -> Deleted:
         """Delete one message or several (at most MAX_DELETE_COUNT), those that are there; return how

@@ -123,8 +123,8 @@ class Subscription(_Following[Change[V], AsyncSubscription[V]], Generic[V]):
     End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
     reference to it. The iteration then stops. Raises, while starting, what any read raises
     (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to. ValueUnreadableError
-    is of one message or entry: asked on, the subscription goes on after it.
+    StoreDamagedError; it may be asked on, and raises again until that was seen to. Reading the
+    `value` of a message or entry that cannot be read raises ValueUnreadableError, there and no sooner.
 
     It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
     SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
@@ -164,7 +164,7 @@ class PatternSubscription(_Following[StoreChange, AsyncPatternSubscription]):
     End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
     reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
     read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on. So too after ValueUnreadableError of one message or entry.
+    others go on, so it may be asked on. Values that cannot be read are as those of a Subscription.
     """
 
     async def _next(self) -> StoreChange:

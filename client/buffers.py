@@ -104,7 +104,7 @@ def size_of(change: Change) -> int:
     if held is None:
         return _CHANGE_BYTES + _ITEM_BYTES * len(change.seqs) + sum(map(_key_bytes, change.keys))
     size_bytes = _CHANGE_BYTES
-    size_bytes += len(held.value) if isinstance(held.value, bytes) else _DECODED_BYTES
+    size_bytes += len(held[1]) if isinstance(held[1], bytes) else _DECODED_BYTES
     if change.entry is not None:
         size_bytes += _key_bytes(change.entry.key)
     if held.headers:

@@ -81,8 +81,8 @@ class Delivery(Generic[V]):
 
     @property
     def message(self) -> Message[V]:
-        """The message. Raises ValueUnreadableError: such work may be given up by `term`."""
-        return self._consumer._values.message(self._row)
+        """The message. Reading its `value` may raise ValueUnreadableError: give such work up by `term`."""
+        return self._consumer._values.listed_message(self._row)
 
     async def ack(self) -> bool:
         """The work is done: the message is not delivered again.

@@ -260,13 +260,15 @@ class KV(Generic[V]):
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
         not. Large values do not come along: `entry.large` stands for one, and `get_reader` reads it.
+        Reading the `value` of an entry that cannot be read raises ValueUnreadableError there, and the
+        iteration goes on; `entry.unreadable` tells before.
         `timeout_seconds` is for each page.
         """
         pages = self._pages(prefix, True, timeout_seconds)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for wire in page:
-                    yield self._values.entry(entry_from_wire(wire))
+                    yield self._values.listed_entry(entry_from_wire(wire))
 
     async def keys(
         self, *, prefix: str = "", timeout_seconds: float | None = None

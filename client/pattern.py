@@ -32,7 +32,7 @@ class PatternSubscription:
     End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
     reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
     read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on. So too after ValueUnreadableError of one message or entry.
+    others go on, so it may be asked on. Values that cannot be read are as those of a Subscription.
     """
 
     def __init__(self, follower: Follower, feed: PatternFeed, link: Link) -> None:

@@ -310,14 +310,15 @@ class Stream(Generic[V]):
 
         Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
         not: a message set while the iteration runs may appear in its old or its new state. Large
-        values do not come along: `message.large` stands for one, and `get_reader` reads it.
-        `timeout_seconds` is for each page.
+        values do not come along: `message.large` stands for one, and `get_reader` reads it. Reading
+        the `value` of a message that cannot be read raises ValueUnreadableError there, and the
+        iteration goes on; `message.unreadable` tells before. `timeout_seconds` is for each page.
         """
         pages = self._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for message in page:
-                    yield self._values.message(message)
+                    yield self._values.listed_message(message)
 
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None

@@ -24,8 +24,8 @@ class Subscription(Generic[V]):
     End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
     reference to it. The iteration then stops. Raises, while starting, what any read raises
     (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to. ValueUnreadableError
-    is of one message or entry: asked on, the subscription goes on after it.
+    StoreDamagedError; it may be asked on, and raises again until that was seen to. Reading the
+    `value` of a message or entry that cannot be read raises ValueUnreadableError, there and no sooner.
 
     It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
     SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
@@ -79,7 +79,7 @@ class Subscription(Generic[V]):
         raise StopAsyncIteration
 
     def _pop(self) -> Change[V] | None:
-        """Return the next change, if it is here. Raises ValueUnreadableError."""
+        """Return the next change, if it is here."""
         change = None if self._feed.closed else self._feed.track.pop()
         return None if change is None else self._values.change(change)
 

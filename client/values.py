@@ -6,13 +6,17 @@ Large values (`large_value.py`) go through the codec and are not compressed. Wha
 value where it is given out, one by one, and not where it arrives: so a value that cannot be read is an
 error of that message or key alone, buffers hold what is small, and nothing is worked on for nobody.
 
+A single read of what cannot be read raises. Among others, of `get_all` or a subscription, it is given out
+as an UnreadableMessage or UnreadableEntry, whose `value` raises where it is read: so whoever iterates goes
+on, and what has no need of the value (seq, key, headers, a delete) has all else.
+
 A client compresses only what the coordinator says readers know (`Link.compresses`), so not before it
 has asked for the owner of its first store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic
 
 from holdfast.client.codec import Codec, RawCodec
@@ -28,6 +32,34 @@ class UnreadableValue(bytes):
     """What is stored, in place of a value that cannot be decompressed."""
 
     error: ValueUnreadableError
+
+
+class _Unreadable:
+    """What stands for a row among others whose value cannot be read: it says so where that is done."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        raise ValueUnreadableError(**self.unreadable.fields) from self.unreadable
+
+    @property
+    def unreadable(self) -> ValueUnreadableError:
+        stored: Any = self
+        error: ValueUnreadableError = stored[1].error
+        return error
+
+
+class UnreadableMessage(_Unreadable, Message[Any]):
+    """A Message whose `value` raises ValueUnreadableError."""
+
+    __slots__ = ()
+
+
+class UnreadableEntry(_Unreadable, Entry[Any]):
+    """An Entry whose `value` raises ValueUnreadableError."""
+
+    __slots__ = ()
 
 
 class Values(Generic[V]):
@@ -106,14 +138,29 @@ class Values(Generic[V]):
         told: Entry[V] = plain
         return told
 
+    def listed_message(self, row: Message) -> Message[V]:
+        """Return a message among others as the application sees it, which may be an
+        UnreadableMessage."""
+        try:
+            return self.message(row)
+        except ValueUnreadableError as error:
+            return UnreadableMessage._make(_with_error(row, error))
+
+    def listed_entry(self, row: Entry) -> Entry[V]:
+        """Return an entry likewise."""
+        try:
+            return self.entry(row)
+        except ValueUnreadableError as error:
+            return UnreadableEntry._make(_with_error(row, error))
+
     def change(self, change: Change) -> Change[V]:
-        """Return a change as the application sees it. Raises ValueUnreadableError."""
+        """Return a change as the application sees it, its message or entry as one among others."""
         plain: Any = change
         if change.message is not None:
             if not self.is_raw or change.message.headers:
-                plain = plain._replace(message=self.message(change.message))
+                plain = plain._replace(message=self.listed_message(change.message))
         elif change.entry is not None and (not self.is_raw or change.entry.headers):
-            plain = plain._replace(entry=self.entry(change.entry))
+            plain = plain._replace(entry=self.listed_entry(change.entry))
         told: Change[V] = plain
         return told
 
@@ -129,9 +176,20 @@ class Values(Generic[V]):
         except ValueUnreadableError as error:
             if not self._lenient:
                 raise
-            unreadable = UnreadableValue(value)
-            unreadable.error = error
-            return unreadable, headers
+            return _unreadable(value, error), headers
+
+
+def _unreadable(value: bytes, error: ValueUnreadableError) -> UnreadableValue:
+    unreadable = UnreadableValue(value)
+    unreadable.error = error
+    return unreadable
+
+
+def _with_error(row: Message | Entry, error: ValueUnreadableError) -> Iterator[Any]:
+    """Yield the fields of a row with its value unreadable."""
+    fields: tuple[Any, ...] = row
+    for index, field in enumerate(fields):
+        yield _unreadable(field, error) if index == 1 else field
 
 
 def check_headers_free(headers: Headers | None) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from holdfast.protocol.errors import HoldfastError
+
     V = TypeVar("V", default=bytes)
 else:
     from typing import TypeVar
@@ -69,7 +71,12 @@ class Message(NamedTuple, Generic[V]):
     @property
     def size_bytes(self) -> int:
         """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
-        return _size_of(self.value) if self.large is None else self.large.size_bytes
+        return _size_of(self[1]) if self.large is None else self.large.size_bytes
+
+    @property
+    def unreadable(self) -> HoldfastError | None:
+        """The ValueUnreadableError that reading `value` raises; None of a value that can be read."""
+        return None
 
 
 class Entry(NamedTuple, Generic[V]):
@@ -89,7 +96,12 @@ class Entry(NamedTuple, Generic[V]):
     @property
     def size_bytes(self) -> int:
         """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
-        return _size_of(self.value) if self.large is None else self.large.size_bytes
+        return _size_of(self[1]) if self.large is None else self.large.size_bytes
+
+    @property
+    def unreadable(self) -> HoldfastError | None:
+        """The ValueUnreadableError that reading `value` raises; None of a value that can be read."""
+        return None
 
 
 class Ack(NamedTuple):

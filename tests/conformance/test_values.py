@@ -138,21 +138,35 @@ def test_with_a_codec_values_are_objects_in_and_out(run: Run) -> None:
             with pytest.raises(InvalidArgumentError):
                 await kv.set("c", object())
 
-        # Of another codec: an error of that message, and the subscription goes on after it.
+        # Of another codec: an error of that message where its value is read, and nothing else.
         await client.stream("mixed").append_many([b"\xff", b"2"])
         mixed = client.stream("mixed", codec="json")
         async with mixed.subscribe(start_seq=1) as changes:
+            unreadable = (await anext(changes)).message
+            assert unreadable is not None
             with pytest.raises(ValueUnreadableError, match="message 1 of mixed"):
-                await anext(changes)
+                _ = unreadable.value
             following = await anext(changes)
             assert following.message is not None
             assert following.message.value == 2
         async with mixed.consumer("workers") as workers:
             bad, good = await workers.fetch(2)
             with pytest.raises(ValueUnreadableError):
-                _ = bad.message
+                _ = bad.message.value
             assert await bad.term()
             assert good.message.value == 2
+        await client.kv("mixed").set_many({"a": b"1", "b": b"\xff", "c": b"3"})
+        read: list[Any] = []
+        async for entry in client.kv("mixed", codec="json").get_all():
+            try:
+                read.append((entry.key, entry.value))
+            except ValueUnreadableError as error:
+                assert "key 'b' of mixed" in str(error)
+                assert entry.unreadable is not None
+                read.append((entry.key, entry.revision))
+        assert read == [("a", 1), ("b", 2), ("c", 3)]
+        with pytest.raises(ValueUnreadableError):
+            await client.kv("mixed", codec="json").get("b")
         with pytest.raises(InvalidArgumentError, match="raw, json, msgpack"):
             client.kv("x", codec="yaml")
 
@@ -178,8 +192,11 @@ def test_blocking_code_has_codecs_and_compression_too(nats: str) -> None:
         [entry] = settings.get_all()
         assert entry.value == {"was": document}
         client.stream("bad").append(b"\xff")
-        with pytest.raises(ValueUnreadableError):
-            list(client.stream("bad", codec="json").get_all())
+        client.stream("bad").append(b"2")
+        bad, good = client.stream("bad", codec="json").get_all()
+        assert (bad.seq, bool(bad.unreadable), good.value, good.unreadable) == (1, True, 2, None)
+        with client.stream("bad", codec="json").subscribe(start_seq=1) as changes:
+            assert [next(changes).revision, next(changes).revision] == [1, 2]
         with sync.connect(nats, tenant="blocking-values", compression=False) as plain:
             plain.stream("plain").head()
             plain.stream("plain").append(TEXT)

@@ -121,8 +121,22 @@ def test_a_codec_comes_before_compression_and_after_decompression(codec: str) ->
     assert change.entry == coded.entry(entry)
     deleted = Change(ChangeKind.DELETE, 5, 6, keys=("k",))
     assert coded.change(deleted) is deleted
+    foreign = Entry("k", b"\xff\xc1", {}, 1, 1)
     with pytest.raises(ValueUnreadableError, match="key 'k' of notes"):
-        coded.entry(Entry("k", b"\xff\xc1", {}, 1, 1))
+        coded.entry(foreign)
+    for listed in (
+        coded.listed_entry(foreign),
+        coded.change(Change(ChangeKind.SET, 1, 1, entry=foreign)).entry,
+    ):
+        assert listed is not None
+        assert isinstance(listed, Entry)
+        assert (listed.key, listed.revision, listed.size_bytes) == ("k", 1, 2)
+        assert listed.unreadable is not None
+        assert "UnreadableEntry(key='k'" in repr(listed)
+        assert listed._replace(key="l").key == "l"
+        with pytest.raises(ValueUnreadableError, match="key 'k' of notes"):
+            _ = listed.value
+    assert coded.listed_entry(entry).unreadable is None
     with pytest.raises(InvalidArgumentError):
         coded.encoded(object())
 
