@@ -176,7 +176,8 @@ STATE = Check(
     "HF-024",
     "coordinator state",
     "state.db of the coordinator is sound",
-    "restore coordinator/state.db from a backup, or start the coordinator with --replace-damaged-state",
+    "start the coordinator with --replace-damaged-state: all servers start again, and it finds the "
+    "stores by their files",
 )
 MISSING_FILES = Check(
     "HF-025",
@@ -194,8 +195,8 @@ EPOCHS = Check(
     "HF-027",
     "epochs",
     "no store file has a higher epoch than the coordinator knows of",
-    "state.db is older than the files, so restore the newest one; servers ask for higher epochs by "
-    "themselves",
+    "state.db is an older one: end the coordinator and remove coordinator/state.db and its WAL, and the "
+    "next one finds the stores; servers ask for higher epochs by themselves",
 )
 
 MISSING_LOGS = Check(

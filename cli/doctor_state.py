@@ -24,9 +24,11 @@ from holdfast.cli.doctor_checks import (
     Check,
     Findings,
 )
+from holdfast.coordinator.progress import Progress, ProgressFile
 from holdfast.coordinator.state_file import APPLICATION_ID, FORMAT_VERSION
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.inspection import lock_holder
 from holdfast.shared_fs.layout import Layout
 
@@ -36,8 +38,7 @@ _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 #: But for the cold ones, which have no file.
 _DURABLE: Final = (
-    "SELECT tenant, kind, name FROM stores"
-    f" WHERE state = {StoreState.DURABLE:d} AND cold IS NULL"
+    f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d} AND cold IS NULL"
 )
 _COLD: Final = "SELECT cold FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _CREATED: Final = f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.CREATED:d}"
@@ -137,6 +138,7 @@ def _open(layout: Layout, findings: Findings, stack: contextlib.ExitStack) -> Kn
         stack.callback(connection.close, True)
         if not _is_sound(connection, findings, where):
             return None
+        _compare_progress(layout, connection, findings, where)
         return KnownStores(connection)
     except OSError as error:
         findings.warn(STATE, where, f"it cannot be read: {error.strerror or error}")
@@ -145,6 +147,25 @@ def _open(layout: Layout, findings: Findings, stack: contextlib.ExitStack) -> Kn
     except apsw.Error as error:
         findings.warn(STATE, where, f"it cannot be read: {type(error).__name__}: {error}")
     return None
+
+
+def _compare_progress(
+    layout: Layout, connection: apsw.Connection, findings: Findings, where: str
+) -> None:
+    """Say so if the state is older than it was: see `coordinator/progress.py`."""
+    reached = ProgressFile(Disk(), layout.coordinator_progress).read()
+    columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(cluster)")}
+    if reached is None or "commits" not in columns:
+        return
+    ((term, commits),) = connection.execute("SELECT term, commits FROM cluster")
+    if Progress(term, commits) < reached:
+        findings.warn(
+            STATE,
+            where,
+            f"it is an older one (commit {commits} of term {term}, and it was at commit "
+            f"{reached.commits} of term {reached.term}): the coordinator will put it aside, fence all "
+            "servers and find the stores again",
+        )
 
 
 def _report_missing(layout: Layout, findings: Findings, wal: Path) -> None:

@@ -11,8 +11,9 @@
 - Cold stores have no file: they are found in the bucket's manifests, after the files. Until that is
   done, by a coordinator that knows the bucket, servers look there before they begin a new store.
 
-Lost is a file that is missing although there is a past. One that is damaged is refused, unless the
-operator has it replaced: then it goes to quarantine and counts as missing.
+Lost is a file that is missing although there is a past, and one that is older than what was last
+committed (`progress.py`): it goes to quarantine. One that is damaged is refused, unless the operator has
+it replaced: then it goes to quarantine and counts as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from holdfast.coordinator.state_file import StateFile, is_missing, open_state_file
+from holdfast.coordinator.state_file import (
+    OldStateError,
+    StateFile,
+    is_missing,
+    open_state_file,
+)
 from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.bucket import Bucket
@@ -58,38 +64,53 @@ def open_state(
     replace_damaged: bool,
     now_ms: int,
 ) -> StateFile:
-    """Open the state file, or start with an empty one if it is lost.
+    """Open the state file, or start with an empty one if it is lost, or older than it was.
 
     The caller holds the coordinator's lock. Raises as `open_state_file` does.
     """
     path = layout.coordinator / "state.db"
+    progress = layout.coordinator_progress
     try:
         if is_missing(path, disk):
             if had_past:
                 _fence_everyone(fences)
-            state = open_state_file(path, disk, surveying=disk.exists(layout.root / "stores"))
+            state = open_state_file(
+                path, disk, surveying=disk.exists(layout.root / "stores"), progress=progress
+            )
             with state.transaction():
                 if not state.surveying():
                     # A new cluster may find a bucket that has stores of the one before.
                     state.set_surveying(False)
             return state
-        state = open_state_file(path, disk)
+        state = open_state_file(path, disk, progress=progress)
         if replace_damaged:
             state.check_content()
         return state
+    except OldStateError as error:
+        logger.error("coordinator.state_old reason=%s", error)
+        # Before it is moved: a start that is cut short finds it old again, and so it is also without
+        # its WAL.
+        _fence_everyone(fences)
+        _set_aside(layout, disk, now_ms, ("state.db-wal", "state.db-journal", "state.db"))
     except StoreDamagedError as error:
         if not replace_damaged:
             raise
-        folder = layout.quarantine / _QUARANTINE / f"state.db.{now_ms}"
-        logger.error("coordinator.state_replaced folder=%s reason=%s", folder, error)
-        disk.make_directory(folder)
+        logger.error("coordinator.state_damaged reason=%s", error)
         # The file first: with its WAL alone the next start refuses, where with the file alone it
         # might open it as it was before the last changes.
-        for name in ("state.db", "state.db-wal", "state.db-journal"):
-            if disk.exists(layout.coordinator / name):
-                disk.rename(layout.coordinator / name, folder / name)
-    _fence_everyone(fences)
-    return open_state_file(path, disk, surveying=True)
+        _set_aside(layout, disk, now_ms, ("state.db", "state.db-wal", "state.db-journal"))
+        _fence_everyone(fences)
+    return open_state_file(path, disk, surveying=True, progress=progress)
+
+
+def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) -> None:
+    """Move the files of a state that is replaced to quarantine, in this order."""
+    folder = layout.quarantine / _QUARANTINE / f"state.db.{now_ms}"
+    logger.error("coordinator.state_replaced folder=%s", folder)
+    disk.make_directory(folder)
+    for name in names:
+        if disk.exists(layout.coordinator / name):
+            disk.rename(layout.coordinator / name, folder / name)
 
 
 def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
@@ -173,7 +194,12 @@ def write_state(
     disk.make_directory(layout.coordinator)
     lock = disk.lock(layout.coordinator / "lock", "a coordinator")
     try:
-        state = open_state_file(layout.coordinator / "state.db", disk, surveying=True)
+        state = open_state_file(
+            layout.coordinator / "state.db",
+            disk,
+            surveying=True,
+            progress=layout.coordinator_progress,
+        )
         try:
             found = iter(stores)
             while some := tuple(itertools.islice(found, _WRITTEN_STORES)):

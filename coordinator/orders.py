@@ -2,14 +2,14 @@
 
 Each order is one request or one write, with a deadline, and ends in an event for `membership.py` or in
 nothing. A server that has heard of a later coordinator refuses, and DeposedError ends the service:
-see `term.py`.
+see `term.py`, and `progress.py` for when that coordinator began on no disk of ours.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from holdfast.coordinator.errands import Errands
 from holdfast.coordinator.events import (
@@ -29,6 +29,9 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, PROBE_TIMEOUT_SECO
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.fences import Fences
 
+#: What a server may say that it has heard: SQLite's integers, and room to go on from there.
+MAX_TERM: Final = 1 << 62
+
 logger = logging.getLogger("holdfast.coordinator")
 
 
@@ -44,13 +47,16 @@ class Orders:
         errands: Errands,
         term: int,
         check_term: Callable[[], None],
+        fall_behind: Callable[[int], None],
     ) -> None:
+        """`fall_behind` takes a higher term that a server has heard, and raises DeposedError."""
         self._bus = bus
         self._subjects = subjects
         self._fences = fences
         self._errands = errands
         self._term = term
         self._check_term = check_term
+        self._fall_behind = fall_behind
 
     async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
         """Ask for a sign of life. Raises DeposedError."""
@@ -70,7 +76,9 @@ class Orders:
         draining = answer.get("state") in (ServerMode.DRAINING, ServerMode.STOPPING)
         return ProbeAnswered(server, incarnation, draining)
 
-    async def write_fence(self, order: WriteFence) -> FenceWritten | tuple[FenceFailed, StorageError]:
+    async def write_fence(
+        self, order: WriteFence
+    ) -> FenceWritten | tuple[FenceFailed, StorageError]:
         """Fence durably, or return why not. Raises DeposedError: who has a successor fences nobody."""
         server, incarnation = order.server, order.incarnation
         logger.info(
@@ -122,7 +130,14 @@ class Orders:
     ) -> Mapping[str, Any]:
         payload = encode_control(term=self._term, **fields)
         subject = self._subjects.control(server)
-        return decode_control(await self._bus.request(subject, payload, timeout_seconds))
+        answer = await self._bus.request(subject, payload, timeout_seconds)
+        try:
+            return decode_control(answer)
+        except DeposedError as error:
+            newer_term = error.fields.get("newer_term")
+            if type(newer_term) is int and self._term < newer_term <= MAX_TERM:
+                await self._errands.blocking(self._fall_behind, newer_term)
+            raise
 
     def _fence(self, server: str, incarnation: str) -> None:
         self._check_term()

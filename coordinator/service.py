@@ -223,6 +223,7 @@ class Coordinator:
             errands=self._errands,
             term=state.term,
             check_term=state.check_term,
+            fall_behind=state.fall_behind,
         )
         recorded = await self._errands.blocking(_read, state)
         try:
@@ -446,9 +447,7 @@ class Coordinator:
         """Let the bucket be rid of what nobody needs, now and then."""
 
         def run_pass() -> Collected:
-            collector = Collector(
-                bucket, clock_ms=self._clock_ms, give_up=self._stopping.is_set
-            )
+            collector = Collector(bucket, clock_ms=self._clock_ms, give_up=self._stopping.is_set)
             return collector.run_pass()
 
         while True:

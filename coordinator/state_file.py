@@ -8,6 +8,7 @@ drained, and the term. Kept:
 - A file that is empty, foreign, corrupt or of a later format is refused and left alone; a new one
   appears whole, by a rename, or not at all.
 - Nothing per store is held in memory, and opening does not depend on how many stores there are.
+- A file that is older than what was last committed is refused as well: see `progress.py`.
 - After an error whose effect is unknown (an I/O error at a commit) the file is closed, and opened
   again before it is used next: only what is then read counts.
 
@@ -22,9 +23,11 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import apsw
 
+from holdfast.coordinator.progress import Progress, ProgressFile
 from holdfast.coordinator.term import TermFile
 from holdfast.protocol.control import Owner, StoreInfo, StoreState
 from holdfast.protocol.errors import (
@@ -39,12 +42,18 @@ from holdfast.shared_fs.disk import Disk
 
 #: "hfCo": marks the file as ours.
 APPLICATION_ID: Final = 0x6866436F
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
+#: The WAL is moved into the file when it is so large. SQLite's own default.
+_CHECKPOINT_PAGES: Final = 1000
 
 
 #: What `surveying` says.
 _FILES_PENDING: Final = 1
 _MANIFESTS_PENDING: Final = 2
+
+
+class OldStateError(Exception):
+    """The file is sound, and an older one: what was committed after it is missing."""
 
 
 class IncarnationState(StrEnum):
@@ -72,11 +81,14 @@ class StoreRow(NamedTuple):
 
 _SCHEMA: Final = (
     # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
-    # only the manifests in the bucket are.
+    # only the manifests in the bucket are. commits: of transactions that changed anything. base: the
+    # commits that the file itself had when the WAL was begun.
     """CREATE TABLE cluster(
         id INTEGER PRIMARY KEY CHECK (id = 1),
         term INTEGER NOT NULL,
-        surveying INTEGER NOT NULL DEFAULT 0
+        surveying INTEGER NOT NULL DEFAULT 0,
+        commits INTEGER NOT NULL DEFAULT 0,
+        base INTEGER NOT NULL DEFAULT 0
     ) STRICT""",
     "INSERT INTO cluster(id, term) VALUES (1, 0)",
     "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
@@ -119,10 +131,18 @@ _UPGRADES: Final = {
         "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
     ),
     2: ("ALTER TABLE stores ADD COLUMN cold INTEGER",),
+    3: (
+        "ALTER TABLE cluster ADD COLUMN commits INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE cluster ADD COLUMN base INTEGER NOT NULL DEFAULT 0",
+    ),
 }
 
 # The primary keys and `incarnations_present` serve all of these.
 _NEXT_TERM: Final = "UPDATE cluster SET term = max(term + 1, ?) RETURNING term"
+_PROGRESS: Final = "SELECT term, commits FROM cluster"
+_COUNT_COMMIT: Final = "UPDATE cluster SET commits = commits + 1, base = ? RETURNING term, commits"
+_COMMITS: Final = "SELECT commits FROM cluster"
+_COMMITS_AND_BASE: Final = "SELECT commits, base FROM cluster"
 _SURVEYING: Final = "SELECT surveying FROM cluster"
 _SET_SURVEYING: Final = "UPDATE cluster SET surveying = ?"
 _DRAINS: Final = "SELECT server FROM drains"
@@ -212,11 +232,15 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 class StateFile:
     """The open file of the active coordinator. Made by `open_state_file`."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk, progress: Path) -> None:
         self._path = path
+        self._progress = ProgressFile(disk, progress)
         self._vfs = disk.vfs
         self._terms = TermFile(disk, path.with_name("term"))
         self._connection: apsw.Connection | None = None
+        #: The commits in the file itself, without its WAL.
+        self._base = 0
+        self._wal_pages = 0
 
     @property
     def term(self) -> int:
@@ -237,19 +261,52 @@ class StateFile:
         with self._storage_errors():
             self._terms.check()
             if self._connection is None:
+                alone = _commits_alone(self._path, self._vfs)
                 self._connection = _connect(self._path, self._vfs)
+                if alone is not None:
+                    self._check_base(self._connection, alone)
+                self._connection.set_wal_hook(self._after_commit)
                 # After a failed sync the cached log may never reach the disk, whatever later
                 # syncs say: move its content into the file, which writes and syncs it anew.
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._checkpoint(self._connection)
             connection = self._connection
             connection.execute("BEGIN")
+            changes = connection.total_changes()
+            reached: list[tuple[int, int]] = []
             try:
                 yield
+                if connection.total_changes() != changes:
+                    reached = list(connection.execute(_COUNT_COMMIT, (self._base,)))
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+            for term, commits in reached:
+                self._progress.write(Progress(term, commits))
             self._terms.check()
+            if self._wal_pages >= _CHECKPOINT_PAGES:
+                self._checkpoint(connection)
+
+    def _check_base(self, connection: apsw.Connection, alone: int) -> None:
+        """Raise OldStateError if the WAL is not of this file: then SQLite has mixed an older file with
+        a newer WAL. Nothing of the mixture is written."""
+        ((commits, base),) = connection.execute(_COMMITS_AND_BASE)
+        # A checkpoint that a crash has cut short may have brought the count into the file already.
+        if alone not in (commits, base):
+            self._drop()
+            raise OldStateError(
+                f"it is at commit {alone}, and its WAL, up to commit {commits}, goes on from {base}"
+            )
+
+    def _after_commit(self, connection: apsw.Connection, database: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        """Move the WAL into the file. Nothing else does while it is open: `base` rests on that."""
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._wal_pages = 0
+        ((self._base,),) = connection.execute(_COMMITS)
 
     def present(self) -> dict[tuple[str, str], int]:
         """Return the number of assigned stores of each (server, incarnation) that is present."""
@@ -418,11 +475,35 @@ class StateFile:
                 connection.close()
 
     def start_term(self) -> None:
-        """Begin the next term, durably: above those of the term file and of this file."""
-        term = self._terms.begin()
-        with self.transaction():
-            ((term,),) = self._execute(_NEXT_TERM, (term,))
+        """Begin the next term, durably: above all that are known. Raises OldStateError, and then it is
+        closed."""
+        recorded = self._progress.read()
+        known_term = self._terms.found()
+        term = self._terms.begin(recorded.term + 1 if recorded is not None else 1)
+        try:
+            with self.transaction():
+                ((found_term, commits),) = self._execute(_PROGRESS)
+                # Without a record the term alone tells. It is behind also after a crash between the
+                # two, and then everybody is fenced in vain.
+                expected = recorded or Progress(known_term, 0)
+                # One that was only just made is as it should be.
+                if commits + found_term > 0 and Progress(found_term, commits) < expected:
+                    raise OldStateError(
+                        f"term {found_term}, commit {commits}, but it was at term {expected.term}, "
+                        f"commit {expected.commits}"
+                    )
+                ((term,),) = self._execute(_NEXT_TERM, (term,))
+        except OldStateError:
+            self._drop()
+            raise
         self._terms.raise_to(term)
+
+    def fall_behind(self, newer_term: int) -> None:
+        """A server has heard a later coordinator. If that did not begin on this disk, this file is
+        an older one, and the next start finds it so. Raises DeposedError, StorageFailedError."""
+        self._terms.check()
+        self._progress.write(Progress(newer_term, 0))
+        raise DeposedError(term=self.term, newer_term=newer_term)
 
     def _execute(self, sql: str, bindings: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         connection = self._connection
@@ -466,17 +547,20 @@ def is_missing(path: Path, disk: Disk) -> bool:
     return True
 
 
-def open_state_file(path: Path, disk: Disk, *, surveying: bool = False) -> StateFile:
-    """Open `path`, made if it is missing (`surveying` then), and begin the next term.
+def open_state_file(
+    path: Path, disk: Disk, *, surveying: bool = False, progress: Path | None = None
+) -> StateFile:
+    """Open `path`, made if it is missing (`surveying` then), and begin the next term. `progress` is
+    the file of `progress.py`, by default beside it.
 
     The caller holds the coordinator's lock. Raises StoreDamagedError for an empty, foreign or
-    corrupt file, NewerFormatError, StorageFailedError.
+    corrupt file, OldStateError, NewerFormatError, StorageFailedError.
     """
     if is_missing(path, disk):
         _create(path, disk, surveying)
     elif disk.size_bytes(path) == 0:
         raise StoreDamagedError(store=str(path), reason="it is empty")
-    state_file = StateFile(path, disk)
+    state_file = StateFile(path, disk, progress or path.with_name("progress"))
     state_file.start_term()
     return state_file
 
@@ -525,6 +609,24 @@ def _connect(path: Path, vfs: str | None) -> apsw.Connection:
         connection.close(True)
         raise
     return connection
+
+
+def _commits_alone(path: Path, vfs: str | None) -> int | None:
+    """Return the commits that the file has without its WAL; None if there is none, or the file is of
+    a format that does not count them. Before it is locked: closing this would drop the lock."""
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags, vfs=vfs)
+    try:
+        if connection.pragma("application_id") != APPLICATION_ID:
+            return None
+        if connection.pragma("user_version") != FORMAT_VERSION:
+            return None
+        return int(connection.execute(_COMMITS).get)
+    except (*_DAMAGE, apsw.SQLError):
+        # A checkpoint that a power cut tore: with its WAL the file is whole.
+        return None
+    finally:
+        connection.close(True)
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:

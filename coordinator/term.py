@@ -36,10 +36,10 @@ class TermFile:
         #: This coordinator's own term; 0 before `begin`.
         self.term = 0
 
-    def begin(self) -> int:
+    def begin(self, at_least: int = 1) -> int:
         """Depose whoever went before, durably; return this coordinator's term, as far as the file
         knows. The caller holds the coordinator's lock. Raises StorageFailedError."""
-        self._write(self._read() + 1)
+        self._write(max(self.found() + 1, at_least))
         return self.term
 
     def raise_to(self, term: int) -> None:
@@ -53,11 +53,11 @@ class TermFile:
 
         Raises DeposedError for good, StorageFailedError when the file cannot be read now.
         """
-        found = self._read()
+        found = self.found()
         if found != self.term:
             raise DeposedError(term=self.term, newer_term=found)
 
-    def _read(self) -> int:
+    def found(self) -> int:
         """Return the term in the file; 0 if there is none, or a torn one. Then `state.db` knows."""
         try:
             text = self._disk.read(self._path).strip()

@@ -2,6 +2,7 @@
 
     FORMAT                                     the format version of this tree
     coordinator/lock, state.db, term           the active coordinator's
+    coordinator.progress                       how far state.db has come: outside, see `progress.py`
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log
@@ -50,6 +51,11 @@ class Layout:
     @property
     def coordinator(self) -> Path:
         return self.root / "coordinator"
+
+    @property
+    def coordinator_progress(self) -> Path:
+        """Not in the coordinator's folder, which a backup may bring back as a whole."""
+        return self.root / "coordinator.progress"
 
     @property
     def servers(self) -> Path:

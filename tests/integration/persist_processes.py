@@ -96,6 +96,14 @@ class Processes:
     def start_persist(self, name: str, *arguments: str, data: Path | None = None) -> Process:
         return self.start("persist", name, "--name", name, *arguments, data=data)
 
+    def living(self, name: str) -> list[Process]:
+        """What was started under a name and still runs."""
+        return [
+            each
+            for each in self._started
+            if each.log_file.name.startswith(f"{name}-") and each.running
+        ]
+
     def incarnations(self, server: str) -> list[str]:
         """The incarnations of a server that have a folder."""
         home = self.layout.server(server)

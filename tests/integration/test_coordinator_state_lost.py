@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, closing
@@ -28,14 +29,17 @@ TENANT = "acme"
 class Supervised:
     """A server process that is started again when it ends, as under any supervisor."""
 
-    def __init__(self, processes: Processes, name: str) -> None:
+    def __init__(self, processes: Processes, name: str, idle_close_seconds: float) -> None:
         self._processes = processes
         self._name = name
+        self._idle_close_seconds = str(idle_close_seconds)
         self.lives: list[Process] = []
 
     async def keep_running(self) -> None:
         while True:
-            process = self._processes.start_persist(self._name, "--idle-close-seconds", "1")
+            process = self._processes.start_persist(
+                self._name, "--idle-close-seconds", self._idle_close_seconds
+            )
             self.lives.append(process)
             while process.running:
                 await asyncio.sleep(0.05)
@@ -44,11 +48,11 @@ class Supervised:
 Body = Callable[[Processes, Client], Awaitable[None]]
 
 
-def run(tmp_path: Path, body: Body) -> None:
+def run(tmp_path: Path, body: Body, *, idle_close_seconds: float = 1) -> None:
     """Run `body` with two supervised servers."""
 
     async def main(processes: Processes) -> None:
-        servers = [Supervised(processes, name) for name in ("s1", "s2")]
+        servers = [Supervised(processes, name, idle_close_seconds) for name in ("s1", "s2")]
         async with (
             asyncio.timeout(DEADLINE_SECONDS * 3),
             connect(processes.nats.url, tenant=TENANT) as client,
@@ -151,6 +155,42 @@ def test_a_lost_state_loses_no_data_and_no_epoch_goes_back(tmp_path: Path) -> No
         assert set(await listed(client)) == {*load.names, *idle}
 
     run(tmp_path, body)
+
+
+def test_an_older_state_that_is_restored_makes_no_second_owner(tmp_path: Path) -> None:
+    async def body(processes: Processes, client: Client) -> None:
+        names = [f"notes.{number}" for number in range(6)]
+        folder, backup = processes.layout.coordinator, tmp_path / "backup"
+
+        async def append_all(client: Client, value: bytes) -> None:
+            await asyncio.gather(*(client.stream(name).append(value) for name in names))
+
+        await append_all(client, b"1")
+        processes.coordinator.stop()
+        shutil.copytree(folder, backup)
+        middle = processes.start("coordinator", "middle")
+        await until(lambda: "coordinator.started" in middle.log, "it is up")
+        # The owners change after the backup, and go on with writes that are acknowledged.
+        processes.living("s1")[0].kill()
+        await append_all(client, b"2")
+        await all_live(client)
+        middle.stop()
+        await append_all(client, b"3")
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+        again = processes.start("coordinator", "again")
+        await until(lambda: "coordinator.survey_done" in again.log, "it is up")
+        assert "coordinator.state_old" in again.log
+        # One that knows no owner yet is told of them by the coordinator alone.
+        async with connect(processes.nats.url, tenant=TENANT) as other:
+            await append_all(other, b"4")
+            await append_all(client, b"5")
+            for name in names:
+                values = [message.value async for message in other.stream(name).get_all()]
+                assert values == [b"1", b"2", b"3", b"4", b"5"], name
+
+    # What stays open stays its owner's, whatever a coordinator says.
+    run(tmp_path, body, idle_close_seconds=60)
 
 
 async def drain_for_a_moment(processes: Processes, client: Client, server: str) -> None:

@@ -50,9 +50,12 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
     with closing(sqlite3.connect(path)) as older:
         older.execute("DROP TABLE drains")
         older.execute("ALTER TABLE cluster DROP COLUMN surveying")
+        older.execute("ALTER TABLE cluster DROP COLUMN commits")
+        older.execute("ALTER TABLE cluster DROP COLUMN base")
         older.execute("ALTER TABLE stores DROP COLUMN cold")
         older.execute("PRAGMA user_version = 1")
         older.commit()
+    path.with_name("progress").unlink()
     for term in (2, 3):
         with closing(open_state_file(path, Disk())) as state:
             assert state.term == term

@@ -9,7 +9,9 @@ import pytest
 
 from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
 from holdfast.coordinator.state_file import StateFile, open_state_file
-from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
+from holdfast.coordinator.term import TermFile
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import DeposedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import create_fence, is_open
@@ -43,7 +45,9 @@ def incarnation(layout: Layout, disk: Disk) -> Path:
     return layout.fence("s1", "i1")
 
 
-def opened(layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool = False) -> StateFile:
+def opened(
+    layout: Layout, disk: Disk, *, had_past: bool, replace_damaged: bool = False
+) -> StateFile:
     return open_state(
         layout,
         disk,
@@ -138,6 +142,158 @@ def test_a_damaged_state_file_is_replaced_only_when_the_operator_says_so(
     assert not is_open(disk, incarnation)
     kept = layout.quarantine / "_coordinator" / "state.db.1000"
     assert {each.name for each in kept.iterdir()} & {"state.db", "state.db-wal"}
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the files of a folder into another, in the place of those of the same name."""
+    target.mkdir(exist_ok=True)
+    for path in target.iterdir():
+        if path.name.startswith("state.db"):
+            path.unlink()
+    for path in source.iterdir():
+        if path.name.startswith(("state.db", "term")):
+            (target / path.name).write_bytes(path.read_bytes())
+
+
+def assign(state: StateFile, epoch: int) -> None:
+    with state.transaction():
+        state.add_incarnation("s1", "i1", 1)
+        state.assign(NOTES, Owner("s1", "i1", epoch))
+
+
+@pytest.mark.parametrize("backed_up", ["between two terms", "within a term"])
+@pytest.mark.parametrize("brought_back", ["state.db alone", "the whole folder"])
+def test_an_older_state_counts_as_lost(
+    layout: Layout,
+    disk: Disk,
+    incarnation: Path,
+    tmp_path: Path,
+    backed_up: str,
+    brought_back: str,
+) -> None:
+    touch(layout, NOTES)
+    backup = tmp_path / "backup"
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    if backed_up == "between two terms":
+        state.close()
+        copy(layout.coordinator, backup)
+        state = opened(layout, disk, had_past=True)
+    else:
+        copy(layout.coordinator, backup)
+    assign(state, 2)
+    state.close()
+    assert is_open(disk, incarnation)
+    last_term = state.term
+    if brought_back == "state.db alone":
+        (backup / "term").unlink()
+    copy(backup, layout.coordinator)
+    with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
+        assert state.surveying()
+        assert state.store(NOTES) is None
+        assert state.term > last_term
+    assert not is_open(disk, incarnation)
+    assert list((layout.quarantine / "_coordinator").glob("state.db.*/state.db"))
+
+
+def test_an_older_state_is_found_old_again_after_a_start_that_was_cut_short(
+    layout: Layout, disk: Disk, incarnation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = opened(layout, disk, had_past=False)
+    copy(layout.coordinator, tmp_path / "backup")
+    assign(state, 1)
+    state.close()
+    copy(tmp_path / "backup", layout.coordinator)
+
+    def refuse(source: Path, target: Path) -> None:
+        raise StorageFailedError(reason="cut short")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", refuse)
+        with pytest.raises(StorageFailedError):
+            opened(layout, disk, had_past=True)
+    assert not is_open(disk, incarnation)
+    assert surveying(opened(layout, disk, had_past=True))
+
+
+def test_an_older_file_beside_a_newer_wal_counts_as_lost(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    path = layout.coordinator / "state.db"
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    state.close()
+    older = path.read_bytes()
+    opened(layout, disk, had_past=True).close()
+    state = opened(layout, disk, had_past=True)
+    assign(state, 2)
+    # As a kill leaves it: with a WAL that has the last changes.
+    killed = path.with_name("state.db-wal").read_bytes()
+    newer = path.read_bytes()
+    state.close()
+    for content, lost in ((newer, False), (older, True)):
+        path.write_bytes(content)
+        path.with_name("state.db-wal").write_bytes(killed)
+        layout.coordinator_progress.write_bytes(b"%020d %020d\n" % (3, 0))
+        assert surveying(opened(layout, disk, had_past=True)) is lost
+        assert is_open(disk, incarnation) is not lost
+
+
+def test_a_start_that_was_cut_short_before_its_term_was_committed_loses_nothing(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    state.close()
+    terms = TermFile(disk, layout.coordinator / "term")
+    assert terms.begin() == 2
+    with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
+        assert state.term == 3
+        assert state.store(NOTES) is not None
+    assert is_open(disk, incarnation)
+
+
+def test_without_a_record_of_its_progress_a_state_behind_the_term_file_counts_as_lost(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    state.close()
+    layout.coordinator_progress.unlink()
+    opened(layout, disk, had_past=True).close()
+    assert is_open(disk, incarnation)
+    layout.coordinator_progress.unlink()
+    TermFile(disk, layout.coordinator / "term").begin()
+    assert surveying(opened(layout, disk, had_past=True))
+    assert not is_open(disk, incarnation)
+
+
+def test_a_term_that_only_a_server_has_heard_of_makes_the_state_an_old_one(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    with pytest.raises(DeposedError):
+        state.fall_behind(9)
+    state.close()
+    with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
+        assert state.term > 9
+        assert state.store(NOTES) is None
+    assert not is_open(disk, incarnation)
+
+
+def test_a_term_that_a_successor_has_begun_here_says_nothing_of_the_state(
+    layout: Layout, disk: Disk, incarnation: Path
+) -> None:
+    state = opened(layout, disk, had_past=False)
+    assign(state, 1)
+    TermFile(disk, layout.coordinator / "term").begin()
+    with pytest.raises(DeposedError):
+        state.fall_behind(2)
+    state.close()
+    with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
+        assert state.store(NOTES) is not None
+    assert is_open(disk, incarnation)
 
 
 def test_a_survey_finds_every_store_and_passes_over_what_is_not_ours(
