@@ -65,7 +65,7 @@ lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
 		--output-file constraints.txt pyproject.toml
 
 clean: ## Remove .venv, caches and build leftovers.
-	rm -rf $(VENV) build dist holdfast.egg-info
+	rm -rf $(VENV) build dist holdfast_nats.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

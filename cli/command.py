@@ -28,6 +28,7 @@ from holdfast.cli.advice import (
     first_error,
 )
 from holdfast.cli.settings import CLIENT_OPTIONS, Settings, shared_options
+from holdfast.protocol.distribution import version
 from holdfast.protocol.errors import HoldfastError
 
 #: Each command, with the module under `holdfast.cli` and the name there.
@@ -111,6 +112,12 @@ def _discard_stdout() -> None:
     os.close(null)
 
 
+def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(f"holdfast {version()}")
+        context.exit()
+
+
 @click.group(
     cls=_RootGroup,
     context_settings={
@@ -119,7 +126,15 @@ def _discard_stdout() -> None:
         "max_content_width": 100,
     },
 )
-@click.version_option(package_name="holdfast", prog_name="holdfast", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    allow_from_autoenv=False,
+    help="Show the version and exit.",
+)
 @shared_options(*CLIENT_OPTIONS, from_environment=True)
 def holdfast() -> None:
     """Streams and key-value stores over NATS.

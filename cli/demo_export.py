@@ -29,6 +29,7 @@ from holdfast.cli.demo_plan import Plan, PlannedFile, blob_id
 from holdfast.cli.owner_jobs import Owners, connected_owners
 from holdfast.cli.settings import DEFAULT_TENANT, Settings
 from holdfast.cli.tether import tethered
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -103,7 +104,7 @@ class TableVerdict:
 def missing_for_export() -> str | None:
     """Return what has to be installed for an export, None if nothing."""
     if [name for name in _PACKAGES if find_spec(name) is None]:
-        return "pip install 'holdfast[spark]'"
+        return how_to_install("spark")
     from holdfast.spark.errors import JavaMissingError
     from holdfast.spark.java import find_java
 

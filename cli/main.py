@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from holdfast.protocol.distribution import how_to_install
+
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
@@ -12,7 +14,7 @@ def run() -> NoReturn:
         import click  # noqa: F401
         import rich  # noqa: F401
     except ModuleNotFoundError as error:
-        sys.exit(f"holdfast: the command line needs {error.name}. Try: pip install 'holdfast[cli]'")
+        sys.exit(f"holdfast: the command line needs {error.name}. Try: {how_to_install('cli')}")
     from holdfast.cli.command import holdfast
 
     holdfast(prog_name="holdfast")

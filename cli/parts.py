@@ -12,6 +12,7 @@ from typing import cast
 import click
 
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
@@ -49,7 +50,7 @@ class MissingServerPackagesError(HoldfastError):
     """The part needs packages that the base install leaves out."""
 
     code = "missing_packages"
-    template = "the servers need {package}. Try: pip install 'holdfast[server]'"
+    template = f"the servers need {{package}}. Try: {how_to_install('server')}"
 
 
 @contextmanager

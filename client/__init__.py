@@ -15,6 +15,8 @@ shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.
 What an application's values are as bytes: `values.py`, by a codec (`codec.py`) and compressed; those too
 large to travel in one piece: `large_value.py`. The same for blocking code: `sync.py`, with a `blocking_*.py`
 for each module here that waits, and the thread that serves them in `background.py`.
+
+`holdfast.client.__version__` is the version of what is installed.
 """
 
 from holdfast.client.codec import Codec
@@ -34,6 +36,7 @@ from holdfast.client.subscription import Subscription
 from holdfast.client.transaction import KVTransaction, StreamTransaction
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.distribution import version as _version
 from holdfast.protocol.errors import (
     ArchiveMissingError,
     ArchiveUnreadableError,
@@ -163,3 +166,12 @@ __all__ = [
     "quote",
     "unquote",
 ]
+
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """Look the version up when it is asked for: most applications never do."""
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -324,7 +324,7 @@ def connect(
 
     `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
     all its retries, unless the call says otherwise. With `compression` values above 1 KiB are compressed
-    with zstd where that saves an eighth, if the package is there (`pip install 'holdfast[compression]'`) and
+    with zstd where that saves an eighth, if the package is there (the extra `compression`) and
     the servers say that readers know it; without it what others have compressed is read all the same. Other
     options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on
     the background's thread. Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with

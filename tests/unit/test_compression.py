@@ -89,7 +89,7 @@ def test_a_reader_without_zstandard_is_told_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     monkeypatch.setattr(compression, "_zstd", None)
     assert not compression.is_available()
-    with pytest.raises(ValueUnreadableError, match=r"holdfast\[compression\]"):
+    with pytest.raises(ValueUnreadableError, match=r"install '\.\[compression\]'"):
         decompressed(packed, headers or {}, "it")
 
 

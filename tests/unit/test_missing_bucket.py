@@ -38,9 +38,7 @@ def everything_in(folder: Path) -> dict[Path, bytes | None]:
 
 @pytest.mark.parametrize("found", ["nothing", "an empty folder", "another's folder"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_reads_a_bucket_makes_none(
-    command: str, found: str, tmp_path: Path
-) -> None:
+def test_a_command_that_reads_a_bucket_makes_none(command: str, found: str, tmp_path: Path) -> None:
     mistyped = tmp_path / "bucket"
     if found != "nothing":
         mistyped.mkdir()

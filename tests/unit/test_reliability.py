@@ -140,6 +140,18 @@ def test_every_test_that_is_named_exists() -> None:
     assert DOCUMENT.count("::") == len(NAMED_TEST.findall(DOCUMENT)), "one is written otherwise"
 
 
+def test_every_claim_of_the_readme_names_tests_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    [section] = re.findall(r"^## What holds\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    claims = re.findall(r"^- (.*?)(?=^- |^\n)", section, re.MULTILINE | re.DOTALL)
+    assert len(claims) >= 5
+    for claim in claims:
+        assert NAMED_TEST.search(claim), claim
+    named = NAMED_TEST.findall(section)
+    assert set(named) - existing_tests() == set()
+    assert section.count("::") == len(named), "one is written otherwise"
+
+
 def test_every_scenario_of_the_power_cuts_is_listed() -> None:
     listed = [names_in(row[0]) for row in table("scenario", "the power goes while")]
     assert scenarios_of_power() == set.union(*listed)
