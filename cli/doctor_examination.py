@@ -464,7 +464,10 @@ class Examination:
 
     def _reason(self, folder: Path) -> str:
         try:
-            return str(json.loads(self._disk.read(folder / "report.json"))["reason"])
+            report = json.loads(self._disk.read(folder / "report.json"))
+            kept = report.get("last_revision", 0)
+            reason = str(report["reason"])
+            return f"{reason}; changes up to revision {kept} are kept beside it" if kept else reason
         except (FileNotFoundError, StorageFailedError, ValueError, KeyError, TypeError):
             return "there is no report"
 

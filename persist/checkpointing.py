@@ -22,7 +22,12 @@ from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
 from holdfast.persist.upkeep import Upkeep
-from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StoreDamagedError,
+)
 from holdfast.protocol.limits import (
     IDLE_CLOSE_SECONDS,
     LOG_CAP_BYTES,
@@ -131,11 +136,13 @@ class Checkpointer:
         clock_ms: Callable[[], int],
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         closed: Callable[[Store, StoreFile], None] | None = None,
+        set_aside: Callable[[], Awaitable[None]] | None = None,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
     ) -> None:
         """`confirm` tells the coordinator that these stores' files are durable at a revision each.
-        `closed` hears of each store whose file has been closed because nobody uses it."""
+        `closed` hears of each store whose file has been closed because nobody uses it. `set_aside`
+        takes the stores out of service that turned out to be damaged."""
         self._log = log
         self._gate = gate
         self._ownership = ownership
@@ -144,6 +151,7 @@ class Checkpointer:
         self._clock_ms = clock_ms
         self._confirm = confirm
         self._closed = closed
+        self._set_aside = set_aside
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
 
@@ -162,6 +170,8 @@ class Checkpointer:
             self._close_if_clean(store, used_at=at)
             # Hundreds may be closed at once; what has arrived meanwhile has its turn in between.
             await asyncio.sleep(0)
+        if self._set_aside is not None:
+            await self._set_aside()
         self.retire()
 
     async def make_room(self, count: int, now: float) -> int:
@@ -191,6 +201,8 @@ class Checkpointer:
             for store in open_stores:
                 self._close_if_clean(store, used_at=None)
                 await asyncio.sleep(0)
+            if self._set_aside is not None:
+                await self._set_aside()
         self.retire()
         return [store.id for store in self._ownership.stores()]
 
@@ -322,8 +334,10 @@ class Checkpointer:
         except FencedError:
             raise
         except StorageError as error:
-            # The log still has it all; the next pass tries again.
+            # The log still has it all; the next pass tries again, unless it is set aside.
             logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
+            if isinstance(error, StoreDamagedError):
+                store.note_damage(error)
             return False
         if store.confirmed:
             # What is pending now, also what came meanwhile, is not in the file.

@@ -307,7 +307,7 @@ class StoreOpener:
     def _doubt(self, store: StoreId, file: FoundFile | None, grant: Grant) -> str:
         # Of the first epoch nobody else was the owner.
         had_owner = grant.epoch > 1 and grant.state_before != StoreState.UNKNOWN
-        logs = self._dead_logs.logs()
+        logs = [*self._dead_logs.logs(), *self._dead_logs.kept(store)]
         grave = self._grave(store) if file is None else None
         if grave is not None:
             logs = [log.after(store, grave.epoch) for log in logs]

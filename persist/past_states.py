@@ -31,6 +31,7 @@ from holdfast.shared_fs.manifest import (
     StoreEntry,
 )
 from holdfast.shared_fs.pins import pinned
+from holdfast.shared_fs.quarantine import quarantined
 from holdfast.shared_fs.record_spool import RecordSpool
 from holdfast.shared_fs.snapshot import compress, fetch, take_image
 from holdfast.shared_fs.store_file import StoreFile
@@ -97,14 +98,18 @@ class PastStates:
             ):
                 if _place(record) not in unique:
                     unique[_place(record)] = spool.keep(record)
-        for server in self._disk.names(self._layout.servers):
-            for incarnation in self._disk.names(self._layout.server(server)):
-                folder = self._layout.log(server, incarnation)
-                if not self._disk.exists(folder):
-                    continue
+        for folder in self._log_folders(store):
+            if self._disk.exists(folder):
                 for record in read_log(self._disk, folder, take).records:
                     unique[_place(record)] = record
         return sorted(unique.values(), key=lambda each: (each.epoch, each.previous_revision))
+
+    def _log_folders(self, store: StoreId) -> Iterator[Path]:
+        for server in self._disk.names(self._layout.servers):
+            for incarnation in self._disk.names(self._layout.server(server)):
+                yield self._layout.log(server, incarnation)
+        # What was acknowledged before the store turned out to be damaged.
+        yield from quarantined(self._disk, self._layout, store)
 
     def draft(self, source: StoreId, found: Course, target: StoreId, path: Path) -> StoreFile:
         """Make the state that `found` leads to a file of `target` at `path`, and return it, open.

@@ -40,6 +40,7 @@ from holdfast.persist.ownership import Ownership
 from holdfast.persist.past_states import PastStates
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.restoring import StoreRestorer
+from holdfast.persist.setting_aside import SettingAside
 from holdfast.persist.signs_of_life import SignsOfLife
 from holdfast.persist.store import Store
 from holdfast.persist.stored_writer import StoredWriter
@@ -268,6 +269,18 @@ class PersistServer:
                 published=self._on_published,
             )
         self._opener = self._make_opener()
+        set_aside = SettingAside(
+            server=self.server,
+            incarnation=self.incarnation,
+            disk=self._disk,
+            layout=self._layout,
+            gate=self._gate,
+            ownership=self._ownership,
+            pipeline=lambda: self._pipeline,
+            run_in_thread=self._run_in_thread,
+            clock_ms=self._clock_ms,
+            settle_bucket_log=ground.log.settle if ground is not None else None,
+        )
         self._checkpointer = Checkpointer(
             log=self._log,
             gate=self._gate,
@@ -277,6 +290,7 @@ class PersistServer:
             clock_ms=self._clock_ms,
             confirm=self._confirm_files,
             closed=self._tier.closed if self._tier is not None else None,
+            set_aside=set_aside.run_pass,
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,
         )

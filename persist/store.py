@@ -16,6 +16,7 @@ Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -27,11 +28,14 @@ from holdfast.persist.overlay import Overlay, Upload
 from holdfast.persist.retention import NEVER, Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
+from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.limits import KIB, MAX_PENDING_CHUNK_BYTES, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
 
 #: Writers whose outcomes an open store holds in memory.
 _MAX_WRITERS = 1024
@@ -74,6 +78,7 @@ class Watcher(Protocol):
     def needs_segment(self, store: Store, before: int | None, after: int | None) -> None: ...
     def wrote_file(self, store: Store) -> None: ...
     def may_expire(self, store: Store) -> None: ...
+    def is_damaged(self, store: Store, error: StoreDamagedError) -> None: ...
 
 
 class Store:
@@ -562,8 +567,8 @@ class Store:
         self._consumers = None
 
     def materialise(self, synced_tick: int) -> None:
-        """Apply every pending change of a synced tick to the file. Raises StorageFailedError, and
-        then nothing was applied and all of it is still pending."""
+        """Apply every pending change of a synced tick to the file. Raises StorageFailedError or
+        StoreDamagedError, and then nothing was applied and all of it is still pending."""
         ready = self.ready(synced_tick)
         if ready:
             self.apply(ready)
@@ -592,14 +597,30 @@ class Store:
             or self.pending_bytes > _SMALL_FILE_BYTES
         ):
             return None
-        return self._prepare_file(*_contents(ready))
+        try:
+            return self._prepare_file(*_contents(ready))
+        except HoldfastError:
+            raise
+        except Exception as error:  # noqa: BLE001 (applying it says the same)
+            # Whatever it is, it is of this store alone: applied one by one, it says what is wrong.
+            logger.error("store.not_whole store=%s reason=%r", self.id, error)
+            return None
 
     def apply(self, ready: list[PendingTick]) -> None:
-        """Apply what is `ready` to the file. May run in another thread while nothing else uses the
-        file; `applied` comes after it. Raises StorageFailedError: nothing was applied."""
-        if self.file is None:
-            self.file = self._create_file()
-        self.file.apply(*_contents(ready))
+        """Apply what is `ready` to the file; `applied` comes after it. Raises StorageFailedError,
+        or StoreDamagedError, which `note_damage` has heard of: nothing was applied."""
+        try:
+            if self.file is None:
+                self.file = self._create_file()
+            self.file.apply(*_contents(ready))
+        except StoreDamagedError as error:
+            self.note_damage(error)
+            raise
+
+    def note_damage(self, error: StoreDamagedError) -> None:
+        """The file cannot be brought up to date, or made durable, now or later."""
+        if self.watcher is not None:
+            self.watcher.is_damaged(self, error)
 
     def applied(self, ready: list[PendingTick]) -> None:
         """The file holds what was `ready`."""

@@ -2,7 +2,8 @@
 
 `plan` is pure. The rules, which together keep one order through any number of owners:
 
-- Records are taken epoch by epoch, oldest first, and within an epoch in the order of the log.
+- Records are taken epoch by epoch, oldest first, and within an epoch in the order of their revisions,
+  which is that of the log.
 - Records of epochs before the file's own are void: who took the store over had applied what counted.
 - An epoch ends where the next one begins: a record of a higher epoch that starts at revision r makes
   everything of lower epochs beyond r void. So what a zombie appended to its log after it was fenced
@@ -30,11 +31,14 @@ from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogContents, LogRecord, read_log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.quarantine import kept_records
 from holdfast.shared_fs.remains import is_let_go, log_is_missing, loss_is_accepted
 
 logger = logging.getLogger("holdfast.persist")
 
 _MISSING: Final = "is missing"
+#: Stands for a server in what was kept with files in quarantine.
+_QUARANTINE: Final = "quarantine"
 
 
 class Plan(NamedTuple):
@@ -76,7 +80,8 @@ def following(
     revision = file_revision
     for index, epoch in enumerate(epochs):
         end = min(starts[index + 1 :], default=None)
-        for record in by_epoch[epoch]:
+        # Of one owner. Some may be in its log and in quarantine too, each of which may lack others.
+        for record in sorted(by_epoch[epoch], key=_order):
             if record.revision < revision or (end is not None and record.revision > end):
                 continue
             if record.revision == revision and record.previous_revision < revision:
@@ -89,6 +94,10 @@ def following(
                 )
             yield record
             revision = record.revision
+
+
+def _order(record: LogRecord) -> tuple[int, int]:
+    return record.previous_revision, record.revision
 
 
 def batches_of(record: LogRecord) -> list[AppliedBatch]:
@@ -117,6 +126,8 @@ class DeadLog:
         return bool(self.problem) and not self.accepted
 
     def __str__(self) -> str:
+        if self.server == _QUARANTINE:
+            return f"what {_QUARANTINE}/{self.incarnation} keeps {self.problem}"
         return f"the log of incarnation {self.incarnation} of server {self.server} {self.problem}"
 
     def after(self, store: StoreId, epoch: int) -> Self:
@@ -221,6 +232,8 @@ class DeadLogs:
         self._layout = layout
         self._own = incarnation
         self._loaded: dict[tuple[str, str], DeadLog] = {}
+        #: What was kept with files that are in quarantine, by tenant and folder.
+        self._kept: dict[tuple[str, str], DeadLog] = {}
 
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
@@ -236,6 +249,11 @@ class DeadLogs:
                 log = self._find(server, incarnation, self._loaded.get((server, incarnation)))
                 if log is not None:
                     loaded[server, incarnation] = log
+        # After the logs, and set before them: what a log lets go is kept elsewhere before.
+        kept = {}
+        for place in kept_records(self._disk, self._layout):
+            kept[place] = self._kept.get(place) or self._read_kept(*place)
+        self._kept = kept
         self._loaded = loaded
 
     def logs(self) -> list[DeadLog]:
@@ -243,11 +261,16 @@ class DeadLogs:
         return list(self._loaded.values())
 
     def records(self, store: StoreId) -> list[LogRecord]:
-        """Return every record of `store` in the logs read so far, log by log."""
+        """Return every record of `store` in the logs read so far, log by log, and what was kept with
+        its files in quarantine."""
         found: list[LogRecord] = []
-        for log in self._loaded.values():
+        for log in (*self._loaded.values(), *self._kept.values()):
             found.extend(log.records.get(store, ()))
         return found
+
+    def kept(self, store: StoreId) -> list[DeadLog]:
+        """Return what was kept with files of `store` in quarantine, each as a log."""
+        return [log for log in self._kept.values() if store in log.records]
 
     def incarnations(self) -> list[tuple[str, str]]:
         """Return the `(server, incarnation)` of every log read so far."""
@@ -298,6 +321,13 @@ class DeadLogs:
             len(contents.records),
             contents.size_bytes,
         )
+        return log
+
+    def _read_kept(self, tenant: str, folder: str) -> DeadLog:
+        contents = read_log(self._disk, self._layout.quarantine / tenant / folder)
+        log = DeadLog.of(_QUARANTINE, f"{tenant}/{folder}", contents)
+        if log.problem:
+            logger.error("log.damage place=%s/%s/%s", _QUARANTINE, log.incarnation, log.problem)
         return log
 
     def _missing(self, server: str, incarnation: str) -> DeadLog:

@@ -8,6 +8,7 @@ several questions four times a second. Each has an index of its own, kept as the
     use        a heap of when each store was last seen to be used. A use costs nothing: it only makes
                the entry too early, and such an entry is put back with the time that is true now when
                it comes to the top, so what stays at the top is the store unused for longest.
+    damaged    the stores that turned out to be damaged, each with what was found
     expiring   the stores of which something may expire; they are looked at by turns
 
 Pure. A store has part in all of this from `opened` to `closed`; its `used_at` never goes back.
@@ -21,6 +22,7 @@ from itertools import count, islice
 from math import inf, sqrt
 
 from holdfast.persist.store import Store
+from holdfast.protocol.errors import StoreDamagedError
 
 #: Entries of closed stores that the heap may hold besides as many as stores are open.
 _SPARE_ENTRIES = 1024
@@ -43,6 +45,7 @@ class Upkeep:
         self._by_segment: dict[int, dict[Store, None]] = {}
         self._written: dict[Store, None] = {}
         self._expiring: dict[Store, None] = {}
+        self._damaged: dict[Store, StoreDamagedError] = {}
         #: Those of them that had no turn yet in this round.
         self._round: list[Store] = []
         #: Where `spread_unused` was last, as a share of all stores.
@@ -71,6 +74,7 @@ class Upkeep:
             self.needs_segment(store, store.oldest_segment, None)
             self._written.pop(store, None)
             self._expiring.pop(store, None)
+            self._damaged.pop(store, None)
 
     def needs_segment(self, store: Store, before: int | None, after: int | None) -> None:
         """The oldest change of a store that is in no durable file is in segment `after`, not
@@ -91,7 +95,15 @@ class Upkeep:
         """Something of the store may expire from now on."""
         self._expiring[store] = None
 
+    def is_damaged(self, store: Store, error: StoreDamagedError) -> None:
+        """The store's file cannot hold its changes."""
+        self._damaged.setdefault(store, error)
+
     # What is asked
+    def damaged(self) -> list[tuple[Store, StoreDamagedError]]:
+        """Return the open stores that are damaged."""
+        return list(self._damaged.items())
+
     def oldest_segment(self) -> int | None:
         """Return the oldest segment that an open store needs, None if none needs any."""
         return min(self._by_segment, default=None)

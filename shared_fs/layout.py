@@ -9,7 +9,8 @@
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
-    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report
+    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with changes that
+                                               may be in no file: see `quarantine.py`
 
 A store's highest generation is the one that counts, unless the store was deleted since. A generation ends when its file is still locked
 by an owner that is fenced but not gone: the next owner goes on with a copy (`persist/opening.py`).

@@ -34,6 +34,7 @@ import apsw
 
 from holdfast.protocol.errors import (
     BusyError,
+    HoldfastError,
     NewerFormatError,
     StorageFailedError,
     StoreDamagedError,
@@ -318,7 +319,8 @@ class StoreFile(StoreRows):
     ) -> None:
         """Apply the batches, which follow the file's revision without a gap, in one transaction.
 
-        Raises StorageFailedError, after which the file is as before.
+        Raises StorageFailedError, or StoreDamagedError if it can never be done; the file is as
+        before.
         """
         spreads = self.store.kind == StoreKind.KV and (
             sum(len(batch.changes) for batch in batches) >= _LARGE_BATCH_CHANGES
@@ -328,6 +330,12 @@ class StoreFile(StoreRows):
         try:
             with self._transaction():
                 meta = self._apply(batches, outcomes)
+        except (HoldfastError, apsw.Error, AssertionError, MemoryError):
+            raise
+        except Exception as error:
+            # No disk has a part in it, so it would be the same every time, also for the next owner.
+            reason = f"its changes cannot be applied: {type(error).__name__}: {error}"
+            raise StoreDamagedError(store=str(self.store), reason=reason) from error
         finally:
             if spreads:
                 set_cache(self._connection)
