@@ -30,6 +30,13 @@ _LOG_LEVEL = click.option(
     show_default=True,
     help="What goes to stderr.",
 )
+_FENCE_READ = click.option(
+    "--fence-read",
+    type=click.Choice(["auto", "direct", "plain"]),
+    default="auto",
+    show_default=True,
+    help="Past this host's cache, through it, or past it unless the file system is local.",
+)
 
 
 _BUCKET = click.option(
@@ -76,6 +83,7 @@ def needed_server_packages() -> Iterator[None]:
 )
 @_BUCKET
 @_DISK
+@_FENCE_READ
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
@@ -86,6 +94,7 @@ def coordinator(
     replace_damaged_state: bool,
     bucket: str | None,
     disk: str,
+    fence_read: str,
     log_level: str,
 ) -> None:
     """Run the coordinator: says which server owns which store."""
@@ -96,7 +105,7 @@ def coordinator(
         arguments.append("--replace-damaged-state")
     if bucket is not None:
         arguments += ["--bucket", bucket]
-    arguments += ["--disk", disk]
+    arguments += ["--disk", disk, "--fence-read", fence_read]
     _become("holdfast.coordinator.__main__", arguments)
 
 
@@ -156,6 +165,7 @@ def coordinator(
     show_default=True,
     help="How far back a store can be restored.",
 )
+@_FENCE_READ
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
@@ -172,6 +182,7 @@ def persist(
     snapshot_seconds: float,
     keep_snapshots: int,
     keep_snapshot_days: float,
+    fence_read: str,
     log_level: str,
 ) -> None:
     """Run a persist server: owns stores, makes writes durable, answers reads."""
@@ -184,7 +195,7 @@ def persist(
         arguments += ["--snapshot-seconds", str(snapshot_seconds)]
         arguments += ["--keep-snapshots", str(keep_snapshots)]
         arguments += ["--keep-snapshot-days", str(keep_snapshot_days)]
-    arguments += ["--disk", disk]
+    arguments += ["--disk", disk, "--fence-read", fence_read]
     _become("holdfast.persist.__main__", arguments)
 
 

@@ -18,6 +18,7 @@ from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fences import BucketFences
 from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.reading import FenceRead, choose_disk
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,9 @@ async def _serve(
     bucket = open_bucket(options.bucket) if options.bucket else None
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
+    if options.disk == "shared":
+        wanted = FenceRead(options.fence_read)
+        disk = await asyncio.to_thread(choose_disk, layout.root, wanted)
     coordinator = Coordinator(
         bus,
         layout,

@@ -560,6 +560,12 @@ def open_state_file(
         _create(path, disk, surveying)
     elif disk.size_bytes(path) == 0:
         raise StoreDamagedError(store=str(path), reason="it is empty")
+    else:
+        # The coordinator before may have written it on another host.
+        disk.refresh(path)
+        write_ahead_log = path.with_name(path.name + "-wal")
+        if disk.exists(write_ahead_log):
+            disk.refresh(write_ahead_log)
     state_file = StateFile(path, disk, progress or path.with_name("progress"))
     state_file.start_term()
     return state_file

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from holdfast.protocol.errors import DeposedError
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.fence import PADDED_BYTES
 
 
 class TermFile:
@@ -60,14 +61,17 @@ class TermFile:
     def found(self) -> int:
         """Return the term in the file; 0 if there is none, or a torn one. Then `state.db` knows."""
         try:
-            text = self._disk.read(self._path).strip()
+            text = self._disk.read_start(self._path).strip(b"\0\n ")
         except FileNotFoundError:
             return 0
         return int(text) if text.isdigit() else 0
 
     def _write(self, term: int) -> None:
-        # Always of one length, so that it can be overwritten in place: see Disk.overwrite_durably.
+        # Always of one length, so that it can be overwritten in place: see Disk.overwrite_durably. Padded
+        # as a fence is, where it is read past a cache.
         content = b"%020d\n" % term
+        if self._disk.direct:
+            content = content.ljust(PADDED_BYTES, b"\0")
         try:
             self._disk.overwrite_durably(self._path, content)
         except FileNotFoundError:

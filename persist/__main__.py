@@ -29,6 +29,7 @@ from holdfast.shared_fs.bucket_tries import Retry
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
 from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.reading import FenceRead, choose_disk
 from holdfast.shared_fs.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
@@ -114,6 +115,9 @@ async def _serve(
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
+    if options.disk == "shared":
+        wanted = FenceRead(options.fence_read)
+        disk = await asyncio.to_thread(choose_disk, layout.root, wanted)
     bucket = await asyncio.to_thread(_open_bucket, options.bucket) if options.bucket else None
     tier_policy = TierPolicy(
         snapshot_seconds=options.snapshot_seconds,

@@ -19,12 +19,14 @@ which no gap would show. That can be only its owner's log: a later owner started
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
+from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs import fence
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
@@ -226,8 +228,16 @@ def _may_lack(
 class DeadLogs:
     """The logs of fenced incarnations on the shared file system, by store."""
 
-    def __init__(self, disk: Disk, layout: Layout, incarnation: str) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        incarnation: str,
+        *,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
         """`incarnation` is the caller's own, which is never read."""
+        self._wait = wait
         self._disk = disk
         self._layout = layout
         self._own = incarnation
@@ -241,14 +251,22 @@ class DeadLogs:
         May run in a thread: readers see the old collection or the new one. Raises
         StorageFailedError.
         """
+        lives = [
+            (server, incarnation)
+            for server in self._disk.names(self._layout.servers)
+            for incarnation in self._disk.names(self._layout.server(server))
+            if incarnation != self._own
+        ]
+        ended = {life for life in lives if self._has_ended(*life)}
+        if ended and self._disk.direct:
+            # What this host remembered from before the fences, sizes and small files, is forgotten
+            # then, and direct reads alone do not get past all of it.
+            self._wait(NETWORK_CACHE_SECONDS)
         loaded = {}
-        for server in self._disk.names(self._layout.servers):
-            for incarnation in self._disk.names(self._layout.server(server)):
-                if incarnation == self._own:
-                    continue
-                log = self._find(server, incarnation, self._loaded.get((server, incarnation)))
-                if log is not None:
-                    loaded[server, incarnation] = log
+        for life in lives:
+            log = self._find(*life, self._loaded.get(life), has_ended=life in ended)
+            if log is not None:
+                loaded[life] = log
         # After the logs, and set before them: what a log lets go is kept elsewhere before.
         kept = {}
         for place in kept_records(self._disk, self._layout):
@@ -281,12 +299,26 @@ class DeadLogs:
         log = self._loaded.get((server, incarnation))
         return list(log.records) if log is not None else []
 
-    def _find(self, server: str, incarnation: str, known: DeadLog | None) -> DeadLog | None:
-        """Return the log of an incarnation; None if it lives, or there is nothing left of it."""
+    def _has_log(self, server: str, incarnation: str) -> bool:
         folder = self._layout.log(server, incarnation)
-        if self._disk.exists(folder) and self._disk.names(folder):
+        return self._disk.exists(folder) and bool(self._disk.names(folder))
+
+    def _has_ended(self, server: str, incarnation: str) -> bool:
+        """Tell if an incarnation has left a log that was not read yet, and is fenced."""
+        known = self._loaded.get((server, incarnation))
+        if known is not None and known.problem != _MISSING:
+            return False
+        return self._has_log(server, incarnation) and not fence.is_open(
+            self._disk, self._layout.fence(server, incarnation)
+        )
+
+    def _find(
+        self, server: str, incarnation: str, known: DeadLog | None, *, has_ended: bool
+    ) -> DeadLog | None:
+        """Return the log of an incarnation; None if it lives, or there is nothing left of it."""
+        if self._has_log(server, incarnation):
             if known is None or known.problem == _MISSING:
-                if fence.is_open(self._disk, self._layout.fence(server, incarnation)):
+                if not has_ended:
                     return None
                 known = self._read(server, incarnation)
         elif not log_is_missing(self._disk, self._layout, server, incarnation):

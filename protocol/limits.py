@@ -120,6 +120,9 @@ SILENCE_SECONDS: Final = 2.5
 #: How long a suspected server has to answer a probe.
 PROBE_TIMEOUT_SECONDS: Final = 0.5
 CONTROL_TIMEOUT_SECONDS: Final = 2.0
+#: How long the client of a network file system may answer from what it remembers: 1 s of GlusterFS was
+#: the longest that was measured.
+NETWORK_CACHE_SECONDS: Final = 1.2
 
 # Persist server
 #: Bytes of frames that wait for a tick; beyond it the answer is `busy`.

@@ -44,6 +44,13 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
         "--prefix", type=_prefix, default=DEFAULT_PREFIX, help="of all subjects; default: hf"
     )
     parser.add_argument(
+        "--fence-read",
+        choices=("auto", "direct", "plain"),
+        default="auto",
+        help="how fences, terms and the logs of the dead are read: past this host's cache (direct), "
+        "through it (plain), or past it unless the file system is local; default: %(default)s",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",

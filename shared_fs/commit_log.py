@@ -229,7 +229,7 @@ def read_log(
         if not name.endswith(_SUFFIX):
             continue
         try:
-            data = disk.read(directory / name)
+            data = disk.read_patiently(directory / name)
         except FileNotFoundError:
             # Retired between the listing and now: its stores are durable elsewhere.
             continue

@@ -2,19 +2,37 @@
 
 Everything that is not inside SQLite goes through a `Disk`, so that a simulated one can forget what
 was never synced. Errors of the operating system become StorageFailedError, with the cause kept.
+
+A network file system may answer a read from this host's cache, and show what another host has
+overwritten a second ago, or for ever. A `Disk(direct=True)` reads past the cache with O_DIRECT;
+`reading.py` says where that is wanted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import mmap
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
+
+#: Linux has it; 0 elsewhere, where there are no direct reads.
+O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+#: Buffers, offsets and lengths of direct reads are multiples of this: no disk has larger sectors.
+BLOCK_BYTES: Final = 4096
+_READ_BYTES: Final = 1 << 20
+#: A name that leads to a file which another host has replaced (ESTALE) is looked up again so often at
+#: once, and by threads, which may wait, so often and for so long: caches were seen to keep it for 1 s.
+_STALE_TRIES: Final = 4
+_STALE_WAITS: Final = 60
+_STALE_WAIT_SECONDS: Final = 0.05
 
 
 class AppendFile(Protocol):
@@ -45,6 +63,12 @@ class Disk:
 
     #: The SQLite VFS that sees the same files; None is SQLite's own choice.
     vfs: str | None = None
+    #: Reads go past this host's cache.
+    direct: bool = False
+
+    def __init__(self, *, direct: bool = False) -> None:
+        assert O_DIRECT or not direct
+        self.direct = direct
 
     def read(self, path: Path) -> bytes:
         """Return the content, freshly opened: on NFS, close-to-open consistency makes that current.
@@ -52,14 +76,60 @@ class Disk:
         Raises FileNotFoundError, StorageFailedError.
         """
         with _storage_errors(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open_to_read(path, direct=self.direct)
             try:
-                chunks = []
-                while chunk := os.read(descriptor, 1 << 20):
-                    chunks.append(chunk)
+                if self.direct:
+                    return b"".join(_direct_chunks(descriptor))
+                # A fence is read after each sync, and fits.
+                chunks = [os.read(descriptor, BLOCK_BYTES)]
+                while chunks[-1]:
+                    chunks.append(os.read(descriptor, _READ_BYTES if len(chunks) > 1 else BLOCK_BYTES))
                 return b"".join(chunks)
             finally:
                 os.close(descriptor)
+
+    def read_start(self, path: Path) -> bytes:
+        """Return the content as `read` does, of a direct Disk the first BLOCK_BYTES of it at the most.
+
+        Raises FileNotFoundError, StorageFailedError.
+        """
+        if not self.direct:
+            return self.read(path)
+        with _storage_errors(path), _opened(path, direct=True) as descriptor:
+            return _read_direct(descriptor, 0, BLOCK_BYTES)
+
+    def read_patiently(self, path: Path) -> bytes:
+        """Return the content as `read` does, and wait for a cache that knows the file by the name of
+        another, for seconds. For threads. Raises FileNotFoundError, StorageFailedError."""
+        for _ in range(_STALE_WAITS):
+            try:
+                return self.read(path)
+            except StorageFailedError as error:
+                if not _is_stale(error.__cause__):
+                    raise
+                time.sleep(_STALE_WAIT_SECONDS)
+        return self.read(path)
+
+    def refresh(self, path: Path) -> None:
+        """Let SQLite, which reads through the cache, see what other hosts wrote to `path`.
+
+        Does nothing where reads are plain. Else this host's cache of the file is dropped, and its
+        head, tail and size are compared with a direct read until they agree. For threads; nobody in
+        this process may have a lock on the file, which closing would drop. Raises FileNotFoundError,
+        StorageFailedError, also if they never agree.
+        """
+        if not self.direct:
+            return
+        with _storage_errors(path):
+            for _ in range(_STALE_WAITS):
+                try:
+                    if _shows_what_is_there(path):
+                        return
+                except OSError as error:
+                    if not _is_stale(error):
+                        raise
+                time.sleep(_STALE_WAIT_SECONDS)
+            raise OSError(errno.ESTALE, "this host's cache goes on showing something older")
 
     def write_durably(self, path: Path, content: bytes) -> None:
         """Replace `path` by `content`, atomically and synced. Raises StorageFailedError."""
@@ -101,20 +171,14 @@ class Disk:
 
         Raises FileNotFoundError, StorageFailedError.
         """
-        with _storage_errors(source):
-            reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        with _storage_errors(source), _opened(source, direct=self.direct) as reader:
+            writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                writer = os.open(
-                    target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-                )
-                try:
-                    while chunk := os.read(reader, 1 << 20):
-                        _write_all(writer, chunk)
-                    os.fsync(writer)
-                finally:
-                    os.close(writer)
+                for chunk in _direct_chunks(reader) if self.direct else _chunks(reader):
+                    _write_all(writer, chunk)
+                os.fsync(writer)
             finally:
-                os.close(reader)
+                os.close(writer)
 
     def open_append(self, path: Path) -> AppendFile:
         """Create `path`, which must not exist, for appending. Raises StorageFailedError."""
@@ -229,6 +293,72 @@ class _LockFile:
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+def _open_to_read(path: Path, *, direct: bool) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if direct else 0)
+    for _ in range(_STALE_TRIES - 1):
+        try:
+            return os.open(path, flags)
+        except OSError as error:
+            if not _is_stale(error):
+                raise
+    return os.open(path, flags)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, direct: bool) -> Iterator[int]:
+    descriptor = _open_to_read(path, direct=direct)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    while chunk := os.read(descriptor, _READ_BYTES):
+        yield chunk
+
+
+def _direct_chunks(descriptor: int) -> Iterator[bytes]:
+    """Yield the bytes of a file in order, read past the cache."""
+    at = 0
+    ended_at = -1
+    while True:
+        chunk = _read_direct(descriptor, at, _READ_BYTES)
+        end = at + len(chunk)
+        if len(chunk) < _READ_BYTES:
+            # The end, if the next read from the last whole block on ends there too; what the cache
+            # knows of the size is no proof.
+            if end == ended_at:
+                yield chunk
+                return
+            ended_at = end
+            chunk = chunk[: len(chunk) // BLOCK_BYTES * BLOCK_BYTES]
+        yield chunk
+        at += len(chunk)
+
+
+def _read_direct(descriptor: int, at: int, size_bytes: int) -> bytes:
+    # Of pages, as O_DIRECT wants its buffer.
+    with mmap.mmap(-1, size_bytes) as buffer:
+        return buffer[: os.preadv(descriptor, [buffer], at)]
+
+
+def _shows_what_is_there(path: Path) -> bool:
+    """Drop what the cache has of a file, and tell if a plain read then shows what a direct one does."""
+    with _opened(path, direct=False) as plain, _opened(path, direct=True) as direct:
+        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+        size_bytes = os.fstat(plain).st_size
+        tail_at = max(0, size_bytes - 1) // _READ_BYTES * _READ_BYTES
+        if tail_at and _read_direct(direct, 0, _READ_BYTES) != os.pread(plain, _READ_BYTES, 0):
+            return False
+        tail = _read_direct(direct, tail_at, _READ_BYTES)
+        return tail == os.pread(plain, _READ_BYTES, tail_at) and tail_at + len(tail) == size_bytes
+
+
+def _is_stale(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ESTALE
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -11,7 +11,9 @@ by every later read (close-to-open consistency on NFS; the page cache on one hos
 involved. Anything but the exact text, also a missing file, counts as fenced.
 
 The file exists with its full size from the start and is overwritten in place: see
-`Disk.overwrite_durably`.
+`Disk.overwrite_durably`. On a file system that is read past its cache (`reading.py`) it is a fence of
+PADDED_BYTES, of which the first bytes count: GlusterFS keeps the content of files up to 64 KiB for a
+second where not even O_DIRECT gets past it.
 """
 
 from __future__ import annotations
@@ -20,16 +22,20 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.errors import FencedError
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk import BLOCK_BYTES, Disk
 
 _OPEN: Final = b"open  \n"
 _FENCED: Final = b"fenced\n"
 assert len(_OPEN) == len(_FENCED)
+#: Above what the client of a network file system is known to keep beside the cache of the kernel.
+PADDED_BYTES: Final = 128 * 1024
+#: What is read of a padded fence.
+_PADDED_OPEN: Final = _OPEN.ljust(BLOCK_BYTES, b"\0")
 
 
 def create_fence(disk: Disk, path: Path) -> None:
     """Write the fence file of a new incarnation, open. Its folder must exist."""
-    disk.write_durably(path, _OPEN)
+    disk.write_durably(path, _OPEN.ljust(PADDED_BYTES, b"\0") if disk.direct else _OPEN)
 
 
 def fence(disk: Disk, path: Path) -> None:
@@ -50,9 +56,11 @@ def is_open(disk: Disk, path: Path) -> bool:
     Raises StorageFailedError when the file cannot be read now: then nobody may conclude anything.
     """
     try:
-        return disk.read(path) == _OPEN
+        found = disk.read_start(path)
     except FileNotFoundError:
         return False
+    # A server that reads otherwise than this process may have written it, and not padded it.
+    return found == _OPEN or found[:BLOCK_BYTES] == _PADDED_OPEN
 
 
 class FenceGate:
