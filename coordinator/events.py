@@ -85,7 +85,18 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The bus was connected again."""
+    """The bus was connected again; `last_number` is that of the last own message before."""
+
+    last_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMessageArrived:
+    """A message of this coordinator itself came back: it heard all that arrived before `sent_at`, if
+    none is missing between it and the last."""
+
+    number: int
+    sent_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,7 @@ Event = (
     | DrainChanged
     | Started
     | Connected
+    | OwnMessageArrived
     | TimePassed
 )
 

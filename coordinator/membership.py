@@ -10,6 +10,7 @@ Pure: events and `now` (seconds, monotonic) in, effects out. Kept at every step:
   ended by itself; it is told again as long as it says otherwise.
 - Nobody is judged by what could not be heard: ages count from the last (re)connection, and a
   `no responders` is definite only of a server that has been heard on this connection.
+- Silence counts only as far as this coordinator has proof that it hears: see `hearing.Proof`.
 - Nobody is dead for silence alone: a probe that is sent late in it must have failed as well.
 
 What it does not do: assign stores (`assignment.py`), remember (`state_file.py`), speak
@@ -32,6 +33,7 @@ from holdfast.coordinator.events import (
     FenceFailed,
     FenceWritten,
     HeartbeatArrived,
+    OwnMessageArrived,
     Probe,
     ProbeAnswered,
     ProbeFailed,
@@ -45,7 +47,7 @@ from holdfast.coordinator.events import (
     TimePassed,
     WriteFence,
 )
-from holdfast.coordinator.hearing import Hearing
+from holdfast.coordinator.hearing import Hearing, Proof
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
@@ -157,6 +159,7 @@ class Membership:
         #: The servers that an operator has drained.
         self._drains: set[str] = set()
         self._hearing = True
+        self._proof = Proof(0.0)
 
     def restore(
         self,
@@ -172,6 +175,7 @@ class Membership:
         heard meanwhile get new work, and are as silent as they have been; one that was not heard
         has been silent since this coordinator began to listen.
         """
+        self._proof = hearing.proof
         self._drains.update(drains)
         for server, incarnation in ended:
             member = _new_member(server, incarnation, now, heard=False)
@@ -216,8 +220,15 @@ class Membership:
                 return self._drain_changed(server, draining)
             case Started():
                 return self._doubt_all()
-            case Connected():
+            case Connected(last_number):
+                self._proof.restart(now, last_number)
                 return self._connected(now)
+            case OwnMessageArrived(number, sent_at):
+                return self._own_message_arrived(number, sent_at, now)
+
+    def missing_own_messages(self, number: int) -> int:
+        """Return how many messages of this coordinator have not come back, of `number` sent."""
+        return self._proof.missing(number)
 
     def standing(self, server: str, incarnation: str) -> Standing:
         """Tell how an incarnation stands."""
@@ -355,7 +366,7 @@ class Membership:
             return []
         if no_responders and member.heard:
             return [self._begin_fence(member, "nobody listens on its subject")]
-        if self._hearing and self._silent(member, now):
+        if self._hearing and self._silent(member):
             age_seconds = now - member.heartbeat_at
             return [self._begin_fence(member, f"silent for {age_seconds:.1f} s")]
         member.doubt = _Doubt.NONE
@@ -417,7 +428,7 @@ class Membership:
             elif (
                 hearing
                 and member.state is not ServerState.SUSPECT
-                and now - member.heartbeat_at > DOUBT_SECONDS
+                and self._proof.until - member.heartbeat_at > DOUBT_SECONDS
             ):
                 member.move(_Cause.DOUBTED)
                 effects.extend(self._suspected(member.server, member.incarnation))
@@ -429,8 +440,15 @@ class Membership:
         if member.doubt is not _Doubt.FENCING:
             member.move(self._cause_of(member))
 
-    def _silent(self, member: _Member, now: float) -> bool:
-        return now - member.heartbeat_at > SILENCE_SECONDS
+    def _own_message_arrived(self, number: int, sent_at: float, now: float) -> list[Effect]:
+        deaf_seconds = self._proof.arrived(number, sent_at)
+        for member in self._members.values():
+            if deaf_seconds and not member.dead:
+                member.heartbeat_at = min(now, member.heartbeat_at + deaf_seconds)
+        return []
+
+    def _silent(self, member: _Member) -> bool:
+        return self._proof.until - member.heartbeat_at > SILENCE_SECONDS
 
     def _begin_fence(self, member: _Member, reason: str) -> WriteFence:
         member.move(_Cause.DOUBTED)

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
 from holdfast.coordinator.errands import Errands, RunBlocking
@@ -29,6 +30,7 @@ from holdfast.coordinator.events import (
     DrainChanged,
     Event,
     HeartbeatArrived,
+    OwnMessageArrived,
     Probe,
     RecordDead,
     RecordLive,
@@ -64,6 +66,7 @@ from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     AlreadyRunningError,
     BusyError,
+    ConnectionFailedError,
     FencedError,
     HoldfastError,
     StorageError,
@@ -90,6 +93,9 @@ MAX_WAITING_REFUSALS: Final = 16384
 MAX_BATCH_STORES: Final = 8192
 #: How finely silence is noticed, and how long a failed record waits for its next attempt.
 TICK_SECONDS: Final = 0.1
+#: Own messages in a row that do not come back on a connection that stands: 5 s of an active
+#: coordinator's. Then it hears nothing, can judge nobody, and must make room for one that hears.
+MAX_MISSING_OWN_MESSAGES: Final = 50
 #: How often a standby tries the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
 #: Between two passes of the collector: with a million stores one is a dollar in 200 days.
@@ -145,6 +151,9 @@ class Coordinator:
         self._fences = fences or FileFences(disk, layout)
         self._term = 0
         self._had_past = False
+        #: Tells this coordinator's own messages from another's.
+        self._id = secrets.token_hex(8)
+        self._own_message_count = 0
         #: This is the active coordinator, and heartbeats go to the membership.
         self._active = False
         self._hearing: Hearing
@@ -197,6 +206,7 @@ class Coordinator:
                 logger.info("coordinator.standing_by lock=%s", path)
                 # Whoever has the lock is a past by the time that it is free.
                 waiting = self._had_past = True
+            await self._prove_hearing()
             try:
                 async with asyncio.timeout(STANDBY_POLL_SECONDS):
                     await self._stopping.wait()
@@ -477,19 +487,45 @@ class Coordinator:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            await self._prove_hearing()
             self._step(TimePassed(hearing=self._bus.connected))
+
+    async def _prove_hearing(self) -> None:
+        """Send the next message to this coordinator itself. Raises ConnectionFailedError if so many
+        have not come back that it hears nothing."""
+        if not self._bus.connected:
+            return
+        missing = self._membership if self._active else self._hearing
+        count = missing.missing_own_messages(self._own_message_count)
+        if count >= MAX_MISSING_OWN_MESSAGES:
+            logger.error("coordinator.deaf missing=%d", count)
+            reason = f"it is connected and delivers nothing: {count} messages of this coordinator to "
+            raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
+        self._own_message_count += 1
+        payload = encode_control(
+            coordinator=self._id, number=self._own_message_count, sent_at=self._now()
+        )
+        try:
+            async with asyncio.timeout(TICK_SECONDS):
+                await self._bus.publish(self._subjects.heartbeat(), payload)
+        except TimeoutError:
+            logger.debug("coordinator.own_message_waits")
 
     # The bus.
 
     def _on_connected(self) -> None:
         if not self._active:
-            self._hearing.connected(self._now())
+            self._hearing.connected(self._now(), self._own_message_count)
         elif not self._stopping.is_set():
-            self._step(Connected())
+            self._step(Connected(self._own_message_count))
 
     def _on_heartbeat(self, message: BusMessage) -> None:
         try:
-            heartbeat = Heartbeat.from_wire(decode_control(message.payload))
+            fields = decode_control(message.payload)
+            if "coordinator" in fields:
+                self._on_coordinator(fields)
+                return
+            heartbeat = Heartbeat.from_wire(fields)
             _check_heartbeat(heartbeat)
         except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
             logger.debug("coordinator.heartbeat_malformed reason=%s", error)
@@ -498,6 +534,16 @@ class Coordinator:
             self._hearing.heartbeat(heartbeat, self._now())
         elif not self._stopping.is_set():
             self._step(HeartbeatArrived(heartbeat))
+
+    def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
+        """A coordinator speaks to itself: this one, or another one."""
+        if fields["coordinator"] != self._id:
+            return
+        number, sent_at = int(fields["number"]), float(fields["sent_at"])
+        if not self._active:
+            self._hearing.own_message(number, sent_at)
+        elif not self._stopping.is_set():
+            self._step(OwnMessageArrived(number, sent_at))
 
     def _on_request(self, message: BusMessage) -> None:
         if not self._subjects.may_answer(message.reply) or self._stopping.is_set():

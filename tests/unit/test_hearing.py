@@ -35,6 +35,22 @@ def test_what_was_heard_before_the_bus_was_away_says_nothing() -> None:
     assert hearing.since == 20.0
 
 
+def test_what_was_heard_before_own_messages_were_missed_says_nothing() -> None:
+    hearing = Hearing(10.0)
+    hearing.own_message(1, 10.5)
+    hearing.heartbeat(FIRST, 11.0)
+    hearing.own_message(2, 11.5)
+    assert hearing.of("a", "1") is not None
+    hearing.own_message(4, 12.5)
+    assert hearing.of("a", "1") is None
+    assert (hearing.since, hearing.proof.until) == (12.5, 12.5)
+    assert hearing.missing_own_messages(6) == 2
+    hearing.connected(20.0, 6)
+    assert hearing.missing_own_messages(6) == 0
+    hearing.own_message(7, 20.5)
+    assert hearing.proof.until == 20.5
+
+
 def test_the_memory_is_bounded_and_keeps_those_heard_last() -> None:
     hearing = Hearing(0.0)
     for number in range(MAX_HEARD + 1):

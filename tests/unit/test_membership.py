@@ -15,6 +15,7 @@ from holdfast.coordinator.events import (
     FenceFailed,
     FenceWritten,
     HeartbeatArrived,
+    OwnMessageArrived,
     Probe,
     ProbeAnswered,
     ProbeFailed,
@@ -50,9 +51,15 @@ class World:
     def __init__(self) -> None:
         self.membership = Membership()
         self.now = 100.0
+        #: Its own messages come back, and how many have.
+        self.hears = True
+        self.sent = 0
 
     def __call__(self, event: Event, after_seconds: float = 0.0) -> list[Effect]:
         self.now += after_seconds
+        self.sent += 1
+        if self.hears:
+            assert self.membership.handle(OwnMessageArrived(self.sent, self.now), self.now) == []
         effects = self.membership.handle(event, self.now)
         self.membership.validate()
         return effects
@@ -73,7 +80,7 @@ class World:
 @pytest.fixture
 def world() -> World:
     world = World()
-    world(Connected())
+    world(Connected(world.sent))
     assert world(Registered("a", "1")) == [RecordLive("a", "1")]
     return world
 
@@ -377,6 +384,47 @@ def test_silence_counts_only_while_the_coordinator_can_hear(world: World) -> Non
     assert world.state is ServerState.LIVE
 
 
+def test_a_coordinator_without_proof_that_it_hears_judges_nobody(world: World) -> None:
+    world.hears = False
+    assert world(TimePassed(), 60.0) == []
+    assert world(Suspected("a", "1")) == [Probe("a", "1")]
+    assert world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS) == []
+    assert world.state is ServerState.LIVE
+    assert world.membership.missing_own_messages(world.sent) == 3
+
+
+def test_silence_counts_only_over_the_time_that_was_heard(world: World) -> None:
+    world(TimePassed(), 1.0)
+    world.hears = False
+    world(TimePassed(), 60.0)
+    world.hears = True
+    # What was sent meanwhile never came back, so heartbeats may be missing as well.
+    assert world(TimePassed()) == []
+    assert world(TimePassed(), DOUBT_SECONDS - 1.1) == []
+    assert world(TimePassed(), 0.2) == [Probe("a", "1")]
+    assert isinstance(
+        world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS)[0], WriteFence
+    )
+
+
+def test_a_message_that_waited_proves_only_what_arrived_before_it_was_sent(world: World) -> None:
+    world.hears = False
+    world.now += 60.0
+    event = OwnMessageArrived(world.sent + 1, world.now - 59.0)
+    assert world.membership.handle(event, world.now) == []
+    assert world(TimePassed()) == []
+
+
+def test_all_servers_that_are_silent_at_once_are_dead_if_the_coordinator_hears_itself(
+    world: World,
+) -> None:
+    world(Registered("b", "1"))
+    probes = world(TimePassed(), LONG_SECONDS)
+    assert probes == [Probe("a", "1"), Probe("b", "1")]
+    for server in ("a", "b"):
+        assert isinstance(world(ProbeFailed(server, "1", no_responders=False))[0], WriteFence)
+
+
 def test_the_memory_of_ended_incarnations_is_bounded(world: World) -> None:
     for number in range(MAX_ENDED_REMEMBERED + 10):
         world(Released("a", str(number + 1)))
@@ -465,6 +513,7 @@ _EVENTS = st.one_of(
     st.builds(Released, _NAMES, _INCARNATIONS),
     st.just(Started()),
     st.just(Connected()),
+    st.builds(OwnMessageArrived, st.integers(0, 99), st.floats(0.0, 200.0)),
     st.builds(TimePassed, st.booleans()),
 )
 
