@@ -22,6 +22,7 @@ from holdfast.cli.store_commands import (
     DURABILITY_OPTION,
     HEADER_OPTION,
     TTL_OPTION,
+    destroy_store,
     missing,
     show_deleted,
     show_stores,
@@ -186,3 +187,12 @@ def delete(settings: Settings, name: str, key: str, expected_revision: int | Non
             return await client.kv(name).delete(key, expected_revision=expected_revision)
 
     show_deleted(settings, asyncio.run(send()))
+
+
+@kv.command("destroy")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def destroy(settings: Settings, name: str, yes: bool) -> None:
+    """Remove a kv and every copy of it. Nothing brings it back."""
+    destroy_store(settings, StoreKind.KV, name, yes=yes)

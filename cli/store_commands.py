@@ -92,6 +92,25 @@ def missing(what: str, advice: str) -> None:
     click.get_current_context().exit(EXIT_FAILED)
 
 
+def destroy_store(settings: Settings, kind: StoreKind, name: str, *, yes: bool) -> None:
+    """Remove a store of the tenant, for good."""
+
+    async def send() -> bool:
+        async with settings.connect() as client:
+            store = client.stream(name) if kind is StoreKind.STREAM else client.kv(name)
+            return await store.destroy()
+
+    if not yes:
+        question = f"Remove {kind.word} {name!r} with all of its backups, for good?"
+        click.confirm(question, abort=True, err=True)
+    if not asyncio.run(send()):
+        missing(f"there is no {kind.word} {name!r}", f"holdfast {kind.word} list")
+    elif settings.json:
+        print_json({"kind": kind.word, "store": name, "destroyed": True})
+    else:
+        click.echo(f"{kind.word} {name!r} is destroyed")
+
+
 def show_deleted(settings: Settings, deleted: Deleted) -> None:
     """Print how many went."""
     if settings.json:

@@ -28,6 +28,7 @@ from holdfast.cli.store_commands import (
     DURABILITY_OPTION,
     HEADER_OPTION,
     TTL_OPTION,
+    destroy_store,
     missing,
     show_deleted,
     show_stores,
@@ -350,3 +351,10 @@ def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> Non
     show_deleted(settings, asyncio.run(send(end)))
 
 
+@stream.command("destroy")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def destroy(settings: Settings, name: str, yes: bool) -> None:
+    """Remove a stream and every copy of it. Nothing brings it back."""
+    destroy_store(settings, StoreKind.STREAM, name, yes=yes)

@@ -303,6 +303,16 @@ class KV(Generic[V]):
         """Return the kv's configuration."""
         return self._background.run(self._kv.config(timeout_seconds=timeout_seconds))
 
+    def destroy(self, *, timeout_seconds: float | None = None) -> bool:
+        """Remove the kv and every copy of it: its file, snapshots, what is in quarantine and its
+        configuration. Return False if there was none. Nothing brings it back.
+
+        Its name is free then: who writes to it makes a new kv, and a retry of this call leaves that
+        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
+        Of a call that ends with OperationTimeoutError the kv may or may not be gone.
+        """
+        return self._background.run(self._kv.destroy(timeout_seconds=timeout_seconds))
+
     def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
         """Follow the kv: an iterator of Change, each once, in the order of revisions.
 

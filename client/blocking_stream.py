@@ -322,6 +322,16 @@ class Stream(Generic[V]):
         """Return the stream's configuration."""
         return self._background.run(self._stream.config(timeout_seconds=timeout_seconds))
 
+    def destroy(self, *, timeout_seconds: float | None = None) -> bool:
+        """Remove the stream and every copy of it: its file, snapshots, what is in quarantine, consumers and
+        configuration. Return False if there was none. Nothing brings it back.
+
+        Its name is free then: who writes to it makes a new stream, and a retry of this call leaves that
+        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
+        Of a call that ends with OperationTimeoutError the stream may or may not be gone.
+        """
+        return self._background.run(self._stream.destroy(timeout_seconds=timeout_seconds))
+
     def subscribe(
         self, *, start_seq: int | None = None, start_revision: int | None = None
     ) -> Subscription[V]:

@@ -18,6 +18,7 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from holdfast.client import configuration
+from holdfast.client.destroying import destroy
 from holdfast.client.large_value import (
     Source,
     ValueReader,
@@ -358,6 +359,16 @@ class KV(Generic[V]):
     async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the kv's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
+
+    async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
+        """Remove the kv and every copy of it: its file, snapshots, what is in quarantine and its
+        configuration. Return False if there was none. Nothing brings it back.
+
+        Its name is free then: who writes to it makes a new kv, and a retry of this call leaves that
+        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
+        Of a call that ends with OperationTimeoutError the kv may or may not be gone.
+        """
+        return await destroy(self._link, self._key, timeout_seconds)
 
     def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
         """Follow the kv: an async iterator of Change, each once, in the order of revisions.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from holdfast.client import configuration
 from holdfast.client.consumer import Consumer, consumer_infos
+from holdfast.client.destroying import destroy
 from holdfast.client.large_value import (
     Source,
     ValueReader,
@@ -385,6 +386,16 @@ class Stream(Generic[V]):
     async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the stream's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
+
+    async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
+        """Remove the stream and every copy of it: its file, snapshots, what is in quarantine, consumers and
+        configuration. Return False if there was none. Nothing brings it back.
+
+        Its name is free then: who writes to it makes a new stream, and a retry of this call leaves that
+        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
+        Of a call that ends with OperationTimeoutError the stream may or may not be gone.
+        """
+        return await destroy(self._link, self._key, timeout_seconds)
 
     def subscribe(
         self, *, start_seq: int | None = None, start_revision: int | None = None

@@ -1,4 +1,5 @@
-"""What operators ask of a store's owner: snapshots of it, a past state of it, its end.
+"""What is asked of a store's owner beside reads and writes: by operators snapshots of it, a past state of
+it, its end; by applications the end of a store of their tenant.
 
 Each request starts a job, or asks what became of one: the same id, again and again, until it is done. So
 a reply that is lost costs nothing, and nobody waits on the wire for a large store. Jobs are kept in
@@ -15,6 +16,9 @@ Restoring in place, as the owner (invariants 2 and 4 of the design):
 4. The draft takes the place of the file, by a rename to a generation of its own: before that nothing has
    happened, and after it log records of the epochs before are void.
 5. What waited is answered NotOwnerError, so that clients ask again; the store opens as ever.
+
+An application that destroys a store names its epoch (`HEAD` tells it). If a tombstone is of that epoch or
+a later one, that was done before, and what is there now was written since: a retry removes it not.
 
 Without a shared file system the newest version of the manifest takes the place of the rename.
 """
@@ -51,6 +55,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     error_from_wire,
 )
+from holdfast.protocol.limits import MAX_DESTROYING, MAX_DESTROYING_OF_TENANT
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.applying import StoreMeta, WriterOutcome
@@ -126,13 +131,31 @@ class Administrator:
         self._manifests = manifests
         self._snapshot = snapshot
         self._bucket_only = bucket_only
-        self._jobs: OrderedDict[str, asyncio.Task[dict[str, Any]]] = OrderedDict()
+        #: By the tenant whose application asked, nothing of operators, and the name that it gave.
+        self._jobs: OrderedDict[tuple[str, str], asyncio.Task[dict[str, Any]]] = OrderedDict()
         self._at_work: set[StoreId] = set()
 
     def command(self, payload: bytes) -> bytes:
         """Start a job, or tell what became of it, and return the reply."""
         try:
-            return frames.encode_control(**self._answer(frames.decode_control(payload)))
+            fields = frames.decode_control(payload)
+            return frames.encode_control(**self._answer("", fields, lambda: self._work(fields)))
+        except HoldfastError as error:
+            return frames.encode_control_error(error)
+
+    def destroy(self, tenant: str, payload: bytes) -> bytes:
+        """Start the end of a store for an application of `tenant`, or tell what became of it, and return
+        the reply."""
+        try:
+            fields = frames.decode_control(payload)
+            named = fields.get("store")
+            if type(named) is not list:
+                raise InvalidArgumentError(argument="store", reason="a list of kind and name")
+            store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
+            if epoch is None:
+                raise InvalidArgumentError(argument="epoch", reason="that of the store's head")
+            answer = self._answer(tenant, fields, lambda: self._destroy(store, epoch))
+            return frames.encode_control(**answer)
         except HoldfastError as error:
             return frames.encode_control_error(error)
 
@@ -142,16 +165,21 @@ class Administrator:
             job.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
 
-    def _answer(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(
+        self,
+        tenant: str,
+        fields: Mapping[str, Any],
+        work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
+    ) -> dict[str, Any]:
         name = fields.get("job")
         if type(name) is not str or not 1 <= len(name) <= 64:
             raise InvalidArgumentError(argument="job", reason="a name of 1 to 64 characters")
-        job = self._jobs.get(name)
+        job = self._jobs.get((tenant, name))
         if job is None:
-            work = self._work(fields)
-            job = asyncio.get_running_loop().create_task(work, name=f"holdfast.{name}")
+            self._check_room(tenant)
+            job = asyncio.get_running_loop().create_task(work(), name=f"holdfast.{name}")
             job.add_done_callback(_heard)
-            self._jobs[name] = job
+            self._jobs[tenant, name] = job
             finished = [each for each, task in self._jobs.items() if task.done()]
             for each in finished[: max(0, len(self._jobs) - _MAX_JOBS)]:
                 del self._jobs[each]
@@ -161,10 +189,23 @@ class Administrator:
             raise UnavailableError(reason=f"server {self._server!r} is about to stop")
         return {"done": True, **job.result()}
 
+    def _check_room(self, tenant: str) -> None:
+        """Raise BusyError if as many jobs run as may for operators, or for applications."""
+        running = [key[0] for key, task in self._jobs.items() if not task.done()]
+        if tenant:
+            of_applications = len(running) - running.count("")
+            is_full = (
+                of_applications >= MAX_DESTROYING
+                or running.count(tenant) >= MAX_DESTROYING_OF_TENANT
+            )
+        else:
+            is_full = running.count("") >= _MAX_JOBS
+        if is_full:
+            whose = "operators'" if not tenant else "destroyers'"
+            raise BusyError(what=f"the {whose} queue of server {self._server!r}")
+
     def _work(self, fields: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         store = _store(fields.get("store"))
-        if len(self._at_work) >= _MAX_JOBS:
-            raise BusyError(what=f"the operators' queue of server {self._server!r}")
         match fields.get("verb"):
             case "versions":
                 return self._versions(store)
@@ -325,12 +366,23 @@ class Administrator:
             logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
 
     # The end of a store
-    async def _delete(self, store: StoreId) -> dict[str, Any]:
+    async def _destroy(self, store: StoreId, epoch: int) -> dict[str, Any]:
+        """End the life of a store that had this epoch, if it has not ended."""
+        with contextlib.suppress(NotFoundError):
+            await self._delete(store, epoch)
+        return {}
+
+    async def _delete(self, store: StoreId, life_epoch: int | None = None) -> dict[str, Any]:
+        """Remove all of a store; with `life_epoch` only if it is the store that had this epoch."""
         # One that is damaged can be deleted all the same, and one that is half deleted.
         with contextlib.suppress(StorageError, NotFoundError):
             await self._opened(store)
         with self._alone(store):
             async with self._held(store) as held:
+                if life_epoch is not None and held.revision:
+                    buried: int = await self._run_in_thread(lambda: self._buried_epoch(store))
+                    if buried >= life_epoch:
+                        return {"epoch": buried}
                 generations = self._layout.generations(self._disk, store, with_deleted=True)
                 # Files of one that is gone are what a deletion left that was cut short.
                 if held.state == StoreState.UNKNOWN and not held.revision and not generations:
@@ -345,7 +397,20 @@ class Administrator:
                     raise NotOwnerError(server=self._server)
                 removed = await self._run_in_thread(lambda: self._remove(store, epoch))
         logger.info("store.deleted store=%s epoch=%d", store, epoch)
+        self._gate.check()
+        # Followers that hear of a revision beyond theirs ask, and are told to begin anew.
+        payload = frames.encode_changes(epoch, held.revision + 1, self._clock_ms(), [])
+        await self._bus.publish(self._subjects.changes(store), payload)
         return {"epoch": epoch, **dropped, "files": removed}
+
+    def _buried_epoch(self, store: StoreId) -> int:
+        """Blocking. Return the epoch of the store's tombstone, 0 without one."""
+        if self._bucket_only:
+            assert self._manifests is not None
+            entry = self._manifests().find(store)
+            return entry.deleted.epoch if entry is not None and entry.deleted is not None else 0
+        grave = read_tombstone(self._disk, self._layout.tombstone(store))
+        return grave.epoch if grave is not None else 0
 
     def _entomb(self, store: StoreId, epoch: int, revision: int) -> dict[str, int]:
         """Blocking. The order is that of `removal.py`."""

@@ -467,6 +467,7 @@ class PersistServer:
         await self._coordination.register(self._stopping.is_set)
         await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
         await self._subscribe(self._subjects.operator(self.server), self._on_operator)
+        await self._subscribe(self._subjects.destroy_pattern(self.server), self._on_destroy)
         await self._bus.flush()
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
         if ready is not None:
@@ -568,6 +569,10 @@ class PersistServer:
 
     def _on_operator(self, message: BusMessage) -> None:
         self._reply(message, self._administrator.command(message.payload))
+
+    def _on_destroy(self, message: BusMessage) -> None:
+        tenant = self._subjects.tenant_of(message.subject)
+        self._reply(message, self._administrator.destroy(tenant, message.payload))
 
     async def _with_durable(
         self, store: Store, work: Callable[[StoreFile], Image | None], /

@@ -191,6 +191,10 @@ MAX_DEDUPE_WINDOW_SECONDS: Final = 86_400.0
 MAX_RETENTION_SECONDS: Final = 100.0 * 366 * 86_400
 #: The description of a store. It lies in the one row that every transaction writes.
 MAX_DESCRIPTION_BYTES: Final = 512
+#: Stores that one server destroys at a time for applications, all tenants and one of them: each holds its
+#: store, and takes some syncs and a thread. Operators' jobs have as many again.
+MAX_DESTROYING: Final = 32
+MAX_DESTROYING_OF_TENANT: Final = 4
 #: Messages or keys that one turn of the loop removes from a store for its limits; the next goes on.
 MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
 #: How often open stores are looked at for what is due to expire. Reads do not wait for that.

@@ -1,8 +1,8 @@
 """The NATS subjects of holdfast, in one place.
 
 `hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
-isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>` and
-subscribe `hf.acme.chg.>` and the inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant
+isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`, and
+`hf.acme.destroy.>` where it may destroy its stores, and subscribe `hf.acme.chg.>` and the inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant
 can be named, holds what servers and the coordinator say among themselves, and what operators ask. Whoever
 asks on subjects of a tenant takes the replies on an inbox of that tenant, whoever it is: servers reply
 nowhere else, or a request could send a reply to somebody who did not ask.
@@ -50,6 +50,14 @@ class Subjects:
 
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
+
+    def destroy(self, tenant: str, server: str) -> str:
+        """Where a client asks `server` to destroy a store of its tenant. A subject of its own, so that
+        permissions tell it from reads and writes."""
+        return f"{self.prefix}.{tenant}.destroy.{server}"
+
+    def destroy_pattern(self, server: str) -> str:
+        return f"{self.prefix}.*.destroy.{server}"
 
     # Persist servers to everyone
     def changes(self, store: StoreId) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conforming import Run, take
+from conforming import Run, stored, take
 
 from holdfast.client import (
+    ChangeKind,
     Client,
     Deleted,
     Durability,
@@ -196,6 +197,36 @@ def test_nothing_is_a_batch_and_a_range_too(run: Run) -> None:
         async with stream.transaction() as t:
             t.delete([])
         assert await seqs(stream) == [1, 2]
+
+    run(test)
+
+
+def test_a_destroyed_store_is_gone_and_its_name_is_free(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        stream, kv = hf.stream("s"), hf.kv("s")
+        assert not await stream.destroy(), "there is none"
+        await stream.append_many([b"1", b"2"])
+        await stream.consumer("c").info()
+        await stream.configure(max_messages=2)
+        await kv.set("a", b"1")
+        async with other.stream("s").subscribe() as changes, other.live_kv("s") as copy:
+            assert await stream.destroy()
+            assert (await anext(changes)).kind is ChangeKind.RESET
+            assert dict(copy) == {"a": b"1"}, "another store"
+            assert await kv.destroy()
+            while copy:
+                await asyncio.sleep(0.01)
+            assert [store.name async for store in hf.stores() if store.state] == []
+            assert await seqs(stream) == []
+            assert (await stream.append(b"new")).seq == 1
+            first = await anext(changes)
+            assert first.message is not None
+            assert (first.message.seq, first.message.value) == (1, b"new")
+            copy["b"] = b"2"
+            await copy.save()
+            assert list(await stored(kv)) == ["b"]
+        assert await stream.consumers() == []
+        assert (await stream.config()).max_messages is None
 
     run(test)
 

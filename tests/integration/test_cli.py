@@ -146,6 +146,11 @@ def test_delete_takes_single_messages_and_delete_all_the_rest(cluster: RunningUp
     assert cluster.output("stream", "read", "deleted", "--raw") == "e"
     assert cluster.output("stream", "delete-all", "deleted", "--yes") == "1 deleted\n"
     assert cluster.json("stream", "append", "deleted", "f")["seq"] == 6
+    assert cluster.json("stream", "destroy", "deleted", "--yes")["destroyed"] is True
+    assert cluster.json("stream", "append", "deleted", "g")["seq"] == 1
+    cluster.output("kv", "set", "deleted", "key", "value")
+    assert cluster.output("kv", "destroy", "deleted", "--yes") == "kv 'deleted' is destroyed\n"
+    assert cluster.holdfast("kv", "destroy", "deleted", "--yes").returncode == 1
 
 
 def test_delete_all_asks_first(cluster: RunningUp) -> None:

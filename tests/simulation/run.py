@@ -94,7 +94,7 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: b
     chance = simulation.chance("run")
     with (
         small_limits(simulation.chance("limits")),
-        _tiers_of(simulation),
+        tiers_of(simulation),
         contextlib.nullcontext() if others is None else others.limits(),
     ):
         async with simulation:
@@ -133,7 +133,7 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: b
 
 
 @contextlib.contextmanager
-def _tiers_of(simulation: Simulation) -> Iterator[None]:
+def tiers_of(simulation: Simulation) -> Iterator[None]:
     if simulation.bucket is None:
         yield
         return

@@ -227,6 +227,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
     assert {row[0] for row in table(PROTOCOL, "subject")} == {
         subjects.coordinator("acme", "resolve"),
         subjects.server("acme", "p1"),
+        subjects.destroy("acme", "p1"),
         subjects.changes(NOTES),
         subjects.changes(SETTINGS),
         subjects.cluster("open"),
