@@ -36,7 +36,7 @@ from holdfast.cli.part import Part, Say
 from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import connect
 from holdfast.protocol.bus import NoRespondersError
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus_nats import connect_nats, without_passwords
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.frames import encode_control
@@ -44,6 +44,7 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.privacy import private_files, tighten
 
 DEFAULT_PORT: Final = 4222
 MAX_SERVERS: Final = 64
@@ -117,21 +118,28 @@ class Cluster:
         return first + self.servers
 
     def command_for_server(self, name: str) -> str:
-        """The command line that adds the persist server `name` to this cluster."""
+        """The command line that adds the persist server `name` to this cluster. A URL with a password
+        is left out: HOLDFAST_NATS has to hold it, as where this cluster was started."""
+        nats = ["--nats", self.nats_url] if self.shown_nats_url == self.nats_url else []
         return shlex.join(
             [
                 *("holdfast", "persist", "--name", name),
-                *(*self._common_arguments(), *self._prefix()),
+                *(*self._common_arguments(), *nats, *self._prefix()),
                 *(*self._bucket(), *self._cold_after()),
             ]
         )
+
+    @property
+    def shown_nats_url(self) -> str:
+        """The URL without passwords."""
+        return without_passwords(self.nats_url)
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start everything and return once all of it works."""
         await self._start_nats(tasks)
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         log_level = "info" if self.options.verbose else "warning"
-        common = [*self._common_arguments(), *self._prefix(), "--log-level", log_level]
+        common = [*self._common_arguments(), "--log-level", log_level]
         common += self._bucket()
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
@@ -215,6 +223,8 @@ class Cluster:
             command,
             log_file=self._run_directory / f"{name}.log",
             say=self._say,
+            # Not by `--nats`, since every user of the machine can read command lines.
+            environment={"HOLDFAST_NATS": self.nats_url, "HOLDFAST_PREFIX": self.options.prefix},
             is_noise=self._is_noise if name == "nats-server" else lambda line: False,
             on_start=self._write_state,
         )
@@ -224,7 +234,7 @@ class Cluster:
         return not self.options.verbose and ("[INF]" in line or "[DBG]" in line)
 
     def _common_arguments(self) -> list[str]:
-        return ["--data", str(self.shared), "--nats", self.nats_url]
+        return ["--data", str(self.shared)]
 
     def _bucket(self) -> list[str]:
         bucket = self.options.bucket
@@ -242,7 +252,7 @@ class Cluster:
         """Put addresses and pids where scripts and people find them."""
         state = {
             "pid": os.getpid(),
-            "nats": self.nats_url,
+            "nats": self.shown_nats_url,
             "prefix": self.options.prefix,
             "shared": str(self.shared),
             "parts": {part.name: part.pid for part in self.parts},
@@ -261,27 +271,29 @@ async def running_cluster(options: ClusterOptions, say: Say) -> AsyncIterator[Cl
     MissingNatsServerError, ConnectionFailedError, ClusterExistsError, NewerFormatError,
     StorageError, PartFailedError, StartTimeoutError; and what the body raises.
     """
-    disk = Disk()
-    for directory in ("shared", "bucket", "run"):
-        disk.make_directory(options.data / directory)
-    lock = disk.lock(options.data / "run" / "lock", "a cluster")
-    try:
-        open_layout(options.data / "shared", disk)
-        cluster = Cluster(options, say)
+    with private_files():
+        disk = Disk()
+        for directory in ("shared", "bucket", "run"):
+            disk.make_directory(options.data / directory)
+            tighten(options.data / directory)
+        lock = disk.lock(options.data / "run" / "lock", "a cluster")
         try:
-            async with asyncio.TaskGroup() as parts:
-                try:
-                    async with asyncio.TaskGroup() as body:
-                        watch = body.create_task(cluster.raise_failure())
-                        await cluster.start(parts)
-                        yield cluster
-                        watch.cancel()
-                finally:
-                    await cluster.stop()
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
-    finally:
-        lock.release()
+            open_layout(options.data / "shared", disk)
+            cluster = Cluster(options, say)
+            try:
+                async with asyncio.TaskGroup() as parts:
+                    try:
+                        async with asyncio.TaskGroup() as body:
+                            watch = body.create_task(cluster.raise_failure())
+                            await cluster.start(parts)
+                            yield cluster
+                            watch.cancel()
+                    finally:
+                        await cluster.stop()
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
+        finally:
+            lock.release()
 
 
 def _as_failure(part: Part, error: OSError) -> HoldfastError:

@@ -44,6 +44,13 @@ FORMAT = Check(
     "name the right folder with --data; upgrade holdfast for a later format; restore a missing "
     "FORMAT file from a backup",
 )
+ACCESS = Check(
+    "HF-030",
+    "access",
+    "no other user of the machine may enter the folder",
+    "as its owner, chmod go= the folder; run all parts as one user, who owns it; let others in by an "
+    "ACL (setfacl) where that is wanted",
+)
 FILE_SYSTEM = Check(
     "HF-002",
     "file system",
@@ -244,6 +251,7 @@ CHECKS: Final = (
     EPOCHS,
     MISSING_LOGS,
     DOUBTFUL_STORES,
+    ACCESS,
 )
 
 

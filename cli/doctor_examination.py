@@ -49,6 +49,7 @@ from holdfast.shared_fs.inspection import (
     walk_stores,
 )
 from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.privacy import open_to_others
 from holdfast.shared_fs.remains import log_is_missing, loss_is_accepted
 
 #: A log may grow to twice its cap before writes are refused; below this one server can fill the disk.
@@ -176,6 +177,9 @@ class Examination:
 
     def _check_file_system(self) -> None:
         root, findings = self._layout.root, self.findings
+        mode = open_to_others(root)
+        if mode is not None:
+            findings.warn(checks.ACCESS, "", f"its mode is {mode:04o}: others may look into it")
         self.mount = mount = mount_of(root)
         self.room = room = room_of(root)
         what = (

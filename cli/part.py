@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +38,10 @@ class PartFailedError(HoldfastError):
 
 
 class Part:
-    """A supervised child process. `keep_running` runs until `stop`, or fails."""
+    """A supervised child process. `keep_running` runs until `stop`, or fails.
+
+    `environment` comes beside what this process has: unlike `command`, no other user can read it.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Part:
         *,
         log_file: Path,
         say: Say,
+        environment: Mapping[str, str] | None = None,
         is_noise: Callable[[str], bool] = lambda line: False,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
@@ -55,6 +59,7 @@ class Part:
         self.restart_count = 0
         self._log_file = log_file
         self._say = say
+        self._environment = environment or {}
         self._is_noise = is_noise
         self._on_start = on_start
         self._policy = RestartPolicy()
@@ -106,6 +111,7 @@ class Part:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **self._environment},
             start_new_session=True,
         )
         self._process = process

@@ -36,6 +36,8 @@ def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
     it acknowledged later, or at a lower level than `stored`, is lost. Then start them with DATA.
     """
     with needed_server_packages():
+        from holdfast.shared_fs.privacy import private_files
+    with private_files():
         report = _checked(bucket, data, yes)
     if settings.json:
         print_json(report)

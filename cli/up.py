@@ -101,10 +101,13 @@ def _log(line: str) -> None:
 
 def _welcome(cluster: Cluster) -> str:
     count = len(cluster.servers)
-    nats = "" if cluster.nats_url == DEFAULT_NATS else f" --nats {shlex.quote(cluster.nats_url)}"
+    # With a password in it the URL is to stay where it is: in HOLDFAST_NATS.
+    is_secret = cluster.shown_nats_url != cluster.nats_url
+    is_usual = cluster.nats_url == DEFAULT_NATS or is_secret
+    nats = "" if is_usual else f" --nats {shlex.quote(cluster.nats_url)}"
     lines = [
         f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
-        f"  connect     {cluster.nats_url}",
+        f"  connect     {cluster.shown_nats_url}",
         f"  data        {cluster.options.data}",
         f"  add server  {cluster.command_for_server(f's{count + 1}')}",
         f"  try         holdfast{nats} stream append notes 'hello'",
@@ -117,7 +120,7 @@ def _welcome(cluster: Cluster) -> str:
 def _json(cluster: Cluster) -> str:
     return json.dumps(
         {
-            "nats": cluster.nats_url,
+            "nats": cluster.shown_nats_url,
             "prefix": cluster.options.prefix,
             "data": str(cluster.options.data),
             "servers": [part.name for part in cluster.servers],

@@ -18,6 +18,7 @@ from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fences import BucketFences
 from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.privacy import tighten
 from holdfast.shared_fs.reading import FenceRead, choose_disk
 
 
@@ -56,6 +57,7 @@ async def _serve(
     bucket = open_bucket(options.bucket) if options.bucket else None
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
+    tighten(options.data)
     if options.disk == "shared":
         wanted = FenceRead(options.fence_read)
         disk = await asyncio.to_thread(choose_disk, layout.root, wanted)

@@ -29,6 +29,7 @@ from holdfast.shared_fs.bucket_tries import Retry
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import open_layout
 from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.privacy import tighten
 from holdfast.shared_fs.reading import FenceRead, choose_disk
 from holdfast.shared_fs.sqlite_connection import configure_process
 
@@ -115,6 +116,7 @@ async def _serve(
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
+    tighten(options.data)
     if options.disk == "shared":
         wanted = FenceRead(options.fence_read)
         disk = await asyncio.to_thread(choose_disk, layout.root, wanted)

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,6 +68,8 @@ def run_server(
     Raises SystemExit(2) for wrong usage.
     """
     options = parser.parse_args(arguments)
+    # What a server keeps is for its user alone (`shared_fs/privacy.py`).
+    os.umask(0o077)
     logging.basicConfig(
         stream=sys.stderr,
         level=options.log_level.upper(),

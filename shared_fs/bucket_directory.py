@@ -61,6 +61,7 @@ from holdfast.shared_fs.bucket_files import (
     walk,
 )
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.privacy import tighten
 
 FORMAT_VERSION: Final = 1
 _FORMAT_TEXT: Final = "holdfast bucket, format "
@@ -113,6 +114,8 @@ class DirectoryBackend(Backend):
         found = self._locks.stat()
         self._mutex_key = (found.st_dev, found.st_ino)
         if make:
+            with self._errors(""):
+                tighten(root)
             self._disk.sync_directory(root)
             self._remove_leftovers(leftover_seconds)
 

@@ -22,6 +22,7 @@ from holdfast_up import (
     started_holdfast,
     wait_until,
 )
+from nats_server import running_nats_server
 
 
 def pids_of(cluster: RunningUp) -> list[int]:
@@ -61,6 +62,35 @@ def test_up_tells_people_where_to_connect_and_what_to_try(tmp_path: Path) -> Non
     text = "".join(welcome)
     assert "nats://127.0.0.1:" in text
     assert "holdfast persist --name s2 --data" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads command lines in /proc")
+def test_other_users_see_no_password_and_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    before = os.umask(0o022)
+    try:
+        with running_nats_server(tmp_path / "nats", "--user", "ada", "--pass", "sesame") as nats:
+            url = nats.url.replace("//", "//ada:sesame@")
+            monkeypatch.setenv("HOLDFAST_NATS", url)
+            bucket = ("--bucket", (data / "bucket").as_uri())
+            with running_up(data, "--servers", "1", *bucket) as cluster:
+                call = run_holdfast("stream", "append", "notes", "hello")
+                assert call.returncode == 0, call.stderr
+                state = (data / "run" / "cluster.json").read_text()
+                pids = [cluster.process.pid, *json.loads(state)["parts"].values()]
+                shown = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+                assert len(shown) == 3
+                assert "persist" in shown[-1]
+                for text in (*shown, state, json.dumps(cluster.welcome), cluster.stderr):
+                    assert "sesame" not in text
+                assert cluster.nats == url.replace("ada:sesame", "***")
+                found = [data, *data.rglob("*")]
+                assert [path for path in found if path.stat().st_mode & 0o077] == []
+                assert any(path.suffix == ".db" for path in found)
+    finally:
+        os.umask(before)
 
 
 def test_the_printed_command_adds_a_server(tmp_path: Path) -> None:

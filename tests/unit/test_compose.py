@@ -75,6 +75,16 @@ def test_the_image_of_the_parts_carries_the_version_of_the_project() -> None:
         assert _services()[name]["image"] == f"holdfast:{version}"
 
 
+def test_no_comment_and_no_document_says_that_there_is_no_bucket_tier() -> None:
+    for path in (COMPOSE_FILE, ROOT / "docs" / "operations.md"):
+        text = " ".join(path.read_text().replace("#", " ").split())
+        assert "does not have yet" not in text
+        assert "does not use yet" not in text
+        assert "s3://NAME?endpoint=http://bucket:8333" in text
+    [port] = _services()["bucket"]["ports"]
+    assert port.endswith(":8333")
+
+
 def test_nats_runs_without_jetstream() -> None:
     command = _services()["nats"]["command"]
     assert not {"-js", "--js", "--jetstream", "-sd", "--store_dir", "-c", "--config"} & set(command)

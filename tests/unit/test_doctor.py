@@ -25,6 +25,7 @@ from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.commit_log import CommitLog, LogRecord, encode_frame
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.privacy import private_files
 from holdfast.shared_fs.quarantine import quarantine
 from holdfast.shared_fs.store_file import StoreFile
 
@@ -37,7 +38,8 @@ OF_THE_MACHINE = {checks.FILE_SYSTEM.code, checks.ROOM.code}
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     """A data directory with a state file, in which one store is at revision 3."""
-    layout = open_layout(tmp_path / "data", DISK)
+    with private_files():
+        layout = open_layout(tmp_path / "data", DISK)
     make_store(layout)
     record_store(layout)
     return layout
@@ -130,7 +132,9 @@ def test_nothing_is_found_where_nothing_is_wrong(layout: Layout, deep: bool) -> 
 
 
 def test_a_new_data_directory_is_fine(tmp_path: Path) -> None:
-    assert outcomes(look(open_layout(tmp_path / "data", DISK))) == {}
+    with private_files():
+        layout = open_layout(tmp_path / "data", DISK)
+    assert outcomes(look(layout)) == {}
 
 
 def test_a_log_that_goes_on_where_the_file_ends_is_fine(layout: Layout) -> None:
@@ -346,6 +350,14 @@ def test_a_log_without_a_fence_file_is_a_warning(layout: Layout) -> None:
 
 
 # Quarantine
+def test_a_folder_that_others_may_enter_is_a_warning(layout: Layout) -> None:
+    layout.root.chmod(0o750)
+    findings = look(layout)
+    assert outcomes(findings) == {checks.ACCESS.code: "warning"}
+    [example] = findings.results[checks.ACCESS.code].examples
+    assert example.what == "its mode is 0750: others may look into it"
+
+
 def test_quarantine_is_a_warning_with_its_reason(layout: Layout) -> None:
     other = NOTES._replace(name="other")
     path = make_store(layout, other)
