@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.persist.checkpointing import Checkpointer
 from holdfast.persist.coordination import Coordination
+from holdfast.persist.open_queue import Opens
 from holdfast.persist.owners import Owners
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.past_states import PastStates
@@ -105,7 +106,7 @@ class Administrator:
         coordination: Coordination,
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
-        opens: asyncio.Lock,
+        opens: Opens,
         past_states: PastStates | None,
         manifests: Callable[[], Manifests] | None,
         snapshot: Callable[[list[StoreId]], Awaitable[None]],

@@ -2,6 +2,9 @@
 
     wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ opened, a few at a time
 
+A store that takes long, because gigabytes of it are checked or copied, holds up none that come after it: it
+gives its place among the few back.
+
 What waits for a store is kept by `ownership.py` and handed back in the order of arrival. A store that cannot
 be opened now (its file is locked, the bucket or the coordinator is away, it is cold) is asked for again
 later; everything else that goes wrong is the answer of whoever waits. A server that opens nothing any
@@ -11,8 +14,9 @@ more releases what it was granted and sends the clients elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from holdfast.persist.checkpointing import Checkpointer
@@ -40,6 +44,8 @@ logger = logging.getLogger("holdfast.persist")
 _OPEN_BATCH: Final = 512
 #: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
 _PARALLEL_OPENS: Final = 8
+#: An opening that takes longer than this (a large file is checked or copied) lets another begin.
+_LONG_OPEN_SECONDS: Final = 0.25
 #: How long stores that are asked for wait until others can be closed for them.
 _ROOM_SECONDS: Final = 2.0
 _ROOM_LOOK_SECONDS: Final = 0.01
@@ -52,6 +58,72 @@ class Opener(Protocol):
     """`StoreOpener`, or `StoreRestorer` without a shared file system."""
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store: ...
+
+
+class Opens:
+    """What is being opened, and who wants nothing to be: `async with opens` waits for that to end, and
+    lets nothing begin meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @property
+    def count(self) -> int:
+        """Stores that are being opened."""
+        return self._count
+
+    @property
+    def may_begin(self) -> asyncio.Lock:
+        """Held while openings are begun."""
+        return self._lock
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            await self._none.wait()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def begun(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def ended(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+
+class _Places:
+    """So many at once, but for those that take long."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        await self._free.acquire()
+        given_back = False
+
+        def give_back() -> None:
+            nonlocal given_back
+            given_back = True
+            self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(_LONG_OPEN_SECONDS, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if not given_back:
+                give_back()
 
 
 class OpenQueue:
@@ -89,8 +161,8 @@ class OpenQueue:
         self._spawn = spawn
         self._max_open_stores = max_open_stores
         self._wanted = asyncio.Event()
-        #: Held while stores are being opened.
-        self.opens = asyncio.Lock()
+        self.opens = Opens()
+        self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
 
     def wake(self) -> None:
@@ -111,15 +183,16 @@ class OpenQueue:
 
     async def run(self) -> None:
         """Open what is wanted until cancelled. Raises FencedError: the end."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
-            while wanted := self._ownership.take_wanted(batch):
-                async with self.opens:
-                    await self._open_batch(wanted)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
+                while wanted := self._ownership.take_wanted(batch):
+                    async with self.opens.may_begin:
+                        await self._open_batch(wanted, tasks)
 
-    async def _open_batch(self, wanted: list[Wanted]) -> None:
+    async def _open_batch(self, wanted: list[Wanted], tasks: asyncio.TaskGroup) -> None:
         try:
             await self._make_room(len(wanted))
             wanted = self._free(wanted)
@@ -147,13 +220,13 @@ class OpenQueue:
             for each in wanted:
                 self.refuse(each.store, error)
             return
-        slots = asyncio.Semaphore(_PARALLEL_OPENS)
-        async with asyncio.TaskGroup() as tasks:
-            for each, grant in zip(wanted, grants, strict=True):
-                if grant[0] is None:
-                    self.refuse(each.store, error_from_wire(grant[1], grant[2]))
-                else:
-                    tasks.create_task(self._open_store(slots, each, Grant(*grant[:4])))
+        for each, grant in zip(wanted, grants, strict=True):
+            if grant[0] is None:
+                self.refuse(each.store, error_from_wire(grant[1], grant[2]))
+            else:
+                self.opens.begun()
+                opening = tasks.create_task(self._open_store(each, Grant(*grant[:4])))
+                opening.add_done_callback(lambda task: self.opens.ended())
 
     def _free(self, wanted: list[Wanted]) -> list[Wanted]:
         """Return what can be opened now; the rest has its turn once the tier is done with it. Before
@@ -172,12 +245,16 @@ class OpenQueue:
         if they are all in use, or cannot be made durable."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + _ROOM_SECONDS
-        while (excess := self._ownership.open_count + count - self._max_open_stores) > 0:
+        while (excess := self._excess(count)) > 0:
             if await self._checkpointer().make_room(excess, clock()):
                 continue
             if clock() > give_up_at:
                 raise BusyError(what=f"the open stores of server {self._server!r}")
             await asyncio.sleep(_ROOM_LOOK_SECONDS)
+
+    def _excess(self, count: int) -> int:
+        opened = self._ownership.open_count + self.opens.count
+        return opened + count - self._max_open_stores
 
     async def _turn_away(self, wanted: list[Wanted], grants: list[list[Any]]) -> None:
         """Release what was asked of this server but is not open, and send the clients elsewhere."""
@@ -197,10 +274,10 @@ class OpenQueue:
         for each in wanted:
             self.refuse(each.store, error)
 
-    async def _open_store(self, slots: asyncio.Semaphore, wanted: Wanted, grant: Grant) -> None:
+    async def _open_store(self, wanted: Wanted, grant: Grant) -> None:
         tier = self._tier()
         try:
-            async with slots:
+            async with self._places.taken():
                 # A new store opens without waiting for anything; hundreds of them in one turn of
                 # the loop would keep heartbeats back.
                 await asyncio.sleep(0)

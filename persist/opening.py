@@ -81,13 +81,16 @@ class StoreOpener:
         dead_logs: DeadLogs,
         gate: FenceGate,
         run_in_thread: RunInThread,
+        run_large: RunInThread | None = None,
         clock_ms: Callable[[], int],
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         cold_stores: ColdStores | None = None,
     ) -> None:
         """`raise_epoch` tells the coordinator a file's epoch and returns a higher one; `confirm`
-        tells it that the files of stores are durable at a revision each."""
+        tells it that the files of stores are durable at a revision each. `run_large`: threads of their
+        own for what may take minutes, so that nothing else waits behind it."""
+        self._run_large = run_large or run_in_thread
         self._server = server
         self._incarnation = incarnation
         self._disk = disk
@@ -172,9 +175,7 @@ class StoreOpener:
         # While a file is open there is a WAL, be it empty. Opening makes one.
         closed = not self._disk.exists(_wal(path))
         try:
-            file = StoreFile.open(path, store, disk=self._disk)
-            if file.was_left_open or self._disk.size_bytes(path) <= _SMALL_FILE_BYTES:
-                self._check(file)
+            file = await self._open_file(path, store)
         except BusyError:
             if not self._has_waited(store):
                 raise
@@ -202,8 +203,35 @@ class StoreOpener:
             reason = f"it is of revision {revision} and went cold at {grant.cold}"
             self._set_aside(store, file.path, StoreDamagedError(store=str(store), reason=reason))
             raise StoreIsColdError(store=str(store))
-        self._remove_old(store, generations[:-1])
+        if len(generations) > 1:
+            await self._run_large(lambda: self._remove_old(store, generations[:-1]))
         return file, closed
+
+    async def _open_file(self, path: Path, store: StoreId) -> StoreFile:
+        """Open a file, and check it if it was left open or is small. Raises as `StoreFile.open`."""
+        wal = _wal(path)
+        wal_bytes = self._disk.size_bytes(wal) if self._disk.exists(wal) else 0
+        is_small = self._disk.size_bytes(path) + wal_bytes <= _SMALL_FILE_BYTES
+
+        def open_and_check() -> StoreFile:
+            self._disk.refresh(path)
+            if wal_bytes:
+                self._disk.refresh(wal)
+            file = StoreFile.open(path, store, disk=self._disk)
+            if file.was_left_open or is_small:
+                self._check(file)
+            return file
+
+        # What a thread costs is for what takes long: a file is checked, and its WAL read, by the page.
+        if (is_small or not wal_bytes) and not self._disk.direct:
+            return open_and_check()
+        opening = asyncio.ensure_future(self._run_large(open_and_check))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # Nobody else would ever let go of the file.
+            opening.add_done_callback(_abandon_opened)
+            raise
 
     # A store that is cold
     def _brought(self, store: StoreId, grant: Grant, *, has_file: bool) -> Fetched | None:
@@ -327,15 +355,22 @@ class StoreOpener:
         """Return if the file was made durable."""
         before = file.meta.revision
         replayed = bool(found.batches or found.outcomes)
-        if replayed:
-            file.apply(found.batches, found.outcomes)
-        if not self._is_mine(file, epoch):
-            file.take(epoch, self._server, self._incarnation)
         if not replayed and closed:
+            if not self._is_mine(file, epoch):
+                file.take(epoch, self._server, self._incarnation)
             return False
+
+        def bring() -> None:
+            if replayed:
+                file.apply(found.batches, found.outcomes)
+            if not self._is_mine(file, epoch):
+                file.take(epoch, self._server, self._incarnation)
+            self._make_durable(file)
+
         # It comes from an owner that died. Once it is durable here, no log of a dead owner is needed
         # for it any more.
-        await self._run_in_thread(lambda: self._make_durable(file))
+        is_small = file.size_bytes() <= _SMALL_FILE_BYTES
+        await (self._run_in_thread if is_small else self._run_large)(bring)
         logger.info(
             "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
             file.store,
@@ -444,15 +479,19 @@ class StoreOpener:
         source = self._layout.store(store, generation)
         target = self._layout.store(store, generation + 1)
         draft = target.with_name(f"{target.name}.{self._incarnation}")
-        await self._run_in_thread(lambda: copy_in_use(self._disk, store, source, draft))
-        file = StoreFile.open(draft, store, disk=self._disk)
-        try:
-            file.quick_check()
-            # A copy looks closed, to whoever finds it: there must be no doubt of what it holds.
-            self._missing_changes(store, _found(file, closed=False), grant)
-        finally:
-            # Closing checkpoints, so the draft is one durable file without a WAL.
-            file.close()
+
+        def copy() -> None:
+            copy_in_use(self._disk, store, source, draft)
+            file = StoreFile.open(draft, store, disk=self._disk)
+            try:
+                file.quick_check()
+                # A copy looks closed, to whoever finds it: there must be no doubt of what it holds.
+                self._missing_changes(store, _found(file, closed=False), grant)
+            finally:
+                # Closing checkpoints, so the draft is one durable file without a WAL.
+                file.close()
+
+        await self._run_large(copy)
         self._gate.check()
         self._disk.rename(draft, target)
         logger.warning(
@@ -550,6 +589,12 @@ def _found(file: StoreFile | None, *, closed: bool) -> FoundFile | None:
 def _found_in(image: Fetched) -> FoundFile:
     # Who had it snapshotted had closed it.
     return FoundFile(image.meta.epoch, image.meta.revision, image.meta.incarnation, True)
+
+
+def _abandon_opened(opening: asyncio.Future[StoreFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        with contextlib.suppress(HoldfastError):
+            opening.result().abandon()
 
 
 def _wal(path: Path) -> Path:

@@ -48,6 +48,7 @@ from holdfast.persist.sync_thread import SyncThread
 from holdfast.persist.takeover import DeadLogs
 from holdfast.persist.tier import Tier
 from holdfast.persist.tier_policy import TierPolicy
+from holdfast.persist.tier_threads import TierThreads
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import (
@@ -82,6 +83,8 @@ from holdfast.shared_fs.store_file import StoreFile
 logger = logging.getLogger("holdfast.persist")
 
 _MAINTENANCE_SECONDS: Final = 0.25
+#: Files of any size that are checked or copied at once.
+_LARGE_THREADS: Final = 2
 #: Dead logs are let go in the background, well after the failover that made them.
 _REAP_SECONDS: Final = 5.0
 
@@ -126,6 +129,8 @@ class PersistServer:
         self._run_in_thread = run_in_thread or asyncio.to_thread
         #: The log's own thread, unless whoever made this runs everything in its own way.
         self._has_sync_thread = run_in_thread is None
+        #: For what may take minutes: the check or the copy of a file of gigabytes.
+        self._large_threads = TierThreads("large", _LARGE_THREADS)
         self._durability = durability
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
@@ -208,6 +213,7 @@ class PersistServer:
         finally:
             if sync_thread is not None:
                 sync_thread.stop()
+            self._large_threads.stop()
             if self._tier is not None:
                 self._tier.stop()
             if self._ground is not None:
@@ -415,6 +421,7 @@ class PersistServer:
             dead_logs=self._dead_logs,
             gate=self._gate,
             run_in_thread=self._run_in_thread,
+            run_large=self._large_threads if self._has_sync_thread else self._run_in_thread,
             clock_ms=self._clock_ms,
             raise_epoch=self._coordination.raise_epoch,
             confirm=self._coordination.created,

@@ -38,6 +38,7 @@ class Life:
         self.log = CommitLog(DISK, layout.log(self.server, incarnation))
         self.dead_logs = DeadLogs(disk, layout, incarnation)
         self.run_in_thread: Callable[[Callable[[], Any]], Any] = at_once
+        self.run_large: Callable[[Callable[[], Any]], Any] = at_once
         self.confirmed: dict[StoreId, int] = {}
         self.tick = 0
         self.opener = StoreOpener(
@@ -48,6 +49,7 @@ class Life:
             dead_logs=self.dead_logs,
             gate=self.gate,
             run_in_thread=self._run_in_thread,
+            run_large=self._run_large,
             clock_ms=lambda: 2000,
             raise_epoch=self._raise_epoch,
             confirm=self._confirm,
@@ -55,6 +57,9 @@ class Life:
 
     async def _run_in_thread(self, function: Callable[[], Any], /) -> Any:
         return await self.run_in_thread(function)
+
+    async def _run_large(self, function: Callable[[], Any], /) -> Any:
+        return await self.run_large(function)
 
     async def _raise_epoch(self, store: StoreId, known: int) -> int:
         return known + 1
