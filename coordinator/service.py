@@ -6,7 +6,8 @@ of it in one transaction (`batch.py`) and only then replies. Kept:
 - One coordinator at a time: the lock is held from before the state file is opened until after it
   is closed. A standby waits for it, and listens (`hearing.py`).
 - Nothing is answered before what it says is durable.
-- Requests that wait are bounded; beyond it the answer is `busy`. Whatever is malformed is refused
+- Requests that wait are bounded, tenants have their turns, and none can fill the queue alone; beyond
+  its part the answer is `busy`. Whatever is malformed is refused
   by itself. A failing disk fails requests, and the service goes on.
 
 What it does not do: judge who lives (`membership.py`), choose owners (`assignment.py`).
@@ -73,6 +74,7 @@ from holdfast.protocol.errors import (
     TooLargeError,
     UnavailableError,
 )
+from holdfast.protocol.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_INBOX_BYTES
 from holdfast.protocol.names import check_server
@@ -85,8 +87,13 @@ from holdfast.shared_fs.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Requests that wait; a client has one in flight, so this is a burst of as many clients.
+#: Requests that wait, by their bytes or for the membership's judgement; a client has one in flight, so
+#: this is a burst of as many clients.
 MAX_WAITING_REQUESTS: Final = 16384
+#: What a request takes besides its payload, at least: so many of them fill the inbox.
+_REQUEST_BYTES: Final = MAX_INBOX_BYTES // MAX_WAITING_REQUESTS
+#: Stores that a tenant may ask for before another tenant's turn: what a client asks for at once.
+TENANT_TURN_STORES: Final = 1024
 #: Refusals that wait to be sent; the ones beyond are dropped, and their askers time out.
 MAX_WAITING_REFUSALS: Final = 16384
 #: Stores of one transaction: at most some 0.3 s of work, far below a client's patience.
@@ -137,8 +144,8 @@ class Coordinator:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._membership = Membership()
-        self._inbox: deque[BusMessage] = deque()
-        self._inbox_bytes = 0
+        self._inbox: FairQueue[tuple[str, BusMessage]] = FairQueue(TENANT_TURN_STORES)
+        self._inbox_room = SharedRoom(MAX_INBOX_BYTES)
         self._replies: deque[tuple[str, bytes]] = deque()
         self._records: list[Record] = []
         self._records_due_at = 0.0
@@ -313,16 +320,17 @@ class Coordinator:
         asked: list[tuple[Request, str]] = []
         stores = 0
         while self._inbox and stores < MAX_BATCH_STORES:
-            message = self._inbox.popleft()
-            self._inbox_bytes -= len(message.payload)
+            tenant, message = self._inbox.pop()
+            self._inbox_room.give_back(tenant, _room_of(message))
             verb = message.subject.rpartition(".")[2]
             try:
-                tenant = self._subjects.tenant_of(message.subject)
                 request = parse(tenant, verb, message.payload)
             except HoldfastError as error:
                 self._reply(message.reply, error)
                 continue
-            stores += store_count(request)
+            cost = store_count(request)
+            self._inbox.spend(cost)
+            stores += cost
             if isinstance(request, Suspect):
                 self._suspect(request, message.reply)
                 continue
@@ -548,16 +556,16 @@ class Coordinator:
     def _on_request(self, message: BusMessage) -> None:
         if not self._subjects.may_answer(message.reply) or self._stopping.is_set():
             return
-        size_bytes = len(message.payload)
-        if (
-            len(self._inbox) + self._waiting_count >= MAX_WAITING_REQUESTS
-            or self._inbox_bytes + size_bytes > MAX_INBOX_BYTES
+        tenant = self._subjects.tenant_of(message.subject)
+        size_bytes = _room_of(message)
+        if self._waiting_count >= MAX_WAITING_REQUESTS or not self._inbox_room.has(
+            tenant, size_bytes
         ):
             if len(self._replies) < MAX_WAITING_REFUSALS:
                 self._reply(message.reply, BusyError(what="the coordinator's queue"))
         else:
-            self._inbox.append(message)
-            self._inbox_bytes += size_bytes
+            self._inbox.push(tenant, (tenant, message))
+            self._inbox_room.take(tenant, size_bytes)
         self._wake.set()
 
     def _reply(self, reply_to: str, reply: Fields | HoldfastError) -> None:
@@ -606,6 +614,10 @@ def _read(state: StateFile) -> _Recorded:
             files_pending=state.surveying(),
             manifests_pending=not state.knows_all_stores(),
         )
+
+
+def _room_of(message: BusMessage) -> int:
+    return _REQUEST_BYTES + len(message.payload)
 
 
 def _check_heartbeat(heartbeat: Heartbeat) -> None:

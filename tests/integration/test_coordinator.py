@@ -451,6 +451,37 @@ def test_beyond_its_bounds_the_coordinator_says_busy(
     run(scenario)
 
 
+def test_a_tenant_that_floods_the_coordinator_costs_another_a_turn_and_not_its_queue(
+    run: Run,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.coordinator():
+            await cluster.server("a")
+            client, flooder = await cluster.client(), await cluster.client()
+            replies: list[str] = []
+            await flooder.bus.subscribe(
+                "_INBOX.evil.>", lambda message: replies.append(message.subject)
+            )
+            for request in range(60):
+                payload = encode_control(
+                    stores=[[1, f"flood.{request}.{number}"] for number in range(1024)]
+                )
+                await flooder.bus.publish(
+                    SUBJECTS.coordinator("evil", "resolve"), payload, f"_INBOX.evil.{request}"
+                )
+            await flooder.bus.flush()
+            assert (await client.owner("wanted"))[0] == "a"
+            # What was answered before, and what was in the transaction with it.
+            assert len(replies) < 24
+
+            async def all_answered() -> bool:
+                return len(replies) == 60
+
+            await eventually(all_answered, "the flood is answered too")
+
+    run(scenario)
+
+
 def test_a_reply_that_nobody_can_get_hurts_nobody(run: Run) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.coordinator():
