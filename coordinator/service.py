@@ -131,9 +131,11 @@ class Coordinator:
         run_blocking: RunBlocking = asyncio.to_thread,
         bucket: Bucket | None = None,
         fences: Fences | None = None,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """`bucket` has what the store files have not; one that lost its state looks there too.
-        `fences` are by default those under `layout`."""
+        `fences` are by default those under `layout`. `new_id` tells this coordinator's messages to
+        itself from any other's."""
         self._bus = bus
         self._layout = layout
         self._disk = disk
@@ -158,8 +160,7 @@ class Coordinator:
         self._fences = fences or FileFences(disk, layout)
         self._term = 0
         self._had_past = False
-        #: Tells this coordinator's own messages from another's.
-        self._id = secrets.token_hex(8)
+        self._id = new_id()
         self._own_message_count = 0
         #: This is the active coordinator, and heartbeats go to the membership.
         self._active = False

@@ -519,6 +519,7 @@ class CoordinatorNode(Node):
             standby=True,
             run_blocking=self.run_in_thread,
             bucket=self.own_bucket(),
+            new_id=lambda: self.bus.name,
         )
         await coordinator.run()
 
