@@ -38,7 +38,7 @@ def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | Holdfa
                     answers.append((each, outcome))
                 else:
                     answers.append((each, error_from_wire(str(element[2]), element[3])))
-    except (TypeError, IndexError) as error:
+    except (TypeError, LookupError, ValueError, AttributeError, RecursionError) as error:
         raise MalformedFrameError(reason=f"a reply of the wrong shape: {error}") from error
     return answers
 

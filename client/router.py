@@ -229,11 +229,16 @@ def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError
         raise MalformedFrameError(reason=f"resolve: {count} owners were asked for")
     try:
         return [
-            error_from_wire(row[1], row[2]) if row[0] is None else Owner(row[0], row[1], row[2])
-            for row in rows
+            error_from_wire(row[1], row[2]) if row[0] is None else _owner(*row[:3]) for row in rows
         ]
-    except (TypeError, IndexError) as error:
+    except (TypeError, LookupError) as error:
         raise MalformedFrameError(reason=f"resolve: {error!r}") from error
+
+
+def _owner(server: Any, incarnation: Any, epoch: Any) -> Owner:
+    if type(server) is not str or type(incarnation) is not str or type(epoch) is not int:
+        raise TypeError("an owner is a server, its incarnation, and an epoch")
+    return Owner(server, incarnation, epoch)
 
 
 def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 Requests in, reply fields or an error for each out, in order. Replies may leave once `execute`
 returns, since all they say is durable then (group commit: one sync for any number of requests).
 When the transaction fails, records and requests are tried one by one, so that on a full disk
-whoever only reads is still served.
+whoever only reads is still served, and a request that raises what nobody expected fails alone.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from holdfast.coordinator.state_file import IncarnationState, StateFile, StoreRo
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
+    DeposedError,
     FencedError,
     HoldfastError,
     LastServerError,
@@ -62,6 +63,7 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     StorageError,
     error_to_wire,
+    internal_error,
 )
 from holdfast.protocol.limits import TENANTS_PAGE_ROWS
 from holdfast.protocol.names import StoreId
@@ -107,21 +109,26 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`failure` tells why the records are not durable. One reply for each request."""
+    """`failure` tells why the records are not durable. One reply for each request. `mishaps` are
+    exceptions that nobody expected, each answered."""
 
     failure: StorageError | None
     replies: list[Reply]
+    mishaps: Sequence[Exception] = ()
 
 
 def execute(state: StateFile, batch: Batch) -> Outcome:
     """Do the batch. Errors of the storage are in the outcome and are not raised."""
     try:
         return Outcome(None, _commit(state, batch, batch.records, batch.requests))
-    except StorageError:
+    except DeposedError:
+        raise
+    except Exception:  # noqa: BLE001 (raised again by the one that it came from)
         return _one_by_one(state, batch)
 
 
 def _one_by_one(state: StateFile, batch: Batch) -> Outcome:
+    mishaps: list[Exception] = []
     failure: StorageError | None = None
     try:
         _commit(state, batch, batch.records, ())
@@ -134,10 +141,15 @@ def _one_by_one(state: StateFile, batch: Batch) -> Outcome:
         except StorageError as error:
             # A server that ends must not be told so before it is recorded.
             replies.append(error)
+        except HoldfastError:
+            raise
+        except Exception as error:  # noqa: BLE001 (it is this request's answer)
+            mishaps.append(error)
+            replies.append(internal_error(type(request).__name__, error))
         else:
             if failure is not None and isinstance(request, ReleaseAll):
                 replies[-1] = failure
-    return Outcome(failure, replies)
+    return Outcome(failure, replies, mishaps)
 
 
 def _commit(

@@ -23,6 +23,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import decode_control
 from holdfast.protocol.limits import (
+    MAX_ARRAY_LENGTH,
     MAX_FRAME_OPERATIONS,
     MAX_NAME_BYTES,
     PAGE_ROWS,
@@ -206,7 +207,7 @@ def parse(tenant: str, verb: str, payload: bytes) -> Request:
         parser = _CLIENT_VERBS.get(verb)
     if parser is None:
         raise UnknownOperationError(operation=verb[:MAX_NAME_BYTES])
-    return parser(tenant, decode_control(payload))
+    return parser(tenant, decode_control(payload, max_length=MAX_ARRAY_LENGTH))
 
 
 def store_count(request: Request) -> int:

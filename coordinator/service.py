@@ -8,7 +8,8 @@ of it in one transaction (`batch.py`) and only then replies. Kept:
 - Nothing is answered before what it says is durable.
 - Requests that wait are bounded, tenants have their turns, and none can fill the queue alone; beyond
   its part the answer is `busy`. Whatever is malformed is refused
-  by itself. A failing disk fails requests, and the service goes on.
+  by itself, and so is what raises an exception that nobody expected. A failing disk fails requests, and
+  the service goes on.
 
 What it does not do: judge who lives (`membership.py`), choose owners (`assignment.py`).
 """
@@ -73,11 +74,16 @@ from holdfast.protocol.errors import (
     StorageError,
     TooLargeError,
     UnavailableError,
+    internal_error,
 )
 from holdfast.protocol.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_INBOX_BYTES
-from holdfast.protocol.names import check_server
+from holdfast.protocol.limits import (
+    CONTROL_TIMEOUT_SECONDS,
+    MAX_ARRAY_LENGTH,
+    MAX_INBOX_BYTES,
+)
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.collecting import Collected, Collector
@@ -164,6 +170,7 @@ class Coordinator:
         self._own_message_count = 0
         #: This is the active coordinator, and heartbeats go to the membership.
         self._active = False
+        self._mishaps = Mishaps(logger)
         self._hearing: Hearing
         self._orders: Orders
 
@@ -306,6 +313,8 @@ class Coordinator:
             )
             outcome = await self._errands.blocking(execute, state, batch)
             self._settle_records(records, outcome)
+            for mishap in outcome.mishaps:
+                self._mishaps.note("coordinator.request_failed", "a request", mishap)
             for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
                     self._errands.start("register", self._register(request, reply_to))
@@ -328,6 +337,10 @@ class Coordinator:
                 request = parse(tenant, verb, message.payload)
             except HoldfastError as error:
                 self._reply(message.reply, error)
+                continue
+            except Exception as error:  # noqa: BLE001 (it is this request's answer)
+                self._mishaps.note("coordinator.request_failed", message.subject, error)
+                self._reply(message.reply, internal_error(f"{verb:.40}", error))
                 continue
             cost = store_count(request)
             self._inbox.spend(cost)
@@ -530,12 +543,11 @@ class Coordinator:
 
     def _on_heartbeat(self, message: BusMessage) -> None:
         try:
-            fields = decode_control(message.payload)
+            fields = decode_control(message.payload, max_length=MAX_ARRAY_LENGTH)
             if "coordinator" in fields:
                 self._on_coordinator(fields)
                 return
             heartbeat = Heartbeat.from_wire(fields)
-            _check_heartbeat(heartbeat)
         except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
             logger.debug("coordinator.heartbeat_malformed reason=%s", error)
             return
@@ -570,10 +582,14 @@ class Coordinator:
         self._wake.set()
 
     def _reply(self, reply_to: str, reply: Fields | HoldfastError) -> None:
-        if isinstance(reply, HoldfastError):
-            payload = encode_control_error(reply)
-        else:
-            payload = encode_control(**reply)
+        try:
+            if isinstance(reply, HoldfastError):
+                payload = encode_control_error(reply)
+            else:
+                payload = encode_control(**reply)
+        except Exception as cause:  # noqa: BLE001 (what cannot be packed fails alone)
+            self._mishaps.note("coordinator.reply_failed", reply_to, cause)
+            payload = encode_control_error(internal_error("a reply", cause))
         limit_bytes = self._bus.max_payload_bytes
         if len(payload) > limit_bytes:
             error = TooLargeError(what="reply", size=len(payload), limit=limit_bytes)
@@ -619,16 +635,3 @@ def _read(state: StateFile) -> _Recorded:
 
 def _room_of(message: BusMessage) -> int:
     return _REQUEST_BYTES + len(message.payload)
-
-
-def _check_heartbeat(heartbeat: Heartbeat) -> None:
-    """Raise ValueError or InvalidNameError for what could not be listed or compared."""
-    check_server(heartbeat.server)
-    check_server(heartbeat.incarnation)
-    for number in (
-        heartbeat.open_stores,
-        heartbeat.log_bytes,
-        heartbeat.operations_per_second,
-    ):
-        if not 0 <= number < 1 << 63:
-            raise ValueError(f"{number} is out of range")

@@ -55,8 +55,15 @@ from holdfast.protocol.errors import (
     StorageError,
     UnavailableError,
     error_from_wire,
+    internal_error,
 )
-from holdfast.protocol.limits import MAX_DESTROYING, MAX_DESTROYING_OF_TENANT
+from holdfast.protocol.limits import (
+    MAX_ARRAY_LENGTH,
+    MAX_DESTROYING,
+    MAX_DESTROYING_OF_TENANT,
+    MAX_INTEGER,
+)
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.applying import StoreMeta, WriterOutcome
@@ -70,7 +77,7 @@ from holdfast.shared_fs.tombstone import Grave, read_tombstone, write_tombstone
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Jobs whose end is remembered.
+#: Jobs whose end is remembered, and as many that run.
 _MAX_JOBS: Final = 64
 _HOLD_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.02
@@ -135,30 +142,42 @@ class Administrator:
         #: By the tenant whose application asked, nothing of operators, and the name that it gave.
         self._jobs: OrderedDict[tuple[str, str], asyncio.Task[dict[str, Any]]] = OrderedDict()
         self._at_work: set[StoreId] = set()
+        self._mishaps = Mishaps(logger)
 
     def command(self, payload: bytes) -> bytes:
-        """Start a job, or tell what became of it, and return the reply."""
-        try:
-            fields = frames.decode_control(payload)
-            return frames.encode_control(**self._answer("", fields, lambda: self._work(fields)))
-        except HoldfastError as error:
-            return frames.encode_control_error(error)
+        """Start a job, or tell what became of it, and return the reply, whatever `payload` holds."""
+
+        def answer() -> dict[str, Any]:
+            fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
+            return self._answer("", fields, lambda: self._work(fields))
+
+        return self._replied(answer)
 
     def destroy(self, tenant: str, payload: bytes) -> bytes:
         """Start the end of a store for an application of `tenant`, or tell what became of it, and return
-        the reply."""
-        try:
-            fields = frames.decode_control(payload)
+        the reply, whatever `payload` holds."""
+
+        def answer() -> dict[str, Any]:
+            fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
             named = fields.get("store")
             if type(named) is not list:
                 raise InvalidArgumentError(argument="store", reason="a list of kind and name")
             store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
             if epoch is None:
                 raise InvalidArgumentError(argument="epoch", reason="that of the store's head")
-            answer = self._answer(tenant, fields, lambda: self._destroy(store, epoch))
-            return frames.encode_control(**answer)
+            return self._answer(tenant, fields, lambda: self._destroy(store, epoch))
+
+        return self._replied(answer)
+
+    def _replied(self, answer: Callable[[], dict[str, Any]]) -> bytes:
+        """Return the reply that is made of an answer, or of what it raises."""
+        try:
+            return frames.encode_control(**answer())
         except HoldfastError as error:
             return frames.encode_control_error(error)
+        except Exception as error:  # noqa: BLE001 (it is this request's answer)
+            self._mishaps.note("operator.job_failed", self._server, error)
+            return frames.encode_control_error(internal_error("the job", error))
 
     async def stop(self) -> None:
         """Cancel what runs."""
@@ -226,7 +245,7 @@ class Administrator:
             case "delete":
                 return self._delete(store)
             case unknown:
-                raise InvalidArgumentError(argument="verb", reason=f"{unknown!r} is none")
+                raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is none")
 
     # Snapshots
     async def _versions(self, store: StoreId) -> dict[str, Any]:
@@ -510,14 +529,14 @@ def _store(value: Any) -> StoreId:
     if type(value) is not list or len(value) < 3:
         raise InvalidArgumentError(argument="store", reason="a list of tenant, kind and name")
     tenant, kind, name = value[:3]
-    if kind not in tuple(StoreKind):
+    if type(kind) is not int or kind not in tuple(StoreKind):
         raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
     return StoreId(check_tenant(tenant), int(kind), check_store(name))
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
-    if value is not None and (type(value) is not int or value < 0):
+    if value is not None and (type(value) is not int or not 0 <= value <= MAX_INTEGER):
         raise InvalidArgumentError(argument=name, reason="a number from 0 on")
     return value
 

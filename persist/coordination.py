@@ -28,8 +28,10 @@ from holdfast.protocol.errors import (
     ProtocolError,
     UnavailableError,
     error_from_wire,
+    internal_error,
 )
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_ARRAY_LENGTH, MAX_TERM
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.protocol.subjects import Subjects
 
@@ -62,6 +64,7 @@ class Coordination:
         self._drain = drain
         self._snapshot = snapshot
         self._register_again = asyncio.Event()
+        self._mishaps = Mishaps(logger)
         #: The highest term heard.
         self.term = 0
         #: The coordinator has accepted this incarnation: it may own stores.
@@ -69,11 +72,14 @@ class Coordination:
 
     # What the coordinator commands
     def command(self, payload: bytes) -> bytes:
-        """Obey a command and return the reply."""
+        """Obey a command and return the reply, whatever `payload` holds."""
         try:
-            more = self._obey(frames.decode_control(payload))
+            more = self._obey(frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH))
         except HoldfastError as error:
             return frames.encode_control_error(error)
+        except Exception as error:  # noqa: BLE001 (it is this command's answer)
+            self._mishaps.note("server.command_failed", self._server, error)
+            return frames.encode_control_error(internal_error("the command", error))
         return frames.encode_control(
             server=self._server,
             incarnation=self._incarnation,
@@ -97,12 +103,13 @@ class Coordination:
             case "snapshot" if self._snapshot is not None:
                 return {"snapshots": self._snapshot(_stores(fields.get("stores")))}
             case unknown:
-                raise MalformedFrameError(reason=f"unknown command {unknown!r}")
+                raise MalformedFrameError(reason=f"unknown command {unknown!r:.80}")
         return {}
 
     def _hear(self, fields: Any) -> None:
         term = fields.get("term")
-        if not isinstance(term, int):
+        if type(term) is not int or not 0 <= term < MAX_TERM:
+            # Who believed a term without bounds would never obey a coordinator again.
             return
         if term < self.term:
             raise DeposedError(term=term, newer_term=self.term)
@@ -219,6 +226,8 @@ def _stores(rows: Any) -> list[StoreId] | None:
     """Return the stores that a command names. Raises InvalidNameError, MalformedFrameError."""
     if rows is None:
         return None
+    if type(rows) is not list or any(type(row) is not list for row in rows):
+        raise MalformedFrameError(reason="stores are a list of [tenant, kind, name]")
     try:
         return [
             StoreId(check_tenant(tenant), StoreKind(kind), check_store(name))

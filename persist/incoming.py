@@ -1,19 +1,25 @@
 """What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
 
-Pure. A malformed frame is refused whole, a group that makes no sense alone. A frame may hold a
+Pure. A malformed frame is refused whole, a group that makes no sense alone: also one whose arguments
+lie so deep in each other that nobody could show or pack them. A frame may hold a
 thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make` makes
 them: in half the time that calling the class takes.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
+from holdfast.protocol.limits import ELEMENT_BYTES, MAX_NESTING
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+
+#: For the operations of a group: they lie in it, in the groups, and in the request.
+_LEVELS: Final = MAX_NESTING - 3
 
 
 class Incoming(NamedTuple):
@@ -38,14 +44,20 @@ def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) ->
         kind, name, counter, _, _, operations = group
         store = tuple.__new__(StoreId, (tenant, kind, name))
         wrong: HoldfastError | None = None
+        size_bytes = share_bytes
         if len(operations) > 1 or (operations[0][0] < frames.FIRST_READ) != (counter > 0):
             wrong = _check_operations(group)
+        if wrong is None and not frames.is_flat(chain.from_iterable(operations)):
+            try:
+                size_bytes += ELEMENT_BYTES * frames.check_nesting(operations, _LEVELS)
+            except MalformedFrameError as error:
+                wrong = error
         if wrong is None and find(store) is None:
             wrong = _check_name(group)
         if wrong is not None:
             incoming.refusals.append((index, wrong))
             continue
-        fields = (reply, index, writer, store, group, share_bytes, None)
+        fields = (reply, index, writer, store, group, size_bytes, None)
         arrivals.append(tuple.__new__(Arrival, fields))
     return incoming
 

@@ -1,8 +1,9 @@
 """What each write operation does to a store: checked arguments in, accepted changes and a result out.
 
 Pure but for lookups in the store's file. Every operation either is accepted whole or changes
-nothing and gives an error. Values come from the wire, so each is checked here, once, where it is
-used. The results' shapes are listed beside the operations' numbers in `protocol/frames.py`.
+nothing and gives an error; so does one that raises what nobody expected, which is taken back. Values come
+from the wire, so each is checked here, once, where it is used. The results' shapes are listed beside the
+operations' numbers in `protocol/frames.py`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from holdfast.protocol.errors import (
     WrongLastSeqError,
     WrongRevisionError,
     error_to_wire,
+    internal_error,
 )
 from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     MAX_HEADERS_BYTES,
+    MAX_INTEGER,
     MAX_MSG_ID_BYTES,
     MAX_VALUE_BYTES,
+    MIN_INTEGER,
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
@@ -46,11 +50,14 @@ _BYTES: Final = {bytes}
 Result = list[Any]
 
 
-def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Result]:
+def execute(
+    store: Store, operations: list[list[Any]], mishaps: list[Exception] | None = None
+) -> frames.Run | list[Result]:
     """Execute write operations in order and return a result, or an error's wire form, for each.
 
-    `store.time` is the time of all of them. Raises StorageError when the store's file cannot be
-    read; the caller then takes the whole tick of this store back.
+    `store.time` is the time of all of them. `mishaps` takes the exceptions that are our bugs. Raises
+    StorageError when the store's file cannot be read; the caller then takes the whole tick of this
+    store back.
     """
     if store.retention is not None:
         run = _run_within_limits(store, store.retention, operations)
@@ -74,7 +81,7 @@ def execute(store: Store, operations: list[list[Any]]) -> frames.Run | list[Resu
     results: list[Result] = []
     error_bytes = 0
     for operation in operations:
-        result = _execute_one(store, operation)
+        result = _execute_one(store, operation, mishaps)
         if result and type(result[0]) is str:
             # An error may quote its operation; all of them together must fit in one reply.
             error_bytes += len(frames.pack(result))
@@ -124,19 +131,32 @@ def _are_plain_sets(operations: list[list[Any]]) -> bool:
     return True
 
 
-def _execute_one(store: Store, operation: list[Any]) -> Result:
+def _execute_one(
+    store: Store, operation: list[Any], mishaps: list[Exception] | None = None
+) -> Result:
+    savepoint = store.savepoint()
     try:
         number = operation[0]
         if number == frames.BATCH:
             return _batch(store, operation)
         handler = _handler(store, number)
         return handler(store, operation)
-    except (IndexError, TypeError) as error:
-        return error_to_wire(MalformedFrameError(reason=f"operation {operation[0]}: {error}"))
-    except HoldfastError as error:
-        if isinstance(error, _REFUSALS):
-            return error_to_wire(error)
+    except _REFUSALS as error:
+        store.go_back(savepoint)
+        return error_to_wire(error)
+    except HoldfastError:
+        # It concerns the whole store.
         raise
+    except (IndexError, TypeError) as error:
+        # Arguments that are missing, or of a type that has not what is asked of it.
+        store.go_back(savepoint)
+        return error_to_wire(MalformedFrameError(reason=f"operation {operation[0]}: {error}"))
+    except Exception as error:
+        store.go_back(savepoint)
+        if mishaps is None:
+            raise
+        mishaps.append(error)
+        return error_to_wire(internal_error(f"operation {operation[0]}", error))
 
 
 def _handler(store: Store, number: int) -> Callable[[Store, list[Any]], Result]:
@@ -365,7 +385,7 @@ def _padded(operation: list[Any], length: int) -> list[Any]:
 
 
 def _integer(argument: str, value: Any) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+    if type(value) is not int or not MIN_INTEGER <= value <= MAX_INTEGER:
         raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
     return value
 

@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
     writer: bytes
     store: StoreId
     group: Group
-    #: Its share of the frame that it came in.
+    #: Its share of the frame that it came in, and what its arguments take beside that.
     size_bytes: int = 0
     #: Of a read that has waited for the archive: what it lacked.
     archived: Bodies | None = None

@@ -13,6 +13,8 @@ and a lone write waits for one sync only. Invariants:
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
 - Inbox and unsynced bytes are bounded: over the first the answer is `busy`, over the second the
   server gathers and applies nothing.
+- An exception that nobody expected is the answer to the group that raised it, and takes back what the tick
+  did to its store: it ends nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from holdfast.protocol.errors import (
     BusyError,
     HoldfastError,
     StorageError,
+    internal_error,
 )
 from holdfast.protocol.limits import (
     LOG_CAP_BYTES,
@@ -46,6 +49,7 @@ from holdfast.protocol.limits import (
     MAX_UNSYNCED_BYTES,
 )
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.store_config import Discard
 from holdfast.protocol.subjects import Subjects
@@ -144,6 +148,7 @@ class Pipeline:
         #: Set by the next sync, and then replaced.
         self._next_sync = asyncio.Event()
         self._failure: Exception | None = None
+        self._mishaps = Mishaps(logger)
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
 
@@ -313,13 +318,19 @@ class Pipeline:
             length = len(arrival.group.operations)
             operation_count += length
             room -= length + _GROUP_OPERATIONS
-            if self._execute(tick, arrival, now, log_is_full):
+            try:
+                if self._execute(tick, arrival, now, log_is_full):
+                    self._inbox_bytes -= arrival.size_bytes
+                elif self._inbox and self._inbox[0] is arrival:
+                    break
+            except Exception as error:  # noqa: BLE001 (it is this group's answer)
                 self._inbox_bytes -= arrival.size_bytes
-            elif self._inbox and self._inbox[0] is arrival:
-                break
+                self._give_up(tick, arrival, error)
         self.operation_count += operation_count
         self._evict(tick)
         records = self._append(tick)
+        for mishap in tick.mishaps:
+            self._mishaps.note("operation.failed", self._server, mishap)
         for store, _, _, done in archives:
             if not done.done():
                 done.set_result(tick.number if records and store.last_tick == tick.number else 0)
@@ -354,6 +365,15 @@ class Pipeline:
                 tick.abort(store, error)
         return True
 
+    def _give_up(self, tick: Tick, arrival: Arrival, error: Exception) -> None:
+        """Refuse a group that raised what nobody expected."""
+        refusal = error if isinstance(error, HoldfastError) else internal_error("a group", error)
+        tick.mishaps.append(error)
+        tick.refuse(arrival, refusal)
+        store = self._ownership.find(arrival.store)
+        if store is not None and store.mark is not None:
+            tick.abort(store, refusal)
+
     def _expires_first(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
         """Remove what is due before a group that it makes a difference to. Returns False if that
         takes more than this turn; the group then is the first of the next."""
@@ -379,6 +399,9 @@ class Pipeline:
             logger.warning("store.expire_failed store=%s reason=%s", store.id, error)
             tick.abort(store, error)
             return True
+        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+            tick.give_up(store, error)
+            return True
         return False
 
     def _archive(self, tick: Tick, store: Store, end_seq: int, table: str) -> None:
@@ -389,6 +412,8 @@ class Pipeline:
         except StorageError as error:
             logger.warning("store.archive_failed store=%s reason=%s", store.id, error)
             tick.abort(store, error)
+        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+            tick.give_up(store, error)
 
     def _evict(self, tick: Tick) -> None:
         """Bring the stores that were written back to their limits, in the same tick."""
@@ -398,6 +423,9 @@ class Pipeline:
             except StorageError as error:
                 logger.warning("store.expire_failed store=%s reason=%s", store.id, error)
                 tick.abort(store, error)
+                continue
+            except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+                tick.give_up(store, error)
                 continue
             if store.retention is not None and store.retention.due_at == 0:
                 self._overdue[store.id] = store
@@ -517,3 +545,5 @@ class Pipeline:
                 except StorageError as error:
                     # The log has it all: reads of this store fail until the disk is well.
                     logger.error("store.apply_failed store=%s reason=%s", store.id, error)
+                except Exception as error:  # noqa: BLE001 (so do they until the bug is mended)
+                    self._mishaps.note("store.apply_failed", store.id, error)

@@ -21,8 +21,9 @@ from holdfast.protocol.errors import (
     RequestError,
     UnknownOperationError,
     error_to_wire,
+    internal_error,
 )
-from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
+from holdfast.protocol.limits import MAX_INTEGER, MIN_INTEGER, PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.names import StoreKind, check_key
 from holdfast.shared_fs.applying import unpack_headers
 from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
@@ -46,11 +47,15 @@ class ArchiveNeededError(HoldfastError):
 
 
 def execute(
-    store: Store, server: str, operations: list[list[Any]], archived: Bodies | None = None
+    store: Store,
+    server: str,
+    operations: list[list[Any]],
+    archived: Bodies | None = None,
+    mishaps: list[Exception] | None = None,
 ) -> list[Any]:
     """Return a result, or an error's wire form, for the first of `operations`, at least one.
 
-    `archived` are bodies that an earlier try lacked. Raises ArchiveNeededError if the first one needs
+    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our bugs. Raises ArchiveNeededError if the first one needs
     others, StorageError when the file cannot be read.
     """
     results: list[Any] = []
@@ -74,6 +79,14 @@ def execute(
             result_bytes = len(frames.pack(result))
         except (RequestError, ProtocolError) as error:
             result = error_to_wire(error)
+            result_bytes = len(frames.pack(result))
+        except HoldfastError:
+            raise
+        except Exception as error:
+            if mishaps is None:
+                raise
+            mishaps.append(error)
+            result = error_to_wire(internal_error(f"operation {operation[0]}", error))
             result_bytes = len(frames.pack(result))
         if needed or (results and size_bytes + result_bytes > PAGE_BYTES):
             break
@@ -357,7 +370,7 @@ def _bytes_of_row(row: tuple[Any, ...]) -> int:
 
 
 def _integer(argument: str, value: Any) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+    if type(value) is not int or not MIN_INTEGER <= value <= MAX_INTEGER:
         raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
     return value
 

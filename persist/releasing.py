@@ -31,11 +31,13 @@ from holdfast.protocol.errors import (
     StorageError,
     StorageFailedError,
     TooLargeError,
+    internal_error,
 )
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     PAGE_BYTES,
 )
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.fence import FenceGate
 
@@ -95,6 +97,7 @@ class Releaser:
         self._has_left = has_left
         self._confirm_open = confirm_open
         self._archive_reads = archive_reads
+        self._mishaps = Mishaps(logger)
         self._ready: deque[Release] = deque()
         #: Reads of what is durable, and marks to be set when everything before them has left.
         self._reads: deque[tuple[Store, Arrival] | asyncio.Event] = deque()
@@ -204,6 +207,7 @@ class Releaser:
             return 0
         try:
             results = self._read_synced(store, arrival)
+            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         except FencedError:
             raise
         except reads.ArchiveNeededError as needed:
@@ -215,9 +219,15 @@ class Releaser:
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, error))
             return 0
+        except Exception as error:  # noqa: BLE001 (it is this group's answer)
+            self._count_waiting(-arrival.size_bytes)
+            self._mishaps.note("read.failed", store.id, error)
+            refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
+            elements = answers.setdefault(arrival.reply, [])
+            elements.append(frames.error_result(arrival.position, refusal))
+            return 0
         self._count_waiting(-arrival.size_bytes)
         elements = answers.setdefault(arrival.reply, [])
-        outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         elements.append([arrival.position, 0, outcome])
         return len(outcome)
 
@@ -231,14 +241,19 @@ class Releaser:
 
     def _read_synced(self, store: Store, arrival: Arrival) -> list[Any]:
         operations, archived = arrival.group.operations, arrival.archived
+        mishaps: list[Exception] = []
         try:
             store.materialise(self._synced_tick())
         except StorageFailedError as error:
             # The disk takes no writes; what is acknowledged can be read all the same.
             logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
             with store.previewed(self._synced_tick()):
-                return reads.execute(store, self._server, operations, archived)
-        return reads.execute(store, self._server, operations, archived)
+                results = reads.execute(store, self._server, operations, archived, mishaps)
+        else:
+            results = reads.execute(store, self._server, operations, archived, mishaps)
+        for mishap in mishaps:
+            self._mishaps.note("read.failed", store.id, mishap)
+        return results
 
     async def _send_answers(self, answers: Answers) -> None:
         for reply, elements in answers.items():

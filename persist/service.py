@@ -58,6 +58,7 @@ from holdfast.protocol.errors import (
     InvalidNameError,
     ProtocolError,
     StorageError,
+    internal_error,
 )
 from holdfast.protocol.limits import (
     EXPIRY_CHECK_SECONDS,
@@ -67,6 +68,7 @@ from holdfast.protocol.limits import (
     SYNC_STALL_SECONDS,
 )
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId, check_server
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.archive_table import Archive
@@ -149,6 +151,7 @@ class PersistServer:
         self._owners = Owners(bus, self._subjects)
         self._dead_logs: DeadLogs | BucketDeadLogs = DeadLogs(disk, layout, self.incarnation)
         self._subscriptions: list[BusSubscription] = []
+        self._mishaps = Mishaps(logger)
         self._stopping = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
         self._coordination = Coordination(
@@ -560,6 +563,10 @@ class PersistServer:
             incoming = take_apart(tenant, message.payload, message.reply, self._ownership)
         except (ProtocolError, InvalidNameError) as error:
             self._pipeline.refuse(message.reply, -1, error)
+            return
+        except Exception as error:  # noqa: BLE001 (it is this frame's answer)
+            self._mishaps.note("frame.failed", message.subject, error)
+            self._pipeline.refuse(message.reply, -1, internal_error("a frame", error))
             return
         for index, wrong in incoming.refusals:
             self._pipeline.refuse(message.reply, index, wrong)

@@ -508,8 +508,32 @@ class Store:
 
     def change_consumer(self, change: frames.WireChange) -> None:
         """Accept a change of a consumer."""
-        self.consumers.apply(change)
-        self._accept(change, variable_bytes(change))
+        size_bytes = variable_bytes(change)
+        try:
+            self.consumers.apply(change)
+        except Exception:
+            # Half of it may be done: they are loaded anew.
+            self._consumers = None
+            raise
+        self._accept(change, size_bytes)
+
+    def savepoint(self) -> tuple[Mark, int]:
+        """Return where the store is, for `go_back`."""
+        return self._here(), len(self.changes)
+
+    def go_back(self, savepoint: tuple[Mark, int]) -> None:
+        """Take back what was accepted since `savepoint`, of the same tick."""
+        mark, change_count = savepoint
+        if self._overlay.in_batch:
+            self._overlay.undo_batch()
+        if len(self.changes) == change_count and self._here() == mark:
+            # What is refused has mostly changed nothing.
+            return
+        del self.changes[change_count:]
+        self.changes_bytes = bytes_of(self.changes)
+        self._restore(mark)
+        self._overlay.rebuild(self.unwritten())
+        self._consumers = None
 
     @property
     def in_batch(self) -> bool:

@@ -9,7 +9,8 @@ writes against the stores in memory, and then gives
   frame is synced and the fence has been read (`pipeline.py`);
 - the reads, which run after the sync, on what is durable.
 
-If the log refuses the frame, `fail` takes every store back to where the tick began.
+If the log refuses the frame, `fail` takes every store back to where the tick began. What raises something
+that nobody expected is refused as `internal_error`: one operation, or all that the tick did to its store.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from holdfast.protocol.errors import (
     StaleWriteError,
     StorageError,
     WriterGapError,
+    internal_error,
 )
 from holdfast.protocol.limits import PAGE_BYTES
 from holdfast.protocol.messages import Durability
@@ -75,6 +77,8 @@ class Tick:
         #: The tick whose sync this tick's answers must wait for.
         self.wait_for = 0
         self._writes: list[Arrival] = []
+        #: Exceptions that nobody expected, each answered already: to be logged.
+        self.mishaps: list[Exception] = []
 
     def answer(self, arrival: Arrival, outcome: bytes) -> None:
         """Answer a group after the sync."""
@@ -145,7 +149,7 @@ class Tick:
             store.time = time
         else:
             time = store.time
-        results = operations.execute(store, group_operations)
+        results = operations.execute(store, group_operations, self.mishaps)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         writer.record(counter, floor, outcome)
         # As `WriterOutcome._make` does, in half the time.
@@ -164,8 +168,8 @@ class Tick:
             answered = answers[reply] = []
         answered.append([position, 0, outcome])
 
-    def abort(self, store: Store, error: StorageError) -> None:
-        """The store's file failed in the middle: take back all that this tick did to it."""
+    def abort(self, store: Store, error: HoldfastError) -> None:
+        """The store's file failed in the middle, or a bug did: take back all that this tick did to it."""
         if store.mark is not None:
             store.fail_tick()
         self._stores.pop(store, None)
@@ -178,26 +182,40 @@ class Tick:
             self.refuse_at(reply, index, error)
         self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
 
+    def give_up(self, store: Store, cause: Exception) -> None:
+        """Something that nobody expected was raised: take back all that this tick did to the store."""
+        self.mishaps.append(cause)
+        self.abort(store, internal_error(f"a write of {store.id}", cause))
+
     def records(self) -> list[LogRecord]:
         """Return what goes into the log, and pack what is broadcast. Empty: nothing was written."""
         found = []
         broadcasts = self.broadcasts
+        unpackable: list[tuple[Store, Exception]] = []
         for store in self._stores:
             assert store.mark is not None
             previous_revision, revision = store.mark.revision, store.revision
             changes = store.changes
-            if changes and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
-                # What nearly all of a thousand stores have.
-                payload = frames.encode_changes(store.epoch, previous_revision, store.time, changes)
-                payloads = [payload]
-                broadcasts.append((store, payload))
-            else:
-                payloads = _payloads(store, changes)
-                # Followers have no use for chunks.
-                told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
-                broadcasts.extend((store, payload) for payload in told)
+            try:
+                if changes and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
+                    # What nearly all of a thousand stores have.
+                    payload = frames.encode_changes(
+                        store.epoch, previous_revision, store.time, changes
+                    )
+                    payloads = [payload]
+                    broadcasts.append((store, payload))
+                else:
+                    payloads = _payloads(store, changes)
+                    # Followers have no use for chunks.
+                    told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
+                    broadcasts.extend((store, payload) for payload in told)
+            except Exception as error:  # noqa: BLE001 (what cannot be packed is refused by itself)
+                unpackable.append((store, error))
+                continue
             fields = (store.id, store.epoch, previous_revision, revision, payloads, store.outcomes)
             found.append(tuple.__new__(LogRecord, fields))
+        for store, cause in unpackable:
+            self.give_up(store, cause)
         if not found:
             self._wait_for_earlier()
         return found

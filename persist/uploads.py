@@ -23,6 +23,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import (
     MAX_CHUNK_BYTES,
     MAX_DELETE_COUNT,
+    MAX_INTEGER,
     MAX_LARGE_VALUE_BYTES,
     MAX_STAGED_UPLOADS,
     UPLOAD_ID_BYTES,
@@ -33,7 +34,7 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
     """Accept a chunk; return how much there is then, and the revision."""
     upload_id, offset, data = operation[1], operation[2], operation[3]
     check_upload_id(upload_id)
-    if type(offset) is not int or offset < 0:
+    if type(offset) is not int or not 0 <= offset <= MAX_INTEGER:
         raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
     if type(data) is not bytes or not data:
         raise InvalidArgumentError(argument="data", reason="bytes are wanted, not none")

@@ -71,6 +71,10 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import MAX_INTEGER, MAX_NAME_BYTES
+from holdfast.protocol.names import check_server
+
 
 class StoreState(IntEnum):
     """What is known of a store's file when a server is granted the store."""
@@ -174,14 +178,26 @@ class Heartbeat(NamedTuple):
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
-        """Return the heartbeat in `fields`. Raises KeyError, TypeError, ValueError."""
+        """Return the heartbeat in `fields`. Raises InvalidNameError, InvalidArgumentError."""
+        state = fields.get("state", ServerMode.RUNNING)
+        if type(state) is not str or len(state) > MAX_NAME_BYTES:
+            raise InvalidArgumentError(argument="state", reason="a word is wanted")
         return cls(
-            server=str(fields["server"]),
-            incarnation=str(fields["incarnation"]),
-            state=str(fields.get("state", ServerMode.RUNNING)),
-            open_stores=int(fields.get("open_stores", 0)),
-            log_bytes=int(fields.get("log_bytes", 0)),
-            operations_per_second=float(fields.get("operations_per_second", 0.0)),
-            snapshot_backlog=int(fields.get("snapshot_backlog", 0)),
-            bucket_requests=int(fields.get("bucket_requests", 0)),
+            server=check_server(fields.get("server", "")),
+            incarnation=check_server(fields.get("incarnation", "")),
+            state=state,
+            open_stores=int(_load(fields, "open_stores")),
+            log_bytes=int(_load(fields, "log_bytes")),
+            operations_per_second=float(_load(fields, "operations_per_second")),
+            snapshot_backlog=int(_load(fields, "snapshot_backlog")),
+            bucket_requests=int(_load(fields, "bucket_requests")),
         )
+
+
+def _load(fields: Mapping[str, Any], name: str) -> int | float:
+    """Return a number of a heartbeat, 0 if it is left out: one that can be listed and compared."""
+    value = fields.get(name, 0)
+    if type(value) not in (int, float) or not 0 <= value <= MAX_INTEGER:
+        raise InvalidArgumentError(argument=name, reason="a number from 0 on is wanted")
+    number: int | float = value
+    return number

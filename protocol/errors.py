@@ -41,7 +41,8 @@
     └── ProtocolError               our bug, or a peer that is not ours
         ├── UnsupportedVersionError
         ├── MalformedFrameError
-        └── UnknownOperationError
+        ├── UnknownOperationError
+        └── InternalError           an operation met a bug: it did nothing
 
 Fields come first and the text is built from them. On the wire an error is `[code, fields]`; a code
 that a peer does not know becomes the HoldfastError with that code, so old clients read new servers.
@@ -51,6 +52,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from holdfast.protocol.limits import (
+    MAX_ERROR_ELEMENTS,
+    MAX_ERROR_FIELDS,
+    MAX_ERROR_TEXT_CHARACTERS,
+    MAX_INTEGER,
+    MIN_INTEGER,
+)
 
 
 class HoldfastError(Exception):
@@ -67,9 +76,10 @@ class HoldfastError(Exception):
     def _text(self) -> str:
         try:
             return self.template.format(**self.fields)
-        except (KeyError, IndexError, ValueError, TypeError):
-            # A newer peer may send other fields than this version's text names.
-            return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in self.fields.items())
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            # A newer peer may send other fields than this version's text names; and what a field quotes
+            # may be larger, or deeper, than can be shown.
+            return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in wire_fields(self).items())
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__.get("fields", {})
@@ -316,13 +326,56 @@ class UnknownOperationError(ProtocolError):
     template = "unknown operation {operation}"
 
 
+class InternalError(ProtocolError):
+    """An operation met a bug of the server's, which has its traceback in its log. It did nothing."""
+
+    code = "internal_error"
+    template = "{what} failed and did nothing, by a bug of the server's: {reason}"
+
+
+def internal_error(what: str, cause: BaseException) -> InternalError:
+    """Return what is told of an exception that nobody expected."""
+    return InternalError(what=what, reason=type(cause).__name__)
+
+
 def error_to_wire(error: HoldfastError) -> list[object]:
-    """Return `[code, fields]`."""
-    return [error.code, error.fields]
+    """Return `[code, fields]`, which can be packed whatever the fields were made of."""
+    return [error.code, wire_fields(error)]
+
+
+def wire_fields(error: HoldfastError) -> dict[str, object]:
+    """Return the fields of an error as they may leave: bounded, and of what msgpack carries. Some quote
+    what a peer sent."""
+    fields = list(error.fields.items())[:MAX_ERROR_FIELDS]
+    return {_wire_text(name): _wire_value(value, nested=True) for name, value in fields}
+
+
+def _wire_value(value: object, *, nested: bool) -> object:
+    if value is None or type(value) in (bool, float):
+        return value
+    if isinstance(value, int):
+        if MIN_INTEGER <= value <= MAX_INTEGER:
+            return int(value)
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, str):
+        return _wire_text(value)
+    if isinstance(value, bytes):
+        return bytes(value[:MAX_ERROR_TEXT_CHARACTERS])
+    if isinstance(value, list | tuple) and nested:
+        return [_wire_value(each, nested=False) for each in value[:MAX_ERROR_ELEMENTS]]
+    return f"a {type(value).__name__}"
+
+
+def _wire_text(text: str) -> str:
+    if len(text) > MAX_ERROR_TEXT_CHARACTERS:
+        text = text[: MAX_ERROR_TEXT_CHARACTERS - 3] + "..."
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def error_from_wire(code: str, fields: Mapping[str, object]) -> HoldfastError:
     """Return the error of `code`; a code of a newer peer becomes a plain HoldfastError with it."""
+    if type(fields) is not dict or not all(type(name) is str for name in fields):
+        raise TypeError("the fields of an error are a map of names")
     known = ERRORS_BY_CODE.get(code)
     if known is not None:
         return known(**fields)

@@ -18,12 +18,14 @@ lowest counter the writer still waits for: outcomes below it may be forgotten, a
 that arrives late is refused. A run is what most groups are: each operation set one message at the
 next seq, or (seq 0) one key, at the next revision; so one number of each stands for all results. A request without groups asks whether the server is there; the reply
 to it is empty. Decoding checks shape and types of what it names here and raises
-MalformedFrameError; the values inside an operation are checked where it is executed.
+MalformedFrameError; the values inside an operation are checked where it is executed. What comes from the
+bus has no extension types and no keys but text and bytes, and what servers take is bounded in depth
+and width (`check_nesting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -36,8 +38,14 @@ from holdfast.protocol.errors import (
     MalformedFrameError,
     UnsupportedVersionError,
     error_from_wire,
+    wire_fields,
 )
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_LARGE_VALUE_BYTES
+from holdfast.protocol.limits import (
+    MAX_ARRAY_LENGTH,
+    MAX_FRAME_OPERATIONS,
+    MAX_LARGE_VALUE_BYTES,
+    MAX_NESTING,
+)
 from holdfast.protocol.messages import (
     Ack,
     Change,
@@ -209,6 +217,8 @@ _first: Final = itemgetter(0)
 _new: Final = tuple.__new__
 _LIST: Final = {list}
 _INT: Final = {int}
+_CONTAINERS: Final = frozenset((list, dict))
+_FLAT: Final = frozenset((bytes, int, str, float, bool, type(None)))
 _pack: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
@@ -285,13 +295,57 @@ def encode(value: object) -> bytes:
     return _VERSION_BYTE + pack(value)
 
 
-def decode(payload: bytes) -> Any:
-    """Return what a payload carries. Raises UnsupportedVersionError, MalformedFrameError."""
+def decode(payload: bytes, *, max_length: int = -1) -> Any:
+    """Return what a payload carries, without arrays and maps above `max_length`, -1 being any. Raises
+    UnsupportedVersionError, MalformedFrameError."""
     if not payload:
         raise MalformedFrameError(reason="empty")
     if payload[0] != PROTOCOL_VERSION:
         raise UnsupportedVersionError(found=payload[0], known=PROTOCOL_VERSION)
-    return unpack(memoryview(payload)[1:])  # type: ignore[arg-type]
+    try:
+        return msgpack.unpackb(
+            memoryview(payload)[1:],
+            raw=False,
+            strict_map_key=True,
+            ext_hook=_refuse_extension,
+            max_ext_len=0,
+            max_array_len=max_length,
+            max_map_len=max_length,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        reason = str(error)[:80] or type(error).__name__
+        raise MalformedFrameError(reason=f"not msgpack: {reason}") from error
+
+
+def _refuse_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"an extension type, {code}")
+
+
+def is_flat(values: Iterable[Any]) -> bool:
+    """Tell if none of `values` has others in it."""
+    return _FLAT.issuperset(map(type, values))
+
+
+def check_nesting(value: Any, levels: int = MAX_NESTING) -> int:
+    """Return how many elements all arrays and maps of `value` have. Raises MalformedFrameError if they
+    lie deeper in each other than `levels`."""
+    count = 0
+    level = [value]
+    while level:
+        if levels == 0:
+            raise MalformedFrameError(reason="arrays and maps too deep within each other")
+        levels -= 1
+        inner: list[Any] = []
+        for each in level:
+            if type(each) is list:
+                count += len(each)
+                if not is_flat(each):
+                    inner += [element for element in each if type(element) in _CONTAINERS]
+            elif type(each) is dict:
+                count += 2 * len(each)
+                inner += [element for element in each.values() if type(element) in _CONTAINERS]
+        level = inner
+    return count
 
 
 def encode_request(writer: bytes, groups: Sequence[Sequence[Any]]) -> bytes:
@@ -304,7 +358,7 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
 
     Raises UnsupportedVersionError, MalformedFrameError.
     """
-    body = decode(payload)
+    body = decode(payload, max_length=MAX_ARRAY_LENGTH)
     if type(body) is not list or len(body) < 2:
         raise MalformedFrameError(reason="a request is [writer, groups]")
     writer, groups = body[0], body[1]
@@ -392,7 +446,7 @@ def decode_outcome(outcome: bytes) -> Outcome:
 
 def error_result(index: int, error: HoldfastError) -> list[Any]:
     """Return the element of a reply that refuses a whole group."""
-    return [index, 1, error.code, error.fields]
+    return [index, 1, error.code, wire_fields(error)]
 
 
 def encode_changes(
@@ -485,17 +539,18 @@ def encode_control(**fields: object) -> bytes:
 
 def encode_control_error(error: HoldfastError) -> bytes:
     """Return a control reply that refuses; `decode_control` raises it on the other side."""
-    return encode({"error": error.code, "fields": error.fields})
+    return encode({"error": error.code, "fields": wire_fields(error)})
 
 
-def decode_control(payload: bytes) -> Mapping[str, Any]:
-    """Return the fields of a control message.
+def decode_control(payload: bytes, *, max_length: int = -1) -> Mapping[str, Any]:
+    """Return the fields of a control message, without arrays and maps above `max_length`, -1 being any.
 
     Raises UnsupportedVersionError, MalformedFrameError, and the error that a refusal carries.
     """
-    body = decode(payload)
-    if type(body) is not dict:
-        raise MalformedFrameError(reason="a control message is a map")
+    body = decode(payload, max_length=max_length)
+    check_nesting(body)
+    if type(body) is not dict or not all(type(name) is str for name in body):
+        raise MalformedFrameError(reason="a control message is a map of names")
     if "error" in body:
         try:
             error = error_from_wire(str(body["error"]), body.get("fields") or {})

@@ -53,6 +53,24 @@ MAX_MSG_ID_BYTES: Final = 256
 #: Seqs or keys that one delete operation may name.
 MAX_DELETE_COUNT: Final = 4096
 
+# What a payload may be made of
+#: Arrays and maps within each other. The protocol's own are nine deep at the most (a header of an
+#: operation of a batch); a thousand would end Python's recursion where such a value is shown or packed.
+MAX_NESTING: Final = 16
+#: Elements of one array, and of one map, that a server takes: room is made for as many as are announced.
+MAX_ARRAY_LENGTH: Final = 2 * MAX_FRAME_OPERATIONS
+#: What an element of an argument (a seq, a key, an ack) may take in memory beside its bytes on the wire.
+ELEMENT_BYTES: Final = 64
+#: Seqs, revisions, times and counts: SQLite's integers.
+MIN_INTEGER: Final = -(1 << 63)
+MAX_INTEGER: Final = (1 << 63) - 1
+#: Terms of coordinators: one each time that one starts, so none comes near it but by forgery.
+MAX_TERM: Final = 1 << 48
+#: What an error tells: so many fields of so much text, and elements of a list, whatever it quotes.
+MAX_ERROR_FIELDS: Final = 16
+MAX_ERROR_TEXT_CHARACTERS: Final = 512
+MAX_ERROR_ELEMENTS: Final = 16
+
 # Consumers
 #: Consumers of one stream: each is a cursor in the owner's memory while the stream is in use.
 MAX_CONSUMERS: Final = 64
@@ -206,6 +224,8 @@ assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 
     MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 )
 assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
+assert MAX_NESTING >= 9
+assert max(MAX_FRAME_OPERATIONS, MAX_DELETE_COUNT, MAX_FETCH, PAGE_ROWS) < MAX_ARRAY_LENGTH
 assert CHUNK_BYTES <= MAX_CHUNK_BYTES <= PAGE_BYTES
 assert MAX_VALUE_BYTES < MAX_LARGE_VALUE_BYTES
 assert MIN_WAITING_OPERATIONS <= FIRST_WAITING_OPERATIONS <= MAX_WAITING_OPERATIONS

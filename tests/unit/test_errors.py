@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,13 +25,12 @@ from holdfast.protocol.errors import (
 )
 
 CLASSES = sorted(ERRORS_BY_CODE.values(), key=lambda cls: cls.code)
-#: Whatever msgpack carries.
-VALUES = st.recursive(
+#: What fields hold.
+SCALARS = (
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(max_size=20)
-    | st.binary(max_size=20) | st.floats(allow_nan=False),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=5,
+    | st.binary(max_size=20) | st.floats(allow_nan=False)
 )  # fmt: skip
+VALUES = SCALARS | st.lists(SCALARS, max_size=3)
 FIELD_NAMES = st.sampled_from(
     ["what", "name", "reason", "seq", "last_seq", "actual", "expected", "key", "timeout_seconds",
      "self", "code", "fields", "args", "new_field"]
@@ -111,3 +111,42 @@ def test_the_docstring_draws_the_whole_tree() -> None:
 def test_a_timeout_is_also_pythons() -> None:
     with pytest.raises(TimeoutError):
         raise OperationTimeoutError(timeout_seconds=1.0, reason="no reply")
+
+
+@pytest.mark.parametrize(
+    ("value", "carried"),
+    [
+        (1 << 64, "a number of 65 bits"),
+        (-(1 << 63) - 1, "a number of 64 bits"),
+        (1 << 20_000, "a number of 20001 bits"),
+        ("x" * 600, "x" * 509 + "..."),
+        ("\ud800", "\\ud800"),
+        (b"x" * 600, b"x" * 512),
+        (list(range(99)), list(range(16))),
+        ([[1], {}], ["a list", "a dict"]),
+        (object(), "a object"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_fields_of_an_error_can_be_packed_whatever_they_quote(
+    value: object, carried: object
+) -> None:
+    error = errors.UploadMismatchError(staged_bytes=value, size_bytes=1)
+    for packed in (
+        frames.pack(error_to_wire(error)),
+        frames.pack(frames.error_result(0, error)),
+        frames.encode_control_error(error),
+    ):
+        assert len(packed) < 2048
+    assert error_to_wire(error)[1] == {"staged_bytes": carried, "size_bytes": 1}
+
+
+def test_an_error_has_no_more_fields_than_a_reply_has_room_for() -> None:
+    error = RequestError(**{f"field{number}": "x" * 9999 for number in range(99)})
+    assert len(frames.pack(error_to_wire(error))) < 16 * 600
+
+
+@pytest.mark.parametrize("fields", [None, [], {1: "x"}, "x", {b"x": 1}])
+def test_fields_that_are_no_map_of_names_are_a_type_error(fields: Any) -> None:
+    with pytest.raises(TypeError):
+        error_from_wire("busy", fields)

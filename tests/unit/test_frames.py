@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,16 +19,15 @@ from holdfast.protocol.errors import (
     UnsupportedVersionError,
     WrongLastSeqError,
 )
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_NESTING
 from holdfast.protocol.messages import Ack, ChangeKind, Durability, LargeValue
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=8)
-    | st.binary(max_size=8) | st.floats(allow_nan=False)
-    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=8)),
+    | st.binary(max_size=8) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    | st.dictionaries(st.text(max_size=4) | st.binary(max_size=4), inner, max_size=3),
     max_leaves=12,
 )  # fmt: skip
 OPERATIONS = st.lists(VALUES, max_size=4).map(lambda rest: [77, *rest])
@@ -102,7 +100,7 @@ def test_the_element_of_a_reply_that_refuses_carries_code_and_fields() -> None:
 @pytest.mark.parametrize("decode", DECODERS, ids=lambda decode: decode.__name__)
 @given(data=st.binary(max_size=60) | VALUES.map(frames.encode) | VALUES.map(frames.pack))
 @example(data=b"\x01" + b"\x91" * 5000)
-@example(data=b"\x01" + msgpack.packb({b"k": 1}))
+@example(data=frames.encode({b"k": 1}))
 @example(data=b"\x01\x81\x91\x01\x02")
 @example(data=b"\x01\xdd\xff\xff\xff\xff")
 @example(data=b"\x01\xd9\x02\xff\xfe")
@@ -264,3 +262,48 @@ def test_a_run_stands_for_consecutive_results() -> None:
 def test_a_run_that_makes_no_sense_is_malformed(run: list[object]) -> None:
     with pytest.raises(MalformedFrameError):
         frames.decode_outcome(frames.pack([1, 2, 3, None, *run]))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"\xd4\x05x",
+        b"\xc7\x00\x07",
+        b"\xd6\xff\x00\x00\x00\x01",
+        b"\x81\x01\x02",
+        b"\x81\x91\x01\x02",
+        b"\xa3\xed\xa0\x80",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 2000 + b"\xc0",
+        b"\xc1",
+    ],
+    ids=["extension", "empty extension", "timestamp", "int key", "list key", "surrogate", "announced",
+         "2000 deep", "no msgpack"],
+)  # fmt: skip
+def test_what_no_peer_of_ours_sends_is_malformed(packed: bytes) -> None:
+    for whole in (packed, b"\x92\xa1w" + packed):
+        with pytest.raises(MalformedFrameError):
+            frames.decode(b"\x01" + whole)
+
+
+def test_arrays_and_maps_within_each_other_are_counted_to_a_depth() -> None:
+    value: Any = None
+    for depth in range(1, 2000):
+        value = [value] if depth % 2 else {"k": value}
+        if depth <= MAX_NESTING:
+            assert frames.check_nesting(value) == depth + depth // 2
+        elif depth in (MAX_NESTING + 1, 500, 1999):
+            with pytest.raises(MalformedFrameError):
+                frames.check_nesting(value)
+
+
+def test_a_server_makes_no_room_for_more_than_a_frame_may_hold() -> None:
+    announced = b"\xdd" + (1 << 20).to_bytes(4, "big")
+    with pytest.raises(MalformedFrameError, match="exceeds max_array_len"):
+        frames.decode_request(b"\x01\x92\xc4\x01w" + announced + bytes(1 << 20))
+
+
+def test_a_control_message_nested_a_thousand_deep_is_malformed() -> None:
+    payload = b"\x01\x81\xa6server" + b"\x91" * 1000 + b"\xc0"
+    with pytest.raises(MalformedFrameError, match="too deep"):
+        frames.decode_control(payload)
