@@ -24,8 +24,10 @@ from holdfast.protocol.bus import (
     BusSubscription,
     BusTimeoutError,
     NoRespondersError,
+    check_subject,
+    is_subject,
 )
-from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
+from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError, TooLargeError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
@@ -33,6 +35,8 @@ from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 _FLUSH_TIMEOUT_SECONDS: Final = 10.0
 #: The sender of what the bus itself says: that nobody listens.
 THE_BUS: Final = ""
+#: The sender of what is injected.
+STRANGER: Final = "stranger"
 
 
 class Delivery(NamedTuple):
@@ -48,6 +52,8 @@ class Delivery(NamedTuple):
 Policy = Callable[[Delivery], Sequence[float]]
 #: Sees everything that is published, as it is: the sender's name and the message.
 Tap = Callable[[str, BusMessage], None]
+#: Tells if a connection may do something, `publish to` or `subscribe to`, with a subject.
+Permits = Callable[[str, str], bool]
 
 
 def deliver_at_once(delivery: Delivery) -> Sequence[float]:
@@ -69,10 +75,11 @@ class MemoryNetwork:
         self._subscriptions: dict[_MemorySubscription, None] = {}
         self._connections: dict[MemoryBus, None] = {}
 
-    def connect(self, name: str) -> MemoryBus:
-        """Return a new connection; `name` is one token of a subject, and need not be unique."""
+    def connect(self, name: str, permits: Permits | None = None) -> MemoryBus:
+        """Return a new connection; `name` is one token of a subject, and need not be unique. Without
+        `permits` it may do everything."""
         self._connection_count += 1
-        bus = MemoryBus(self, name, f"{name}-{self._connection_count}")
+        bus = MemoryBus(self, name, f"{name}-{self._connection_count}", permits)
         self._connections[bus] = None
         return bus
 
@@ -85,6 +92,14 @@ class MemoryNetwork:
         """Let everyone that was disconnected connect again."""
         for bus in list(self._connections):
             bus.come_back()
+
+    def inject(self, subject: bytes, payload: bytes, reply: bytes = b"") -> None:
+        """Publish what a client of another library can: any bytes."""
+        subject_text, reply_text = subject.decode("latin-1"), reply.decode("latin-1")
+        if is_subject(subject_text):
+            message = BusMessage(subject_text, payload, reply_text if is_subject(reply_text) else "")
+            for subscription in self._listening(subject_text):
+                self._deliver(STRANGER, subscription, message)
 
     def _publish(self, sender: MemoryBus, message: BusMessage) -> None:
         for tap in self.taps:
@@ -150,7 +165,9 @@ class _MemorySubscription(BusSubscription):
 class MemoryBus(Bus):
     """One connection. Made by `MemoryNetwork.connect`."""
 
-    def __init__(self, network: MemoryNetwork, name: str, inbox_token: str) -> None:
+    def __init__(
+        self, network: MemoryNetwork, name: str, inbox_token: str, permits: Permits | None = None
+    ) -> None:
         self.network = network
         self.name = name
         #: Grows with each loss of the connection: what was on its way before does not arrive.
@@ -159,6 +176,8 @@ class MemoryBus(Bus):
         self._inbox_count = 0
         self._connected = True
         self._closed = False
+        self._permits = permits
+        self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
         self._reconnect_callbacks: list[tuple[Callable[[], None], contextvars.Context]] = []
         self._waiting_for_return: list[asyncio.Future[None]] = []
 
@@ -189,16 +208,28 @@ class MemoryBus(Bus):
         self._waiting_for_return.clear()
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        check_subject(subject)
+        if reply:
+            check_subject(reply, "reply")
         if len(payload) > self.max_payload_bytes:
             raise TooLargeError(what="payload", size=len(payload), limit=self.max_payload_bytes)
-        if self._connected:
+        if self._connected and self._permitted("publish to", subject):
             self.network._publish(self, BusMessage(subject, bytes(payload), reply))
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         self._check_open()
         subscription = _MemorySubscription(self, subject, callback)
-        self.network._subscriptions[subscription] = None
+        if self._permitted("subscribe to", subject):
+            self.network._subscriptions[subscription] = None
         return subscription
+
+    def _permitted(self, action: str, subject: str) -> bool:
+        if self._permits is None or self._permits(action, subject):
+            return True
+        error = NotAllowedError(action=action, subject=subject)
+        for callback in self._refused_callbacks:
+            asyncio.get_running_loop().call_soon(callback, error)
+        return False
 
     async def request(
         self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
@@ -210,8 +241,13 @@ class MemoryBus(Bus):
             if not answer.done():
                 answer.set_result(message)
 
+        def refused(error: NotAllowedError) -> None:
+            if error.subject == subject and not answer.done():
+                answer.set_exception(error)
+
         inbox = self.new_inbox(tenant)
         subscription = await self.subscribe(inbox, on_reply)
+        self._refused_callbacks.append(refused)
         try:
             await self.publish(subject, payload, inbox)
             async with asyncio.timeout(timeout_seconds):
@@ -219,6 +255,7 @@ class MemoryBus(Bus):
         except TimeoutError as error:
             raise BusTimeoutError(subject=subject, timeout_seconds=timeout_seconds) from error
         finally:
+            self._refused_callbacks.remove(refused)
             await subscription.unsubscribe()
         if message.no_responders:
             raise NoRespondersError(subject=subject)
@@ -230,6 +267,9 @@ class MemoryBus(Bus):
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append((callback, contextvars.copy_context()))
+
+    def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
+        self._refused_callbacks.append(callback)
 
     async def flush(self) -> None:
         self._check_open()

@@ -1,11 +1,10 @@
 """The bus over NATS core, with nats-py.
 
-Reconnects for ever in the background. Two ways through nats-py are shortened, with what every version
-of its client has: a message goes to its callback where it is parsed, not through a queue and a task
-for each subscription; and what is published in one turn of the loop is written to the socket at the
-turn's end, not by another task. Both halve the time of a lone request, and most of the cost of a
-message. Whatever is out of the ordinary (no connection, a transport that is not a plain socket, a
-full socket) takes nats-py's own way.
+Reconnects for ever in the background, also when the connection just stops passing data; how nats-py is made
+to, and how a message comes in, is in `nats_client.py`. What is published in one turn of the loop is
+written to the socket at the turn's end, not by another task of nats-py's: with the same for what comes in
+that halves the time of a lone request, and most of the cost of a message. Whatever is out of the
+ordinary (no connection, a transport that is not a socket, a full socket) takes nats-py's own way.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-import nats
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
 
 from holdfast.protocol.bus import (
     Bus,
@@ -32,72 +28,49 @@ from holdfast.protocol.bus import (
     BusSubscription,
     BusTimeoutError,
     NoRespondersError,
+    check_subject,
 )
-from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
-from holdfast.protocol.limits import MIN_PAYLOAD_BYTES
+from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError, TooLargeError
+from holdfast.protocol.limits import BUS_CLOSE_SECONDS, MIN_PAYLOAD_BYTES
+from holdfast.protocol.nats_client import WatchedClient, WatchedTransport, check_nats_py
 from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
 logger = logging.getLogger("holdfast.bus")
 
-_NO_RESPONDERS = b"NATS/1.0 503"
 #: So much published in one turn is written at once, and waits for room in the socket.
 _WRITE_BYTES = 256 * 1024
 
 
-class _Client(Client):
-    """nats-py's client, with callbacks that are plain functions and called at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: By the number of their subscription.
-        self.callbacks: dict[int, BusCallback] = {}
-
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
-        callback = self.callbacks.get(sid)
-        if callback is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        missing = bool(headers) and not data and headers.startswith(_NO_RESPONDERS)
-        try:
-            callback(BusMessage(subject.decode(), data, reply.decode(), missing))
-        except Exception:
-            # Let out, it would end the reading of the whole connection.
-            logger.exception("bus.callback_failed subject=%s", subject.decode())
-
-
 class _NatsSubscription(BusSubscription):
-    def __init__(self, client: _Client, subscription: Subscription) -> None:
+    def __init__(self, client: WatchedClient, subscription: Subscription) -> None:
         self._client = client
         self._subscription = subscription
 
     async def unsubscribe(self) -> None:
-        # From here on a message finds no callback, and goes to nats-py, where nobody waits for it.
-        self._client.callbacks[self._subscription._id] = _ignore
+        # From here on a message finds no callback.
+        self._client.callbacks.pop(self._subscription._id, None)
         try:
             await self._subscription.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             logger.debug("bus.already_unsubscribed")
-        self._client.callbacks.pop(self._subscription._id, None)
-
-
-def _ignore(message: BusMessage) -> None:
-    """Take a message that came after its subscription had ended."""
 
 
 class NatsBus(Bus):
     """One connection to a NATS server or cluster. Made by `connect_nats`."""
 
-    def __init__(self, client: _Client, inbox_prefix: str) -> None:
+    def __init__(self, client: WatchedClient, inbox_prefix: str) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox_prefix = inbox_prefix
         #: Where replies to most requests come: `<it>.<number>`. Subscribed with the first one.
         self._replies = ""
         self._request_count = 0
-        #: Requests without a reply, by the last token of its subject.
-        self._asked: dict[str, asyncio.Future[BusMessage]] = {}
+        #: Requests without a reply, by the last token of its subject, with their own subject.
+        self._asked: dict[str, tuple[str, asyncio.Future[BusMessage]]] = {}
+        self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
+        #: nats-py makes no queue and no task for a subscription that has a future.
+        self._unused: asyncio.Future[Any] = self._loop.create_future()
+        client.on_refused = self._on_refused
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._write_scheduled = False
 
@@ -112,9 +85,12 @@ class NatsBus(Bus):
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = self._client
         size_bytes = len(payload)
+        check_subject(subject)
+        if reply:
+            check_subject(reply, "reply")
         if size_bytes > client._max_payload:
             raise _too_large(payload, client._max_payload)
-        if client._status != Client.CONNECTED or type(client._transport) is not TcpTransport:
+        if client._status != Client.CONNECTED or type(client._transport) is not WatchedTransport:
             await self._publish_unconnected(subject, payload, reply)
             return
         line = f"PUB {subject} {reply} {size_bytes}\r\n" if reply else f"PUB {subject} {size_bytes}\r\n"
@@ -159,14 +135,16 @@ class NatsBus(Bus):
         if self._client.is_closed:
             raise _closed()
 
-        async def deliver(message: Msg) -> None:
-            # Only what arrived before its callback was known.
-            callback(BusMessage(message.subject, message.data, message.reply))
-
-        subscription = await self._client.subscribe(subject, cb=deliver)
-        # As the task that nats-py makes for it would run it.
+        # As a task of this subscription would run it.
         run = contextvars.copy_context().run
-        self._client.callbacks[subscription._id] = lambda message: run(callback, message)
+        # Its number, which nats-py takes before it waits for anything.
+        number = self._client._sid + 1
+        self._client.callbacks[number] = lambda message: run(callback, message)
+        try:
+            subscription = await self._client.subscribe(subject, future=self._unused)
+        except nats.errors.ConnectionClosedError as error:
+            raise _closed() from error
+        assert subscription._id == number, (subscription._id, number)
         return _NatsSubscription(self._client, subscription)
 
     async def request(
@@ -180,7 +158,7 @@ class NatsBus(Bus):
         alone: BusSubscription | None = None
         try:
             async with asyncio.timeout(timeout_seconds):
-                self._asked[number] = answer
+                self._asked[number] = subject, answer
                 if self._is_own(tenant):
                     await self._listen_for_replies()
                     reply = f"{self._replies}.{number}"
@@ -211,9 +189,16 @@ class NatsBus(Bus):
                 raise
 
     def _on_reply(self, message: BusMessage) -> None:
-        answer = self._asked.get(message.subject.rpartition(".")[2])
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+        asked = self._asked.get(message.subject.rpartition(".")[2])
+        if asked is not None and not asked[1].done():
+            asked[1].set_result(message)
+
+    def _on_refused(self, error: NotAllowedError) -> None:
+        for subject, answer in self._asked.values():
+            if subject == error.subject and not answer.done():
+                answer.set_exception(error)
+        for callback in self._refused_callbacks:
+            callback(error)
 
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         start = self._inbox_prefix if self._is_own(tenant) else inboxes_of(tenant)
@@ -228,6 +213,9 @@ class NatsBus(Bus):
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
 
+    def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
+        self._refused_callbacks.append(callback)
+
     async def flush(self) -> None:
         try:
             # nats-py's PING overtakes the commands that wait in its buffer, a SUB for example; once
@@ -238,15 +226,31 @@ class NatsBus(Bus):
             raise ConnectionFailedError(url="NATS", reason=str(error)) from error
 
     async def close(self) -> None:
-        if not self._client.is_closed:
-            await self._client.close()
-        for answer in self._asked.values():
+        client = self._client
+        client.stop_watching()
+        if not client.is_closed:
+            try:
+                async with asyncio.timeout(BUS_CLOSE_SECONDS):
+                    # Once this is answered, all that was published has been taken.
+                    if client.is_connected:
+                        await client.flush()
+                        await client.flush()
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                logger.debug("bus.closed_unflushed reason=%r", error)
+            finally:
+                client.abort()
+                await client.close()
+        for _, answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_closed())
 
     async def _reconnected(self) -> None:
         for callback in self._reconnect_callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                # Let out, it would end nats-py's task, and with it the connection.
+                logger.exception("bus.callback_failed")
 
 
 def _closed() -> ConnectionFailedError:
@@ -280,7 +284,8 @@ async def connect_nats(
     refused connection is an error at once. `options` go to nats-py's `connect` as they are (`tls`,
     `user_credentials`, `token`, ...).
     """
-    client = _Client()
+    check_nats_py()
+    client = WatchedClient()
     bus = NatsBus(client, inbox_prefix)
 
     last_reason = ""
@@ -322,6 +327,7 @@ async def connect_nats(
         if not client.is_closed:
             await client.close()
         raise
+    client.start_watching()
     # Once connected, it comes back however long NATS stays away.
     client.options["max_reconnect_attempts"] = -1
     if client.max_payload < MIN_PAYLOAD_BYTES:

@@ -9,6 +9,7 @@
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
     │   ├── LimitExceededError      a limit of the store does not let it in
+    │   ├── NotAllowedError         NATS does not let this user publish or subscribe a subject
     │   ├── NotFoundError           a server or store that an operator named does not exist
     │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
     │   ├── UploadMismatchError     what was uploaded is not the value that it is said to be
@@ -134,6 +135,13 @@ class LimitExceededError(RequestError):
 
     code = "limit_exceeded"
     template = "{what} is {limit}; this would make it {value}"
+
+
+class NotAllowedError(RequestError):
+    """`action` is `publish to` or `subscribe to`."""
+
+    code = "not_allowed"
+    template = "NATS does not permit this user to {action} {subject!r}"
 
 
 class NotFoundError(RequestError):

@@ -18,6 +18,16 @@ MAX_NAME_TOKENS: Final = 16
 #: 1,000 characters of four UTF-8 bytes each, rounded up.
 MAX_KEY_BYTES: Final = 4 * KIB
 
+# The bus
+#: Between two looks at a connection: whether anything was received since the last one.
+BUS_LOOK_SECONDS: Final = 0.8
+#: So many looks without anything received call for a PING, and so many for another connection: 4.8 s at the
+#: most after the last byte. nats-server is given 2.4 s for the PONG, a tenth of which it never takes.
+BUS_PING_LOOKS: Final = 2
+BUS_DEAD_LOOKS: Final = 5
+#: What `close` waits for the system to take what was published; a healthy one takes it in milliseconds.
+BUS_CLOSE_SECONDS: Final = 0.5
+
 # Values and frames
 #: NATS's default max_payload is 1 MiB. A frame leaves this much of it to the protocol's own headers.
 FRAME_RESERVE_BYTES: Final = 4 * KIB
@@ -46,6 +56,12 @@ UPLOAD_RETENTION_SECONDS: Final = 3600.0
 MAX_HEADERS_BYTES: Final = 16 * KIB
 #: The smallest max_payload of a nats-server that holdfast works with: its own default.
 MIN_PAYLOAD_BYTES: Final = MIB
+#: A subject: the longest of ours has a prefix and a store name of MAX_NAME_BYTES each, a tenant of 63 and
+#: some letters.
+MAX_SUBJECT_BYTES: Final = KIB
+#: A line of the NATS protocol. A nats-server's own limit for clients is 4 KiB; INFO names all servers of a
+#: NATS cluster.
+MAX_NATS_LINE_BYTES: Final = MIB
 #: Operations in one frame. Bounds the work of one tick per client and the size of a reply.
 MAX_FRAME_OPERATIONS: Final = 4096
 #: `msg_id`: as long as any UUID or hash needs; it is kept in an index.

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 
 from holdfast.protocol.bus import Bus, BusCallback, BusMessage, BusSubscription
+from holdfast.protocol.errors import NotAllowedError
 from holdfast.protocol.subjects import CLUSTER_TENANT
 
 
@@ -54,6 +55,9 @@ class LossyBus(Bus):
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._bus.on_reconnect(callback)
+
+    def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
+        self._bus.on_refused(callback)
 
     async def flush(self) -> None:
         await self._bus.flush()

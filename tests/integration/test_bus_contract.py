@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 from nats_server import NatsServer, running_nats_server
+from raw_nats import raw_nats
+from stalling_proxy import stalling_proxy
 
 from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.bus_nats import connect_nats
-from holdfast.protocol.errors import ConnectionFailedError, TooLargeError
+from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
 
 _DEADLINE_SECONDS = 10.0
 
@@ -28,6 +30,8 @@ class _System:
     connect: Connect
     stop: Callable[[], None]
     start: Callable[[], None]
+    #: Publishes what a foreign client can: any bytes for subject, payload and reply.
+    inject: Callable[[bytes, bytes, bytes], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -37,7 +41,10 @@ async def _memory() -> AsyncIterator[_System]:
     async def connect() -> Bus:
         return network.connect("test")
 
-    yield _System(connect, network.drop_all, network.return_all)
+    async def inject(subject: bytes, payload: bytes, reply: bytes) -> None:
+        network.inject(subject, payload, reply)
+
+    yield _System(connect, network.drop_all, network.return_all, inject)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +64,11 @@ def system(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextM
         async def connect() -> Bus:
             return await connect_nats(server.url, name="test")
 
-        yield _System(connect, server.kill, server.start)
+        async def inject(subject: bytes, payload: bytes, reply: bytes) -> None:
+            async with raw_nats(server.port) as raw:
+                await raw.publish(subject, payload, reply)
+
+        yield _System(connect, server.kill, server.start, inject)
 
     return over_nats
 
@@ -99,8 +110,8 @@ class _Received:
         return self.messages[:count]
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_DEADLINE_SECONDS):
+async def _until(condition: Callable[[], bool], seconds: float = _DEADLINE_SECONDS) -> None:
+    async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -360,7 +371,204 @@ def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
     _run(system, test)
 
 
+#: What nats-py takes for white space, or cannot decode, and a nats-server for a byte like others.
+_ODD_BYTES = [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\x00", b"\xff\xfe", b"\x85"]
+
+
+@pytest.mark.parametrize("odd", _ODD_BYTES)
+def test_no_subject_or_reply_that_a_peer_sends_reaches_another_subscription_or_makes_it_deaf(
+    system: _AnySystem, odd: bytes
+) -> None:
+    async def test(running: _System, one: Bus, other: Bus) -> None:
+        first, second, third = _Received(), _Received(), _Received()
+        # Their numbers are 1, 2, 3 on this connection.
+        await one.subscribe("quiet.one", first)
+        await one.subscribe("hf.*.coord.>", second)
+        await one.subscribe("quiet.two", third)
+        await one.flush()
+        for number in (b"1", b"2", b"3", b""):
+            await running.inject(b"hf.evil.coord." + odd + number, b"as a subject", b"")
+            await running.inject(b"hf.evil.coord.x" + odd + number, b"as a subject", b"in.box")
+            await running.inject(b"hf.evil.coord.r", b"as a reply", b"in" + odd + number)
+            await running.inject(b"hf.evil.coord.r", b"as a reply", b"in" + odd + number + b".x")
+        for reply in (b"in..box", b".in", b"in.", b"in.*", b"in.>", b"in\xc3\xa9", b"x" * 2000):
+            await running.inject(b"hf.evil.coord.r", b"as a reply", reply)
+        await running.inject(b"hf.evil.coord.end", b"", b"in.box")
+        received = await second.first(16)
+        assert [message.payload for message in received] == [b"as a reply"] * 15 + [b""]
+        # Nobody can be answered there, so nobody is asked to.
+        assert {message.reply for message in received[:-1]} == {""}
+        assert received[-1].reply == "in.box"
+        assert first.messages == third.messages == []
+        assert one.connected
+
+    _run(system, test)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["", "a b", "a\tb", "a\r\nPUB x 0\r\n", "a\x0bb", "a\x00", "a..b", ".a", "a.", "a.*", ">", "\xe9"],
+)
+def test_nothing_is_published_on_what_is_no_subject(system: _AnySystem, subject: str) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        received = _Received()
+        await other.subscribe(">", received)
+        await other.flush()
+        with pytest.raises(InvalidArgumentError):
+            await one.publish(subject, b"")
+        with pytest.raises(InvalidArgumentError):
+            await one.request(subject, b"", 1.0)
+        if subject:
+            with pytest.raises(InvalidArgumentError):
+                await one.publish("a", b"", subject)
+        await one.publish("end", b"")
+        assert [message.subject for message in await received.first(1)] == ["end"]
+
+    _run(system, test)
+
+
+def test_an_exception_of_a_callback_costs_that_message_only(system: _AnySystem) -> None:
+    async def test(_: _System, one: Bus, other: Bus) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        received = _Received()
+
+        def callback(message: BusMessage) -> None:
+            received(message)
+            if message.payload == b"1":
+                raise RecursionError("planted")
+
+        await one.subscribe("c", callback)
+        await one.flush()
+        for payload in (b"0", b"1", b"2"):
+            await other.publish("c", payload)
+        assert [message.payload for message in await received.first(3)] == [b"0", b"1", b"2"]
+        assert one.connected
+
+    _run(system, test)
+
+
+def test_a_bus_can_be_closed_one_turn_after_its_connection_broke(system: _AnySystem) -> None:
+    async def test(running: _System, one: Bus, other: Bus) -> None:
+        running.stop()
+        try:
+            # In the first turns of the loop that notice, and in those of reconnecting.
+            await asyncio.sleep(0)
+            await one.close()
+            await _until(lambda: not other.connected)
+            await asyncio.sleep(0)
+            await other.close()
+        finally:
+            running.start()
+        assert not one.connected
+
+    _run(system, test)
+
+
 # What only the one over NATS has
+def test_no_header_that_a_peer_sends_makes_a_bus_deaf(nats_server: NatsServer) -> None:
+    async def main() -> None:
+        bus, received = await connect_nats(nats_server.url, name="test"), _Received()
+        try:
+            await bus.subscribe("h", received)
+            await bus.flush()
+            async with raw_nats(nats_server.port) as raw:
+                for headers in (
+                    b"NATS/1.0\r\n\r\n",
+                    b"NATS/1.0 503\r\n\r\n",
+                    b"NATS/1.0 \xff\xfe\r\n\r\n",
+                    b"NATS/1.0\r\n\xff: \x00\r\n: \r\n\r\n",
+                    b"N",
+                    b"\r\n\r\n",
+                ):
+                    await raw.publish(b"h", b"x", headers=headers)
+                await raw.publish(b"h", b"end")
+            messages = await received.first(7)
+            assert [message.payload for message in messages] == [b"x"] * 6 + [b"end"]
+            assert not any(message.no_responders for message in messages)
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("unsent", [False, True])
+def test_a_connection_that_passes_nothing_any_more_is_replaced(
+    nats_server: NatsServer, unsent: bool
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(6 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+            bus, other = await connect_nats(proxy.url, name="test"), None
+            try:
+                other = await connect_nats(nats_server.url, name="test")
+                received, returned = _Received(), asyncio.Event()
+                bus.on_reconnect(returned.set)
+                await bus.subscribe("s", received)
+                await bus.flush()
+                proxy.stall()
+                publishing = None
+                if unsent:
+                    publishing = asyncio.create_task(_publish_much(bus))
+                await _until(lambda: proxy.accepted_count > 1, 3 * _DEADLINE_SECONDS)
+                proxy.heal()
+                await returned.wait()
+                if publishing is not None:
+                    await publishing
+                await bus.flush()
+                await other.publish("s", b"after")
+                assert (await received.first(1))[0].payload == b"after"
+            finally:
+                await bus.close()
+                if other is not None:
+                    await other.close()
+
+    asyncio.run(main())
+
+
+async def _publish_much(bus: Bus) -> None:
+    """More than all sockets on the way hold."""
+    for _ in range(40):
+        await bus.publish("much", bytes(bus.max_payload_bytes))
+
+
+def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(
+    nats_server: NatsServer,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+            bus = await connect_nats(proxy.url, name="test")
+            proxy.stall()
+            publishing = asyncio.create_task(_publish_much(bus))
+            request = asyncio.create_task(bus.request("r", b"", 600.0))
+            await asyncio.sleep(0)
+            await bus.close()
+            with pytest.raises(ConnectionFailedError):
+                await request
+            await publishing
+
+    asyncio.run(main())
+
+
+def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(
+    nats_server: NatsServer,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(3 * _DEADLINE_SECONDS):
+            bus = await connect_nats(nats_server.url, name="test")
+            try:
+                received, returned = _Received(), asyncio.Event()
+                bus.on_reconnect(returned.set)
+                await bus.subscribe("s", received)
+                await bus.flush()
+                bus._client._reading_task.cancel()
+                await returned.wait()
+                await bus.publish("s", b"after")
+                assert (await received.first(1))[0].payload == b"after"
+            finally:
+                await bus.close()
+
+    asyncio.run(main())
+
+
 def test_a_connection_takes_replies_under_its_own_prefix_only_where_that_is_the_tenants(
     nats_server: NatsServer,
 ) -> None:

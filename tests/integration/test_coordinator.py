@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from coordinator_peers import SUBJECTS, Cluster, eventually
 from nats_server import NatsServer, running_nats_server
+from raw_nats import raw_nats
 
 from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import StoreInfo, StoreState
@@ -487,8 +488,12 @@ def test_a_reply_that_nobody_can_get_hurts_nobody(run: Run) -> None:
         async with cluster.coordinator():
             client = await cluster.client()
             subject = SUBJECTS.coordinator("acme", "servers")
-            for reply in ("", "ends.", ".starts", "a..b", "*", ">", "hf._.hb", subject):
-                await client.bus.publish(subject, encode_control(), reply)
+            async with raw_nats(cluster.nats.port) as raw:
+                for reply in ("", "ends.", ".starts", "a..b", "*", ">", "hf._.hb", subject):
+                    await raw.publish(subject.encode(), encode_control(), reply.encode())
+                for odd in (b"a\x0b1", b"\xff\xfe", b"a\rb", b"_INBOX.acme.\x1c"):
+                    await raw.publish(subject.encode() + odd, encode_control(), odd)
+                    await raw.publish(subject.encode(), encode_control(), odd)
             assert await client.servers() == {}
 
     run(scenario)
