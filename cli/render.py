@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from holdfast.protocol.consumers import ConsumerInfo
-from holdfast.protocol.control import StoreInfo, StoreState
+from holdfast.protocol.control import StoreInfo
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
 
@@ -247,7 +247,7 @@ def store_row(info: StoreInfo) -> JsonObject:
         "server": info.server,
         "incarnation": info.incarnation,
         "epoch": info.epoch,
-        "state": "cold" if info.cold else StoreState(info.state).name.lower(),
+        "state": "cold" if info.cold else info.state.name.lower(),
     }
 
 

@@ -35,7 +35,7 @@ from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
 from holdfast.client.transaction import KVTransaction, StreamTransaction
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
-from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.distribution import version as _version
 from holdfast.protocol.errors import (
     ArchiveMissingError,
@@ -151,6 +151,7 @@ __all__ = [
     "StoreDamagedError",
     "StoreInfo",
     "StoreKind",
+    "StoreState",
     "Stream",
     "StreamTransaction",
     "Subscription",

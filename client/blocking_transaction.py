@@ -41,7 +41,8 @@ class _Transaction(Generic[_Wrapped]):
         Raises WrongRevisionError or WrongLastSeqError when something is not any more as it was read
         or expected, InvalidSeqError, LimitExceededError, RateLimitedError: nothing was stored. All
         must fit in one frame of about 1 MB and 4096 operations: TooLargeError. Of a transaction that
-        only read it says whether all that it saw was so at one time.
+        only read it says whether all that it saw was so at one time; if it was not, the next one reads
+        all of that at once, and so completes beside any number of writers.
         """
         return self._background.run(self._transaction.commit())
 
@@ -58,6 +59,13 @@ class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
         will be, with revision and time 0.
         """
         return self._background.run(self._transaction.get(key))
+
+    def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
+        """Return the entry of each of `keys`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """
+        return self._background.run(self._transaction.get_many(keys))
 
     def expect(self, key: str, revision: int) -> None:
         """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
@@ -90,6 +98,13 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
         One that this transaction has set is as it will be, with revision and time 0.
         """
         return self._background.run(self._transaction.get(seq))
+
+    def get_many(self, seqs: Sequence[int]) -> list[Message[V] | None]:
+        """Return the message of each of `seqs`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """
+        return self._background.run(self._transaction.get_many(seqs))
 
     def expect(self, seq: int, revision: int) -> None:
         """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""

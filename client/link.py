@@ -77,6 +77,8 @@ class Link:
         self.listeners = Listeners(bus)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
+        #: Of stores of which a transaction failed lately: what it had read. See `transaction.py`.
+        self.contended: dict[StoreKey, tuple[Any, ...]] = {}
         self._loop = asyncio.get_running_loop()
         self.entropy = entropy or random.SystemRandom()
         self._may_compress = compression and compression_is_available()

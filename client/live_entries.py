@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from holdfast.client.live_notices import Notices, Origin, Rejection
@@ -179,8 +180,8 @@ class LiveEntries:
         """Return writes to be sent now; each is answered by `stored`, `refused`, `unanswered` or
         `rejected` before the next flight."""
         flight: list[EntryWrite] = []
-        for key in list(self._waiting):
-            if len(flight) == limit or limit_bytes <= 0:
+        for key in list(islice(self._waiting, limit)):
+            if limit_bytes <= 0:
                 break
             unsaved = self._unsaved[key]
             del self._waiting[key]

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.bus import Bus, BusTimeoutError, NoRespondersError
-from holdfast.protocol.control import Owner, ServerInfo, StoreInfo
+from holdfast.protocol.control import Owner, ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
@@ -139,9 +139,9 @@ class Router:
                 limit=STORES_PAGE_ROWS,
             )
             try:
-                page = [StoreInfo(*row[: len(StoreInfo._fields)]) for row in fields["stores"]]
+                page = [_store_info(row) for row in fields["stores"]]
                 after = fields["next"]
-            except (KeyError, TypeError) as error:
+            except (KeyError, TypeError, IndexError, ValueError) as error:
                 raise MalformedFrameError(reason=f"stores: {error!r}") from error
             yield page
             if after is None:
@@ -239,6 +239,11 @@ def _owner(server: Any, incarnation: Any, epoch: Any) -> Owner:
     if type(server) is not str or type(incarnation) is not str or type(epoch) is not int:
         raise TypeError("an owner is a server, its incarnation, and an epoch")
     return Owner(server, incarnation, epoch)
+
+
+def _store_info(row: Sequence[Any]) -> StoreInfo:
+    info = StoreInfo(*row[: len(StoreInfo._fields)])
+    return info._replace(state=StoreState(info.state))
 
 
 def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:

@@ -5,11 +5,17 @@ writes only if all of it still is as it was seen; else nothing is stored and the
 again, with what is there now. It is one operation on the wire, an atomic batch with conditions: so it is stored
 once however often it is sent, and followers see its changes one after the other.
 
+A transaction that only reads is consistent by itself if all of it came in one answer, and asks the owner
+for nothing at its end: so is one `get`, or one `get_many`. Others are tried beside writers who may always be
+faster. So the client remembers what a failed transaction had read, and the next one of that store that begins
+with any of it reads all of it at once: a reader that tries again completes, whatever writers do.
+
 Does not span stores, and does not see keys that were not read (no ranges).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -33,14 +39,27 @@ from holdfast.client.operations import (
 )
 from holdfast.client.store_queue import StoreKey
 from holdfast.client.values import Values
-from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    TooLargeError,
+    WrongRevisionError,
+)
 from holdfast.protocol.frames import (
     APPEND,
     DELETE_ENTRIES,
     DELETE_MESSAGES,
     GET_ENTRY,
+    GET_KEYS,
     GET_MESSAGE,
+    GET_SEQS,
     pack,
+)
+from holdfast.protocol.limits import (
+    MAX_CONTENDED_KEYS,
+    MAX_CONTENDED_STORES,
+    MAX_DELETE_COUNT,
+    PAGE_ROWS,
 )
 from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Headers, Message, V
 from holdfast.protocol.names import check_key
@@ -49,7 +68,7 @@ _Key = TypeVar("_Key", str, int)
 _Row = TypeVar("_Row", bound=Entry[Any] | Message[Any])
 
 
-class _Transaction(Generic[_Key, _Row, V]):
+class _Transaction(ABC, Generic[_Key, _Row, V]):
     """What the transactions of both kinds of store have in common."""
 
     def __init__(
@@ -68,6 +87,13 @@ class _Transaction(Generic[_Key, _Row, V]):
         self._seen: dict[_Key, _Row | None] = {}
         self._expected: dict[_Key | None, int] = {}
         self._written: dict[_Key, _Row | None] = {}
+        #: Read and not asked for yet, and of which answer.
+        self._fetched: dict[_Key, tuple[_Row | None, int]] = {}
+        #: The answers that what was seen came in, and how many there were.
+        self._answers: set[int] = set()
+        self._answer_count = 0
+        #: There are conditions that were not read.
+        self._has_conditions = False
         self._operations: list[list[Any]] = []
         self._committed = False
 
@@ -90,17 +116,22 @@ class _Transaction(Generic[_Key, _Row, V]):
         Raises WrongRevisionError or WrongLastSeqError when something is not any more as it was read
         or expected, InvalidSeqError, LimitExceededError, RateLimitedError: nothing was stored. All
         must fit in one frame of about 1 MB and 4096 operations: TooLargeError. Of a transaction that
-        only read it says whether all that it saw was so at one time.
+        only read it says whether all that it saw was so at one time; if it was not, the next one reads
+        all of that at once, and so completes beside any number of writers.
         """
         self._check_open()
         self._committed = True
-        conditions = [expect_operation(*condition) for condition in self._expected.items()]
-        if not conditions and not self._operations:
+        if not self._operations and not self._has_conditions and len(self._answers) <= 1:
             return []
+        conditions = [expect_operation(*condition) for condition in self._expected.items()]
         packed = pack_batch(conditions + self._operations, self._link.operation_limit_bytes)
-        results, time, durability = await self._link.call(
-            self._key, packed, True, self._durability, self._timeout_seconds
-        )
+        try:
+            results, time, durability = await self._link.call(
+                self._key, packed, True, self._durability, self._timeout_seconds
+            )
+        except WrongRevisionError:
+            self._remember()
+            raise
         if len(results) != len(conditions) + len(self._operations):
             raise MalformedFrameError(reason=f"{len(results)} results of a transaction")
         return [
@@ -112,16 +143,72 @@ class _Transaction(Generic[_Key, _Row, V]):
         if self._committed:
             raise InvalidArgumentError(argument="transaction", reason="it has been committed")
 
-    async def _read(self, number: int, key: _Key) -> Any:
+    async def _call(self, operation: list[Any]) -> Any:
         answer = await self._link.call(
-            self._key, pack([number, key]), False, 0, self._timeout_seconds
+            self._key, pack(operation), False, 0, self._timeout_seconds
         )
+        self._answer_count += 1
         return answer[0]
 
-    def _saw(self, key: _Key, row: _Row | None) -> _Row | None:
+    async def _get(self, key: _Key) -> _Row | None:
+        """Return what `get` does."""
+        self._check_open()
+        if key in self._written:
+            return self._written[key]
+        if key in self._seen:
+            return self._seen[key]
+        if key not in self._fetched:
+            lately = self._link.contended.get(self._key, ())
+            if key in lately and not self._seen:
+                await self._fetch(list(lately))
+            else:
+                row = await self._read_one(key)
+                self._fetched[key] = row, self._answer_count
+        return self._saw(key)
+
+    async def _get_many(self, keys: list[_Key]) -> list[_Row | None]:
+        """Return what `get_many` does."""
+        self._check_open()
+        known = {**self._seen, **self._written}
+        if new := [key for key in dict.fromkeys(keys) if key not in known]:
+            await self._fetch(new)
+        return [self._written[key] if key in self._written else self._saw(key) for key in keys]
+
+    async def _fetch(self, keys: list[_Key]) -> None:
+        """Read several, in one answer if they fit."""
+        while keys:
+            part = keys[:PAGE_ROWS]
+            rows, next_index = await self._read_some(part)
+            if len(rows) != next_index or not rows:
+                raise MalformedFrameError(reason="a page of a transaction that leads nowhere")
+            for key, row in zip(part, rows, strict=False):
+                self._fetched[key] = row, self._answer_count
+            keys = keys[next_index:]
+
+    @abstractmethod
+    async def _read_one(self, key: _Key) -> _Row | None:
+        """Return the row of a key or seq."""
+
+    @abstractmethod
+    async def _read_some(self, keys: list[_Key]) -> tuple[list[_Row | None], int]:
+        """Return the rows of the first of `keys`, those that came in one answer, and how many."""
+
+    def _saw(self, key: _Key) -> _Row | None:
+        if key in self._seen:
+            return self._seen[key]
+        row, answer = self._fetched[key]
+        self._answers.add(answer)
         self._seen[key] = row
         self._expected.setdefault(key, 0 if row is None else row.revision)
         return row
+
+    def _remember(self) -> None:
+        """Have the next transaction read together what this one did one after the other."""
+        contended = self._link.contended
+        contended.pop(self._key, None)
+        contended[self._key] = tuple(self._seen)[:MAX_CONTENDED_KEYS]
+        while len(contended) > MAX_CONTENDED_STORES:
+            del contended[next(iter(contended))]
 
 
 class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
@@ -134,19 +221,30 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         A key that was read before is the same again; one that this transaction has set is as it
         will be, with revision and time 0.
         """
-        self._check_open()
-        check_key(key)
-        if key in self._written:
-            return self._written[key]
-        if key in self._seen:
-            return self._seen[key]
-        wire = await self._read(GET_ENTRY, key)
-        return self._saw(key, None if wire is None else self._values.entry(entry_from_wire(wire)))
+        return await self._get(check_key(key))
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
+        """Return the entry of each of `keys`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        _check_count("keys", keys)
+        return await self._get_many([check_key(key) for key in keys])
+
+    async def _read_one(self, key: str) -> Entry[V] | None:
+        return self._entry(await self._call([GET_ENTRY, key]))
+
+    async def _read_some(self, keys: list[str]) -> tuple[list[Entry[V] | None], int]:
+        rows, next_index = await self._call([GET_KEYS, keys])
+        return list(map(self._entry, rows)), len(keys) if next_index is None else next_index
+
+    def _entry(self, wire: Any) -> Entry[V] | None:
+        return None if wire is None else self._values.entry(entry_from_wire(wire))
 
     def expect(self, key: str, revision: int) -> None:
         """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
         self._check_open()
         expect_operation(check_key(key), revision)
+        self._has_conditions = True
         self._expected[key] = revision
 
     def set(
@@ -183,26 +281,37 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
 
         One that this transaction has set is as it will be, with revision and time 0.
         """
-        self._check_open()
-        check_seq("seq", seq)
-        if seq in self._written:
-            return self._written[seq]
-        if seq in self._seen:
-            return self._seen[seq]
-        wire = await self._read(GET_MESSAGE, seq)
-        found = None if wire is None else self._values.message(message_from_wire(wire))
-        return self._saw(seq, found)
+        return await self._get(check_seq("seq", seq))
+
+    async def get_many(self, seqs: Sequence[int]) -> list[Message[V] | None]:
+        """Return the message of each of `seqs`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        _check_count("seqs", seqs)
+        return await self._get_many([check_seq("seq", seq) for seq in seqs])
+
+    async def _read_one(self, key: int) -> Message[V] | None:
+        wire = await self._call([GET_MESSAGE, key])
+        return None if wire is None else self._values.message(message_from_wire(wire))
+
+    async def _read_some(self, keys: list[int]) -> tuple[list[Message[V] | None], int]:
+        wires, next_index = await self._call([GET_SEQS, keys])
+        found = {wire[0]: self._values.message(message_from_wire(wire)) for wire in wires}
+        count = len(keys) if next_index is None else next_index
+        return [found.get(seq) for seq in keys[:count]], count
 
     def expect(self, seq: int, revision: int) -> None:
         """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""
         self._check_open()
         expect_operation(check_seq("seq", seq), revision)
+        self._has_conditions = True
         self._expected[seq] = revision
 
     def expect_last_seq(self, last_seq: int) -> None:
         """Let the commit hold only if `last_seq` is the stream's then (0: never written)."""
         self._check_open()
         expect_operation(None, last_seq)
+        self._has_conditions = True
         self._expected[None] = last_seq
 
     def append(
@@ -241,6 +350,11 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         operation = delete_messages_operation(seqs)
         self._operations.append(operation)
         self._written.update(dict.fromkeys(operation[1]))
+
+
+def _check_count(what: str, keys: Sequence[Any]) -> None:
+    if len(keys) > MAX_DELETE_COUNT:
+        raise TooLargeError(what=what, size=len(keys), limit=MAX_DELETE_COUNT)
 
 
 def _result(

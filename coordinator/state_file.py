@@ -430,7 +430,7 @@ class StateFile:
             bounds = (prefix, prefix + _LAST_CHARACTER, last_name, each > last_kind, limit + 1)
             rows = self._execute(_PAGE, (tenant, int(each), *bounds))
             found.extend(
-                StoreInfo(int(each), name, server, incarnation, epoch, state, bool(cold))
+                StoreInfo(int(each), name, server, incarnation, epoch, StoreState(state), bool(cold))
                 for name, server, incarnation, epoch, state, cold in rows
             )
         found.sort(key=lambda info: (info.name, info.kind))

@@ -325,7 +325,7 @@ class Checkpointer:
             self._gate.check()
             now_ms = self._clock_ms()
             file.forget(
-                msg_ids_before=now_ms - int(store.config.dedupe_window_seconds * 1000),
+                msg_ids_before=now_ms - store.config.dedupe_ms,
                 outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
             )
             if not file.is_sealed:

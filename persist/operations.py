@@ -243,7 +243,7 @@ def _append(store: Store, operation: list[Any]) -> Result:
     if msg_id is not None:
         _check_msg_id(msg_id)
         known = store.msg_id(msg_id)
-        window_ms = int(store.config.dedupe_window_seconds * 1000)
+        window_ms = store.config.dedupe_ms
         if known is not None and known[2] > store.time - window_ms:
             return [known[0], known[1], known[2], True]
     if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (

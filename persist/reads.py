@@ -117,6 +117,8 @@ def _execute_one(
         return _row(file.entry(key) if file is not None else None)
     elif number == frames.GET_ENTRIES:
         return _entries(file, operation)
+    elif number == frames.GET_KEYS:
+        return _entries_of(file, operation)
     if number == frames.HEAD:
         return _head(store, server), _ROW_BYTES * 2
     if number == frames.CHANGES:
@@ -232,6 +234,21 @@ def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     )
     rows, size_bytes, more = _page(wanted, row_limit)
     return [rows, rows[-1][0] if more else None], size_bytes
+
+
+def _entries_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+    keys = operation[1]
+    if type(keys) is not list or len(keys) > PAGE_ROWS:
+        raise InvalidArgumentError(argument="keys", reason=f"not a list of at most {PAGE_ROWS}")
+    rows: list[Any] = []
+    size_bytes = 0
+    for key in keys:
+        row, row_bytes = _row(None if file is None else file.entry(check_key(key)))
+        if rows and size_bytes + row_bytes > PAGE_BYTES:
+            break
+        rows.append(row)
+        size_bytes += row_bytes
+    return [rows, len(rows) if len(rows) < len(keys) else None], size_bytes
 
 
 def _changes(store: Store, operation: list[Any], bodies: Bodies) -> tuple[Any, int]:

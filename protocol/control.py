@@ -158,8 +158,7 @@ class StoreInfo(NamedTuple):
     server: str
     incarnation: str
     epoch: int
-    #: A StoreState.
-    state: int
+    state: StoreState
     #: Its file may be in the bucket only.
     cold: bool = False
 

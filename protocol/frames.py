@@ -124,6 +124,8 @@ READ_CHUNK: Final = 40
 CONSUMERS: Final = 42
 #: [GET_SEQS, [seq, ...]] -> [[message, ...], next_index | nil]; of those that are there
 GET_SEQS: Final = 43
+#: [GET_KEYS, [key, ...]] -> [[entry | nil, ...], next_index | nil]; each key's, in the order given
+GET_KEYS: Final = 44
 
 OPERATION_NAMES: Final[dict[int, str]] = {
     APPEND: "append",
@@ -153,6 +155,7 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     READ_CHUNK: "read_chunk",
     CONSUMERS: "consumers",
     GET_SEQS: "get_all",
+    GET_KEYS: "get_all",
 }
 
 #: What a worker says of a delivery.

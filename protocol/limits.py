@@ -126,8 +126,12 @@ FIRST_WAITING_OPERATIONS: Final = 4096
 MIN_WAITING_OPERATIONS: Final = 256
 #: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
 SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
-#: What a live replica holds that the owner has not confirmed; beyond it a write is refused as `busy`.
-MAX_UNSAVED_WRITES: Final = 8192
+#: What a failed transaction had read, which the next one of that store reads at once; and of how many stores.
+MAX_CONTENDED_KEYS: Final = 1024
+MAX_CONTENDED_STORES: Final = 64
+#: What a live replica holds that the owner has not confirmed; beyond it a write is refused as `busy`. A
+#: hundred thousand keys may be set in one go: a write cannot wait, and takes half a KiB beside its value.
+MAX_UNSAVED_WRITES: Final = 131_072
 MAX_UNSAVED_BYTES: Final = 64 * MIB
 #: The same in bytes, of all subscriptions of a client together; each may hold an eighth of it.
 SUBSCRIPTION_BUFFER_BYTES: Final = 64 * MIB

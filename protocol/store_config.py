@@ -67,7 +67,7 @@ class StoreConfig:
     discard: Discard = Discard.OLD
     #: Of writes that do not say; DEFAULT is the server's.
     durability: Durability = Durability.DEFAULT
-    #: How long a `msg_id` is remembered.
+    #: How long a `msg_id` is remembered; with `max_age_seconds` no longer than that.
     dedupe_window_seconds: float = DEDUPE_WINDOW_SECONDS
     #: Messages older than this leave the store's file once they are in the archive.
     archive_after_seconds: float | None = None
@@ -77,6 +77,15 @@ class StoreConfig:
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
         """Return the configuration that `wire` names. Raises InvalidArgumentError."""
         return cls().changed({name: wire[name] for name in wire if name in _CHECKS})
+
+    @property
+    def dedupe_ms(self) -> int:
+        """How long a `msg_id` is remembered, in milliseconds: no longer than its message may be there,
+        or an append could be answered with the seq of a message that its age has removed."""
+        seconds = self.dedupe_window_seconds
+        if self.max_age_seconds is not None:
+            seconds = min(seconds, self.max_age_seconds)
+        return int(seconds * 1000)
 
     def to_wire(self) -> dict[str, Any]:
         """Return what differs from the default, as the wire and the store file have it."""

@@ -35,7 +35,7 @@ from holdfast.cli.servers import tenant_row
 from holdfast.cli.settings import CLIENT_OPTIONS
 from holdfast.cli.verify import verdict_row
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
-from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.messages import (
     Ack,
     Change,
@@ -164,7 +164,10 @@ def documented(path: str) -> Any:
         ("kv set NAME KEY [VALUE]", ack_json(Ack(None, 3, 1, Durability.SYNCED))),
         ("kv watch NAME [KEY_PREFIX]", change_json(Change(ChangeKind.SET, 3, 1, entry=ENTRY))),
         ("kv delete NAME KEY", deleted_json(Deleted(1, 4))),
-        ("stores [NAME_PREFIX]", {"stores": [store_row(StoreInfo(1, "notes", "s1", "i", 1, 2))]}),
+        (
+            "stores [NAME_PREFIX]",
+            {"stores": [store_row(StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE))]},
+        ),
         (
             "servers",
             {"servers": [ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)._asdict()]},

@@ -209,6 +209,18 @@ def test_a_batch_is_judged_by_what_it_leaves(kv: Bench) -> None:
     assert kv.do(frames.BATCH, [put("d")])[0] == "limit_exceeded"
 
 
+def test_a_msg_id_is_forgotten_with_the_age_of_its_message(stream: Bench) -> None:
+    configure(stream, max_age_seconds=10, dedupe_window_seconds=3600)
+    first = [frames.APPEND, b"v", None, "id"]
+    seq, *_ = stream.do(*first)
+    stream.time += 9_999
+    assert stream.do(*first)[3] is True
+    stream.time += 1
+    again, *rest = stream.do(*first)
+    assert (again, len(rest)) == (seq + 1, 1), "not answered with a seq that is gone"
+    assert list(stream.rows()) == [again]
+
+
 def test_a_refused_batch_with_a_ttl_leaves_no_trace(stream: Bench) -> None:
     batch = [append(b"v", 1), [frames.SET_MESSAGE, 99, b"w"]]
     assert stream.do(frames.BATCH, batch)[0] == "invalid_seq"

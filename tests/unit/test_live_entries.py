@@ -383,6 +383,16 @@ def test_a_reset_without_news_tells_of_no_change() -> None:
     assert told(bob) == []
 
 
+def test_many_keys_may_be_set_in_one_go() -> None:
+    _, ada, _ = pair()
+    for number in range(20_000):
+        ada.live.write(f"{number}", b"1")
+    sent = []
+    while flight := ada.live.take_flight(512, 1 << 20):
+        sent += [write.key for write in flight]
+    assert sent == [f"{number}" for number in range(20_000)]
+
+
 def test_unsaved_writes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_entries, "MAX_UNSAVED_WRITES", 2)
     monkeypatch.setattr(live_entries, "MAX_UNSAVED_BYTES", 10)

@@ -160,6 +160,17 @@ def test_many_reads_of_one_frame_are_answered_as_far_as_the_reply_goes(
     assert len(stream.read(*[[frames.GET_MESSAGE, 1]] * 5)) == 1
 
 
+def test_keys_that_are_named_come_in_their_order_as_far_as_the_page_goes(kv: Bench) -> None:
+    kv.apply(*entries(5, size_bytes=200_000))
+    wanted = ["0004", "none", "0000", "0004", "0001"]
+    rows, next_index = kv.read([frames.GET_KEYS, wanted])[0]
+    assert [row and row[0] for row in rows] == ["0004", None, "0000"]
+    assert next_index == 3
+    assert kv.read([frames.GET_KEYS, []])[0] == [[], None]
+    assert kv.read([frames.GET_KEYS, "k"])[0][0] == "invalid_argument"
+    assert kv.read([frames.GET_KEYS, [1]])[0][0] == "invalid_name"
+
+
 def test_refusals_that_quote_much_are_answered_as_far_as_the_reply_goes(kv: Bench) -> None:
     kv.read(*[[frames.GET_ENTRY, ["🪸" * 80]]] * 4096)
 
