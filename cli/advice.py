@@ -27,7 +27,7 @@ _ADVICE: Final = {
     "unavailable": "the command again in a moment; holdfast servers shows who is alive",
     "no_server": "holdfast servers; holdfast persist --help",
     "no_coordinator": "holdfast up, or holdfast coordinator; --prefix if it is not the usual one",
-    "connection_failed": "holdfast up, or check --nats",
+    "connection_failed": "holdfast up, or check --nats and HOLDFAST_NATS",
     "timeout": "holdfast servers shows who is alive; a longer --timeout",
     "storage": "the log of the persist server; free space and health of the file system",
     "store_damaged": "holdfast backups STORE, then holdfast restore STORE --to-revision REVISION; "

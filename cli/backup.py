@@ -255,7 +255,17 @@ def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
 
 
 def _print_versions(rows: list[JsonObject], *, with_tenant: bool = False) -> None:
-    columns = ("kind", "name", "revision", "last change", "taken", "messages", "bytes", "stored", "key")
+    columns = (
+        "kind",
+        "name",
+        "revision",
+        "last change",
+        "taken",
+        "messages",
+        "bytes",
+        "stored",
+        "key",
+    )
     print_table(
         (*["tenant"] * with_tenant, *columns),
         [
@@ -274,4 +284,5 @@ def _print_versions(rows: list[JsonObject], *, with_tenant: bool = False) -> Non
             for row in rows
         ],
         right=("revision", "messages", "bytes", "stored"),
+        optional=("key", "stored", "bytes", "messages", "kind", "last change"),
     )

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ import click
 from holdfast.cli.advice import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_USAGE,
     advice_for,
     exit_code_of,
     explain,
@@ -58,6 +60,41 @@ _COMMANDS: Final = {
 }
 
 
+#: Where a context keeps if the command line says `--json` anywhere: what is wrong with it may come first.
+_WANTS_JSON: Final = "holdfast.wants_json"
+
+
+class _UsageObject(click.ClickException):
+    """A usage error for programs: an object on stderr."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, error: click.UsageError) -> None:
+        # What only asks for help has no message of its own but the help.
+        is_help = isinstance(error, click.exceptions.NoArgsIsHelpError)
+        super().__init__("a command is missing" if is_help else error.format_message())
+        self._path = error.ctx.command_path if error.ctx is not None else "holdfast"
+
+    def show(self, file: Any = None) -> None:
+        _print_error("usage", self.message, f"{self._path} --help")
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own or os.environ.get("HOLDFAST_JSON", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+        "t",
+        "y",
+    )
+
+
+def _print_error(code: str, message: str, advice: str) -> None:
+    click.echo(json.dumps({"error": code, "message": message, "try": advice}), err=True)
+
+
 class _RootGroup(click.Group):
     """Imports its commands when they are asked for; turns errors into one line on stderr and an exit
     code."""
@@ -70,6 +107,21 @@ class _RootGroup(click.Group):
             module, name = _COMMANDS[cmd_name]
             self.add_command(getattr(import_module(f"holdfast.cli.{module}"), name))
         return super().get_command(ctx, cmd_name)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        wanted = _wants_json(args)
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise (_UsageObject(error) if wanted else error) from error
+        context.meta[_WANTS_JSON] = wanted
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         for library in ("holdfast", "nats"):
@@ -84,8 +136,16 @@ class _RootGroup(click.Group):
             return self._end(ctx, first_error(group))
         except (HoldfastError, OSError, KeyboardInterrupt) as error:
             return self._end(ctx, error)
+        except click.UsageError as error:
+            wanted = ctx.meta.get(_WANTS_JSON) or ctx.ensure_object(Settings).json
+            raise (_UsageObject(error) if wanted else error) from error
         except click.Abort:
-            click.echo("\nError: nothing was confirmed. Try: --yes", err=True)
+            if ctx.ensure_object(Settings).json:
+                # The question stands on this line.
+                click.echo(err=True)
+                _print_error("not_confirmed", "nothing was confirmed", "--yes")
+            else:
+                click.echo("\nError: nothing was confirmed. Try: --yes", err=True)
             ctx.exit(EXIT_FAILED)
 
     def _end(self, ctx: click.Context, error: BaseException) -> Any:
@@ -98,8 +158,7 @@ class _RootGroup(click.Group):
             raise error
         if ctx.ensure_object(Settings).json:
             code = error.code if isinstance(error, HoldfastError) else "os_error"
-            report = {"error": code, "message": str(error), "try": advice_for(error)}
-            click.echo(json.dumps(report), err=True)
+            _print_error(code, str(error), advice_for(error))
         else:
             click.echo(f"Error: {explain(error)}", err=True)
         ctx.exit(exit_code_of(error))

@@ -79,6 +79,7 @@ def _print(examination: Examination) -> None:
     print_table(
         ("code", "check", "outcome", "found"),
         [(one.check.code, one.check.name, one.outcome, _summary(one)) for one in results],
+        states=("outcome",),
     )
     for result in results:
         if result.severity is not Severity.NOTE:

@@ -50,14 +50,21 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-async def write_value(settings: Settings, reader: ValueReader[Any], output: Path | None) -> None:
-    """Write a value to a file and say so, or else to stdout, byte for byte.
+async def write_value(
+    settings: Settings, reader: ValueReader[Any], output: Path | None, *, alone: bool = False
+) -> None:
+    """Write a value to a file and say so, or else to stdout, byte for byte; on a terminal one that comes
+    `alone` ends with its line, so that no prompt looks as if it belonged to it.
 
     Raises what the reader raises, OSError.
     """
     if output is None:
+        last = b""
         async for chunk in reader:
             print_bytes(chunk)
+            last = chunk or last
+        if alone and sys.stdout.isatty() and not last.endswith(b"\n"):
+            print_bytes(b"\n")
         return
     with _bar(output.name, reader.size_bytes) as show:
         await write_file(_shown(reader, show), output)

@@ -5,6 +5,7 @@ Each change is a line, or with --json an object, as soon as it is there. Of a pa
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import click
@@ -27,11 +28,14 @@ async def follow(
     changes: Subscription | PatternSubscription,
     limit: int | None,
     *,
+    what: str,
     raw: bool = False,
 ) -> None:
-    """Print changes until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone, but large
+    """Print changes of `what` until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone, but large
     ones, which do not come along: a line on stderr names each."""
     shown = 0
+    if sys.stderr.isatty():
+        click.echo(f"following {what}, until Ctrl-C", err=True)
     async with changes:
         async for found in changes:
             if isinstance(found, StoreChange):

@@ -62,7 +62,7 @@ def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
             return await show_value(settings, reader, entry_json, output)
 
     if not asyncio.run(show()):
-        missing(f"kv {name!r} has no key {key!r}", f"holdfast kv keys {name}")
+        missing(settings, f"kv {name!r} has no key {key!r}", f"holdfast kv keys {name}")
 
 
 @kv.command("set")
@@ -107,10 +107,12 @@ def set_entry(
     async def send() -> Ack:
         async with settings.connect() as client:
             target = client.kv(name)
-            if file is None:
+            if file is not None:
+                with opened(file) as source:
+                    return await target.put_file(key, source, **options)
+            if isinstance(content, bytes):
                 return await target.set(key, content, **options)
-            with opened(file) as source:
-                return await target.put_file(key, source, **options)
+            return await target.put_file(key, content, **options)
 
     ack = asyncio.run(send())
     if settings.json:
@@ -154,11 +156,13 @@ def watch(
     async def show() -> None:
         async with settings.connect() as client:
             if is_pattern(name):
-                await follow(settings, client.watch(name, prefix=key_prefix), limit)
+                await follow(
+                    settings, client.watch(name, prefix=key_prefix), limit, what=name
+                )
             else:
                 kv = client.kv(name)
                 changes = kv.watch(prefix=key_prefix, start_revision=start_revision)
-                await follow(settings, changes, limit)
+                await follow(settings, changes, limit, what=name)
 
     asyncio.run(show())
 

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 #: Width of tables that go into a pipe or a file: there is no screen that they must fit on.
 _PIPE_WIDTH: Final = 1000
 _PREVIEW_CHARACTERS: Final = 120
+#: Between two columns of a table.
+_GAP: Final = 2
+#: What a word in a column of states calls for. rich leaves colours out where nobody looks, and for
+#: NO_COLOR.
+_STATE_STYLES: Final = {
+    **dict.fromkeys(("dead", "critical", "WRONG", "damaged", "gap"), "bold red"),
+    **dict.fromkeys(("suspect", "warning", "draining"), "yellow"),
+}
 
 JsonObject = dict[str, Any]
 
@@ -38,24 +46,62 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    states: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print rows under a head line; numbers (`right`) aligned to the right."""
+    """Print rows under a head line; numbers (`right`) aligned to the right, what is wrong in `states` in
+    colour. On a terminal that is too narrow, `optional` columns are left out, the first of them first."""
     # Here, since it takes longer to import than most commands take in all.
     from rich.table import Table
+    from rich.text import Text
 
     console = stdout_console()
+    texts = [[str(value) for value in row] for row in rows]
+    shown = _fitting(columns, texts, optional, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    for index in shown:
         table.add_column(
-            column,
-            justify="right" if column in right else "left",
+            columns[index],
+            justify="right" if columns[index] in right else "left",
             no_wrap=not console.is_terminal,
             overflow="fold",
         )
-    for row in rows:
-        table.add_row(*(str(value) for value in row))
+    for row in texts:
+        table.add_row(
+            *(
+                Text(
+                    row[index],
+                    _STATE_STYLES.get(row[index], "") if columns[index] in states else "",
+                )
+                for index in shown
+            )
+        )
     console.print(table)
+    left_out = [column for index, column in enumerate(columns) if index not in shown]
+    if left_out:
+        click.echo(f"left out here: {', '.join(left_out)}; --json has all", err=True)
+
+
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str], width: int
+) -> list[int]:
+    """Return the indexes of the columns that are shown side by side in `width` characters."""
+    from rich.cells import cell_len
+
+    widths = [
+        max(cell_len(text) for text in (column, *(row[index] for row in rows)))
+        for index, column in enumerate(columns)
+    ]
+    shown = list(range(len(columns)))
+    for column in optional:
+        if sum(widths[index] + _GAP for index in shown) - _GAP <= width:
+            break
+        shown.remove(columns.index(column))
+    return shown
 
 
 def stdout_console() -> Console:
@@ -98,12 +144,14 @@ def moment(time_ms: int) -> str:
 
 
 def preview(value: bytes) -> str:
-    """Return the start of a value on one line; what is not text only by its size."""
+    """Return a value on one line: on a terminal the start of it, in a pipe or a file all of it, since
+    whoever searches there shall find what is at its end. What is not text only by its size."""
     text = as_text(value)
     if text is None:
         return f"<{size(len(value))} of binary data>"
-    line = printable(text[:_PREVIEW_CHARACTERS])
-    return line if len(text) <= _PREVIEW_CHARACTERS else f"{line}... ({size(len(value))})"
+    if len(text) <= _PREVIEW_CHARACTERS or not sys.stdout.isatty():
+        return printable(text)
+    return f"{printable(text[:_PREVIEW_CHARACTERS])}... ({size(len(value))})"
 
 
 def printable(text: str) -> str:

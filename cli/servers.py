@@ -51,6 +51,8 @@ def servers(settings: Settings) -> None:
             for one in found
         ],
         right=("assigned", "open", "operations/s", "log", "to snapshot", "bucket/h"),
+        states=("state",),
+        optional=("incarnation", "bucket/h", "to snapshot", "log", "operations/s"),
     )
 
 

@@ -8,10 +8,11 @@ HOLDFAST_TENANT, HOLDFAST_PREFIX, HOLDFAST_TIMEOUT, HOLDFAST_JSON.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
@@ -34,6 +35,8 @@ class Settings:
     prefix: str = DEFAULT_PREFIX
     timeout: float = OPERATION_TIMEOUT_SECONDS
     json: bool = False
+    #: Nobody typed `nats`: it comes from HOLDFAST_NATS.
+    nats_from_environment: bool = field(default=False, compare=False)
 
     @property
     def nats_url(self) -> str:
@@ -84,6 +87,9 @@ def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Co
         if value is not None:
             assert parameter.name is not None
             setattr(settings, parameter.name, value)
+            if parameter.name == "nats":
+                source = context.get_parameter_source("nats")
+                settings.nats_from_environment = source is ParameterSource.ENVIRONMENT
 
     def decorate(command: _Command) -> _Command:
         for name in reversed(names):

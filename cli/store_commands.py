@@ -6,6 +6,7 @@ The commands themselves are in `stream.py` and `kv.py`.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -82,13 +83,17 @@ async def show_value(
     if settings.json and output is None:
         print_json(to_json(reader.row))
     else:
-        await write_value(settings, reader, output)
+        await write_value(settings, reader, output, alone=True)
     return True
 
 
-def missing(what: str, advice: str) -> None:
+def missing(settings: Settings, what: str, advice: str) -> None:
     """Say what is not there, and end with exit code 1."""
-    click.echo(f"Error: {what}. Try: {advice}", err=True)
+    if settings.json:
+        report = {"error": "not_found", "message": what, "try": advice}
+        click.echo(json.dumps(report), err=True)
+    else:
+        click.echo(f"Error: {what}. Try: {advice}", err=True)
     click.get_current_context().exit(EXIT_FAILED)
 
 
@@ -104,7 +109,7 @@ def destroy_store(settings: Settings, kind: StoreKind, name: str, *, yes: bool) 
         question = f"Remove {kind.word} {name!r} with all of its backups, for good?"
         click.confirm(question, abort=True, err=True)
     if not asyncio.run(send()):
-        missing(f"there is no {kind.word} {name!r}", f"holdfast {kind.word} list")
+        missing(settings, f"there is no {kind.word} {name!r}", f"holdfast {kind.word} list")
     elif settings.json:
         print_json({"kind": kind.word, "store": name, "destroyed": True})
     else:

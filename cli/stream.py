@@ -115,6 +115,7 @@ def consumers(settings: Settings, name: str) -> None:
             for one in found
         ],
         right=columns,
+        optional=("acked", "redelivered"),
     )
 
 
@@ -170,10 +171,12 @@ def append(
     async def send() -> Ack:
         async with settings.connect() as client:
             target = client.stream(name)
-            if file is None:
+            if file is not None:
+                with opened(file) as source:
+                    return await target.put_file(source, **options)
+            if isinstance(content, bytes):
                 return await target.append(content, **options)
-            with opened(file) as source:
-                return await target.put_file(source, **options)
+            return await target.put_file(content, **options)
 
     ack = asyncio.run(send())
     if settings.json:
@@ -224,7 +227,7 @@ def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
             return await show_value(settings, reader, message_json, output)
 
     if not asyncio.run(show()):
-        missing(f"stream {name!r} has no message {seq}", f"holdfast stream info {name}")
+        missing(settings, f"stream {name!r} has no message {seq}", f"holdfast stream info {name}")
 
 
 @stream.command("read")
@@ -288,14 +291,19 @@ def tail(
     if start_revision is not None and is_pattern(name):
         raise click.UsageError("--start-revision is of one stream")
 
+    what = name
+    if start is None and start_revision is None:
+        what += " from now on (--start 1 shows what is there too)"
+
     async def show() -> None:
         async with settings.connect() as client:
             if is_pattern(name):
-                await follow(settings, client.subscribe(name, start_seq=start), limit, raw=raw)
+                found = client.subscribe(name, start_seq=start)
+                await follow(settings, found, limit, what=what, raw=raw)
             else:
                 stream = client.stream(name)
                 changes = stream.subscribe(start_seq=start, start_revision=start_revision)
-                await follow(settings, changes, limit, raw=raw)
+                await follow(settings, changes, limit, what=what, raw=raw)
 
     asyncio.run(show())
 

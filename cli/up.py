@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from holdfast.cli.cluster import (
     DEFAULT_PORT,
@@ -41,7 +42,7 @@ from holdfast.protocol.subjects import DEFAULT_NATS
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="The port of nats-server; 0 picks a free one. Not used with --nats.",
+    help="The port of the nats-server that it starts; 0 picks a free one. Excludes --nats.",
 )
 @click.option(
     "--bucket",
@@ -67,13 +68,14 @@ def up(
 ) -> None:
     """Run a whole cluster on this machine: NATS, a coordinator and persist servers.
 
-    Starts nats-server itself unless --nats names a running one. Parts that die are started again.
+    Starts nats-server itself unless --nats or HOLDFAST_NATS names a running one. Parts that die are
+    started again.
     Ctrl-C stops everything; the same command later goes on with the same data.
     """
     options = ClusterOptions(
         data=data.resolve(),
         server_count=servers,
-        nats_url=settings.nats,
+        nats_url=_nats_to_join(settings),
         port=port,
         prefix=settings.prefix,
         verbose=verbose,
@@ -81,6 +83,19 @@ def up(
         cold_after_seconds=cold_after_seconds,
     )
     asyncio.run(_run(options, as_json=settings.json))
+
+
+def _nats_to_join(settings: Settings) -> str | None:
+    """Return the URL of a running NATS, None if `up` starts one: whoever names a port wants that."""
+    source = click.get_current_context().get_parameter_source("port")
+    if settings.nats is None or source is ParameterSource.DEFAULT:
+        return settings.nats
+    if not settings.nats_from_environment:
+        raise click.UsageError(
+            "--nats names a NATS that runs, --port is of one that `up` starts: give one of the two"
+        )
+    click.echo("HOLDFAST_NATS is not used: --port asks for a nats-server of its own", err=True)
+    return None
 
 
 async def _run(options: ClusterOptions, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import click
 
@@ -22,17 +22,29 @@ _BATCH_BYTES: Final = 512 * 1024
 _BATCH_LINES: Final = MAX_FRAME_OPERATIONS // 2
 
 
-def read_value(argument: str | None) -> bytes:
-    """Return the value: the argument, or all of stdin if there is none or it is `-`.
-
-    Raises TooLargeError rather than read an endless stdin.
-    """
+def read_value(argument: str | None) -> bytes | BinaryIO:
+    """Return the value: the argument, or all of stdin if there is none or it is `-`; of one that is too
+    large for one message, what reads it from its beginning."""
     if argument is not None and argument != "-":
         return argument.encode(errors="surrogateescape")
-    value = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
-    if len(value) > MAX_VALUE_BYTES:
-        raise TooLargeError(what="stdin", size=f"{len(value)} or more bytes", limit=MAX_VALUE_BYTES)
-    return value
+    start = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
+    if len(start) <= MAX_VALUE_BYTES:
+        return start
+    return cast("BinaryIO", _Continued(start, sys.stdin.buffer))
+
+
+class _Continued(io.RawIOBase):
+    """A file that was begun to be read, from its beginning again, once."""
+
+    def __init__(self, start: bytes, rest: BinaryIO) -> None:
+        self._start = io.BytesIO(start)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        return self._start.read(size) or self._rest.read(size)
 
 
 def parse_headers(

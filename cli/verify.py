@@ -125,6 +125,8 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
             for row in rows
         ],
         right=("revision",),
+        states=("file", "snapshot", "log", "outcome"),
+        optional=("revision", "log", "snapshot", "file"),
     )
     for row in rows:
         for problem in row["problems"]:

@@ -175,7 +175,7 @@ def _fitting(max_open_stores: int) -> int:
         max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes
     )
     if fitting < max_open_stores:
-        logger.warning(
+        logger.info(
             "server.few_open_stores max_open_stores=%d wanted=%d descriptors=%s memory_bytes=%d",
             fitting,
             max_open_stores,

@@ -246,7 +246,7 @@ class WriterGapError(UnavailableError):
 
 class ConnectionFailedError(UnavailableError):
     code = "connection_failed"
-    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats"
+    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
 
 
 class OperationTimeoutError(UnavailableError, TimeoutError):

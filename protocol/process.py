@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from holdfast.protocol.bus import Bus
@@ -32,6 +33,13 @@ else:
 Serve = Callable[
     [argparse.Namespace, Bus, Callable[[Callable[[], object]], None]], Awaitable[None]
 ]
+
+
+class ZonedFormatter(logging.Formatter):
+    """Times as ISO 8601 has them, with the zone: logs of several hosts are read side by side."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -70,11 +78,9 @@ def run_server(
     options = parser.parse_args(arguments)
     # What a server keeps is for its user alone (`shared_fs/privacy.py`).
     os.umask(0o077)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(ZonedFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
     # What is loaded by now lives for ever, and a server's many small objects die by reference count:
     # the collector's full passes over all of them would only be pauses.
     gc.freeze()

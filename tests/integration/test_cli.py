@@ -57,6 +57,14 @@ def test_values_of_any_size_come_from_files_and_go_to_files(
     sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
     assert found["large"] == {"size_bytes": 12_000 * 256, "sha256": sha256}
     assert "value_base64" not in found
+    cluster.output("kv", "set", "files", "key", "-", stdin=source.read_bytes()[1:])
+    assert cluster.holdfast("kv", "get", "files", "key").stdout == source.read_bytes()[1:]
+    piped = run_holdfast(
+        *("--nats", cluster.nats, "stream", "append", "piped", "--header", "b=2"),
+        stdin=source.read_bytes(),
+    )
+    assert (piped.returncode, piped.stdout) == (0, b"1  synced\n"), piped.stderr
+    assert cluster.holdfast("stream", "get", "piped", "1").stdout == source.read_bytes()
     little = tmp_path / "little"
     little.write_bytes(b"small")
     cluster.output("stream", "append", "files", "--file", str(little))

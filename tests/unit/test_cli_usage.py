@@ -110,12 +110,6 @@ def test_what_a_damaged_store_and_a_bucket_need_is_not_free_space() -> None:
         assert "free space" not in explain(error), error.code
 
 
-def test_a_value_of_stdin_over_the_limit_is_refused_before_connecting() -> None:
-    result = run("--nats", NOWHERE, "stream", "append", "notes", stdin="x" * 1_000_001)
-    assert result.exit_code == 1
-    assert "over the limit of 1000000" in result.stderr
-
-
 def _settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Settings:
     seen: list[Settings] = []
 
