@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import chain, islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
-from holdfast.persist.store import Store
+from holdfast.persist.store import PendingTick, Store
 from holdfast.persist.upkeep import Upkeep
 from holdfast.protocol.errors import (
     FencedError,
@@ -104,7 +104,8 @@ def choose(
     return Choice(close, list(islice(due, limit - len(close))))
 
 
-def _sweep_and_checkpoint(file: StoreFile) -> None:
+def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> None:
+    file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
     file.sweep()
     file.checkpoint()
 
@@ -313,10 +314,43 @@ class Checkpointer:
             store.busy = store.takes_appends = False
             self._pipeline.unhold(store.id)
 
+    def applying(self, store: Store) -> Coroutine[Any, Any, None]:
+        """Keep a store that is not busy from all that needs its file, and return what applies to that
+        what is pending, in a thread: it is more than the loop should do."""
+        store.busy = store.takes_appends = True
+        return self._apply_and_unhold(store)
+
+    async def _apply_and_unhold(self, store: Store) -> None:
+        try:
+            await self._apply_in_thread(store)
+        except StorageError as error:
+            # The log has it all: reads of this store fail until the disk is well.
+            logger.error("store.apply_failed store=%s reason=%s", store.id, error)
+        finally:
+            store.busy = store.takes_appends = False
+            self._pipeline.unhold(store.id)
+
+    async def _apply_in_thread(self, store: Store) -> None:
+        """The same of a store that the caller holds. Raises StorageError."""
+        ready, done = store.ready(self._pipeline.synced_tick), list[PendingTick]()
+        failed = True
+        try:
+            await self._run_in_thread(lambda: store.apply_in_parts(ready, done))
+            failed = False
+        except StoreDamagedError as error:
+            store.note_damage(error)
+            raise
+        finally:
+            if done:
+                store.applied(done)
+            store.apply_failed = failed
+
     async def _make_durable(self, store: Store) -> bool:
         """The same of a store that the caller holds."""
         try:
             await self._write_new_file(store)
+            if store.removes_much(self._pipeline.synced_tick):
+                await self._apply_in_thread(store)
             store.materialise(self._pipeline.synced_tick)
             file = store.file
             if file is None or (store.oldest_segment is None and not store.needs_sweep):
@@ -324,12 +358,12 @@ class Checkpointer:
             # A zombie's checkpoint would change the file under the next owner's copy of it.
             self._gate.check()
             now_ms = self._clock_ms()
-            file.forget(
-                msg_ids_before=now_ms - store.config.dedupe_ms,
-                outcomes_before=now_ms - int(OUTCOME_RETENTION_SECONDS * 1000),
-            )
+            msg_ids_before = now_ms - store.config.dedupe_ms
+            outcomes_before = now_ms - int(OUTCOME_RETENTION_SECONDS * 1000)
             if not file.is_sealed:
-                await self._run_in_thread(lambda: _sweep_and_checkpoint(file))
+                await self._run_in_thread(
+                    lambda: _tidy_and_checkpoint(file, msg_ids_before, outcomes_before)
+                )
                 store.needs_sweep = file.needs_sweep()
         except FencedError:
             raise

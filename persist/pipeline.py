@@ -91,6 +91,7 @@ class Pipeline:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         want_stores: Callable[[], None],
+        apply_much: Callable[[Store], None],
         default_durability: Durability = Durability.SYNCED,
         stored: StoredWriter | None = None,
         log_level: Durability = Durability.SYNCED,
@@ -101,7 +102,8 @@ class Pipeline:
         """`stored`: the way into the bucket of what is to be `stored` besides. `log_level`: what the
         sync of `log` achieves. `paced` returns when the next sync is due, at once if it is None.
         `confirm_open` asks if `gate` is open, where looking at it does not. `archive_reads` brings
-        what reads lack."""
+        what reads lack. `apply_much` applies, in a thread, what is pending of a store that is not
+        busy, and makes it busy at once."""
         self._server = server
         self._log = log
         self._gate = gate
@@ -109,6 +111,7 @@ class Pipeline:
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._want_stores = want_stores
+        self._apply_much = apply_much
         self._default_durability = default_durability
         self._stored = stored
         self._stored_writes = stored.writes if stored is not None else None
@@ -124,6 +127,7 @@ class Pipeline:
             synced_tick=lambda: self._synced_tick,
             submit_again=self.submit_again,
             refuse=self.refuse_waiting,
+            apply_much=apply_much,
             count_waiting=self._count_waiting,
             has_left=self._after_release,
             confirm_open=confirm_open,
@@ -539,6 +543,9 @@ class Pipeline:
                 ):
                     continue
                 if store.busy or self._ownership.find(store.id) is not store:
+                    continue
+                if store.removes_much(self._synced_tick):
+                    self._apply_much(store)
                     continue
                 try:
                     store.materialise(self._synced_tick)

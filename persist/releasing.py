@@ -77,6 +77,7 @@ class Releaser:
         synced_tick: Callable[[], int],
         submit_again: Callable[[list[Arrival]], None],
         refuse: Callable[[list[Arrival], HoldfastError], None],
+        apply_much: Callable[[Store], None],
         count_waiting: Callable[[int], None],
         has_left: Callable[[list[Release]], None],
         confirm_open: Callable[[], Awaitable[None]] | None,
@@ -93,6 +94,7 @@ class Releaser:
         self._synced_tick = synced_tick
         self._submit_again = submit_again
         self._refuse = refuse
+        self._apply_much = apply_much
         self._count_waiting = count_waiting
         self._has_left = has_left
         self._confirm_open = confirm_open
@@ -203,6 +205,11 @@ class Releaser:
     def _read(self, store: Store, arrival: Arrival, answers: Answers) -> int:
         """Execute a group of reads; return how many bytes the answer takes."""
         if store.busy or self._ownership.find(store.id) is not store:
+            self._submit_again([arrival])
+            return 0
+        if store.removes_much(self._synced_tick()) and not store.apply_failed:
+            # What needs the file waits until that is done.
+            self._apply_much(store)
             self._submit_again([arrival])
             return 0
         try:

@@ -251,6 +251,7 @@ class PersistServer:
             run_in_thread=sync_in_thread if ground is None else ground.put_thread,
             clock_ms=self._clock_ms,
             want_stores=self._open_queue.wake,
+            apply_much=lambda store: self._spawn(self._checkpointer.applying(store)),
             default_durability=self._durability,
             stored=self._stored,
             log_level=Durability.SYNCED if ground is None else Durability.STORED,

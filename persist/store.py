@@ -29,7 +29,13 @@ from holdfast.persist.retention import NEVER, Retention
 from holdfast.persist.writers import Writer
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
-from holdfast.protocol.limits import KIB, MAX_PENDING_CHUNK_BYTES, UPLOAD_RETENTION_SECONDS
+from holdfast.protocol.limits import (
+    KIB,
+    MAX_PENDING_CHUNK_BYTES,
+    MAX_TRIMMED_BYTES,
+    MAX_TRIMMED_ROWS,
+    UPLOAD_RETENTION_SECONDS,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
@@ -58,6 +64,15 @@ class PendingTick(NamedTuple):
     batch: AppliedBatch
     outcomes: Sequence[WriterOutcome]
     #: What the changes take in memory, about.
+    size_bytes: int
+
+
+class PendingTrim(NamedTuple):
+    """A trim that the file may not have yet."""
+
+    revision: int
+    end_seq: int
+    message_count: int
     size_bytes: int
 
 
@@ -133,6 +148,11 @@ class Store:
         self.needs_sweep = file is not None and file.needs_sweep()
         #: When to look for uploads that were given up.
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
+        #: In the order of revision.
+        self._trims: list[PendingTrim] = []
+        #: What was last tried in a thread could not be applied: for as long as the disk is ill, reads
+        #: do without it.
+        self.apply_failed = False
         self._consumers: Consumers | None = None
         self._oldest_segment: int | None = None
         #: None while the store is not open.
@@ -389,6 +409,7 @@ class Store:
         self.bytes -= size_bytes
         self._overlay.trim(end_seq)
         self._accept([frames.CHANGE_TRIM, end_seq], 0)
+        self._trims.append(PendingTrim(self.revision, end_seq, count, size_bytes))
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
         """Accept a set of `key`."""
@@ -598,6 +619,49 @@ class Store:
             self.apply(ready)
             self.applied(ready)
 
+    def removes_much(self, synced_tick: int) -> bool:
+        """Tell if what `materialise` would apply removes more messages than the loop should."""
+        if not self._trims or self.file is None:
+            return False
+        ready = self.ready(synced_tick)
+        if not ready:
+            return False
+        up_to = _end_of(ready[-1])
+        trims = [trim for trim in self._trims if trim.revision <= up_to]
+        return (
+            sum(trim.message_count for trim in trims) > MAX_TRIMMED_ROWS
+            or sum(trim.size_bytes for trim in trims) > MAX_TRIMMED_BYTES
+        )
+
+    def apply_in_parts(self, ready: list[PendingTick], done: list[PendingTick]) -> None:
+        """Apply what is `ready` to the file in transactions of bounded length, with large trims in
+        parts; `done` gets what was applied, and `applied` is to hear of it in any case.
+
+        Runs in another thread while nothing else uses the file. Raises StorageFailedError,
+        StoreDamagedError.
+        """
+        assert self.file is not None
+        start = 0
+        gone = gone_bytes = 0
+        for revision, end_seq, count, size_bytes in list(self._trims):
+            gone, gone_bytes = gone + count, gone_bytes + size_bytes
+            if gone <= MAX_TRIMMED_ROWS and gone_bytes <= MAX_TRIMMED_BYTES:
+                continue
+            gone = gone_bytes = 0
+            at = start
+            while at < len(ready) and _end_of(ready[at]) < revision:
+                at += 1
+            if at == len(ready):
+                break
+            if at > start:
+                self.file.apply(*_contents(ready[start:at]))
+                done += ready[start:at]
+                start = at
+            while self.file.trim_some(end_seq):
+                pass
+        self.file.apply(*_contents(ready[start:]))
+        done += ready[start:]
+
     def ready(self, synced_tick: int) -> list[PendingTick]:
         """Return what is pending of synced ticks."""
         if not self.pending or self.pending[0].tick > synced_tick:
@@ -656,6 +720,9 @@ class Store:
                 self.pending.popleft()
                 self.pending_bytes -= applied.size_bytes
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
+        self.apply_failed = False
+        if self._trims:
+            self._trims = [trim for trim in self._trims if trim.revision > self.file_revision]
         if self.watcher is not None:
             self.watcher.wrote_file(self)
         self._overlay.shrink(self.unwritten)
@@ -709,6 +776,7 @@ class Store:
         self.revision, self.last_seq = mark.revision, mark.last_seq
         self.count, self.bytes, self.time = mark.message_count, mark.size_bytes, mark.time
         self.retention = mark.retention
+        self._trims = [trim for trim in self._trims if trim.revision <= mark.revision]
         if self.retention is not None:
             # What was removed is there again.
             self.retention.due_at = 0
@@ -718,6 +786,10 @@ class Store:
     def _tell_of_expiry(self) -> None:
         if self.watcher is not None:
             self.watcher.may_expire(self)
+
+
+def _end_of(pending: PendingTick) -> int:
+    return pending.batch.previous_revision + len(pending.batch.changes)
 
 
 def _contents(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:

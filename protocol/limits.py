@@ -233,6 +233,10 @@ MAX_DESCRIPTION_BYTES: Final = 512
 #: store, and takes some syncs and a thread. Operators' jobs have as many again.
 MAX_DESTROYING: Final = 32
 MAX_DESTROYING_OF_TENANT: Final = 4
+#: Messages that the loop removes from a file at once, some 40 ms; of more, a thread removes them, so
+#: many in each transaction.
+MAX_TRIMMED_ROWS: Final = 16_384
+MAX_TRIMMED_BYTES: Final = 16 * MIB
 #: Messages or keys that one turn of the loop removes from a store for its limits; the next goes on.
 MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
 #: How often open stores are looked at for what is due to expire. Reads do not wait for that.

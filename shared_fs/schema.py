@@ -203,6 +203,10 @@ DELETE_MESSAGE: Final = "DELETE FROM messages WHERE seq = ?"
 SUM_MESSAGES: Final = (
     f"SELECT count(*), coalesce(sum({_MESSAGE_BYTES}), 0) FROM messages WHERE seq BETWEEN ? AND ?"
 )
+#: The first messages up to a seq, each with its bytes.
+SELECT_FIRST_BYTES: Final = (
+    f"SELECT seq, {_MESSAGE_BYTES} FROM messages WHERE seq <= ? ORDER BY seq LIMIT ?"
+)
 DELETE_MESSAGES_UP_TO: Final = "DELETE FROM messages WHERE seq <= ?"
 SELECT_FIRST_SEQ: Final = "SELECT min(seq) FROM messages"
 #: The seq of the `n`-th message from the end.

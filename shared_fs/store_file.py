@@ -28,7 +28,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -39,7 +39,12 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     StoreDamagedError,
 )
-from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS, MAX_SWEPT_CHUNKS
+from holdfast.protocol.limits import (
+    MAX_CHANGE_LOG_ROWS,
+    MAX_SWEPT_CHUNKS,
+    MAX_TRIMMED_BYTES,
+    MAX_TRIMMED_ROWS,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs import schema
 from holdfast.shared_fs.applying import (
@@ -340,6 +345,38 @@ class StoreFile(StoreRows):
             if spreads:
                 set_cache(self._connection)
         self.meta = meta
+
+    @raises_ours
+    def trim_some(self, end_seq: int) -> bool:
+        """Remove the first messages up to `end_seq` of a stream, no more than MAX_TRIMMED_ROWS and about
+        MAX_TRIMMED_BYTES, in a transaction of its own; return if there may be more.
+
+        For a trim of any length that is about to be applied, and is in the durable log: the revision
+        stays, so whoever opens the file after a crash replays the trim, which removes the rest and
+        counts what it removes. Nothing may read the file before the trim was applied.
+        """
+        assert self.store.kind == StoreKind.STREAM
+        rows: list[Any] = self._execute(
+            schema.SELECT_FIRST_BYTES, (end_seq, MAX_TRIMMED_ROWS)
+        ).fetchall()
+        size_bytes = count = 0
+        for _, row_bytes in rows:
+            if count and size_bytes + row_bytes > MAX_TRIMMED_BYTES:
+                break
+            count += 1
+            size_bytes += row_bytes
+        if not count:
+            return False
+        last_seq = rows[count - 1][0]
+        meta = replace(
+            self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes
+        )
+        with self._transaction():
+            self._execute(schema.DELETE_MESSAGES_UP_TO, (last_seq,))
+            self._bodies.drop_up_to(last_seq)
+            self._write_meta(meta)
+        self.meta = meta
+        return count < len(rows) or len(rows) == MAX_TRIMMED_ROWS
 
     @contextlib.contextmanager
     def preview(self, batches: Sequence[AppliedBatch]) -> Iterator[None]:

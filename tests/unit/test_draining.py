@@ -57,6 +57,7 @@ class World:
             run_in_thread=self._run_sync,
             clock_ms=lambda: 1_000,
             want_stores=lambda: None,
+            apply_much=lambda store: pytest.fail(f"{store.id} removes little"),
         )
         self.coordination = Coordination(
             bus=self.bus,

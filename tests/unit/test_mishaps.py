@@ -51,6 +51,7 @@ class World:
             run_in_thread=self._run_at_once,
             clock_ms=lambda: 1000,
             want_stores=lambda: None,
+            apply_much=lambda store: pytest.fail(f"{store.id} removes little"),
         )
         self.stores = [self._open(layout, name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
