@@ -69,6 +69,8 @@ class Opens:
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
+        #: Set by the next one that ends, and then replaced.
+        self._next_end = asyncio.Event()
 
     @property
     def count(self) -> int:
@@ -91,12 +93,19 @@ class Opens:
     async def __aexit__(self, *exception: object) -> None:
         self._lock.release()
 
+    async def wait_below(self, count: int) -> None:
+        """Return when fewer than `count` are being opened."""
+        while self._count >= count:
+            await self._next_end.wait()
+
     def begun(self) -> None:
         self._count += 1
         self._none.clear()
 
     def ended(self) -> None:
         self._count -= 1
+        self._next_end.set()
+        self._next_end = asyncio.Event()
         if not self._count:
             self._none.set()
 
@@ -188,7 +197,12 @@ class OpenQueue:
                 await self._wanted.wait()
                 self._wanted.clear()
                 batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
-                while wanted := self._ownership.take_wanted(batch):
+                while True:
+                    # What is taken waits for those before it, so turns are taken as late as can be.
+                    await self.opens.wait_below(_OPEN_BATCH)
+                    wanted = self._ownership.take_wanted(batch)
+                    if not wanted:
+                        break
                     async with self.opens.may_begin:
                         await self._open_batch(wanted, tasks)
 

@@ -8,11 +8,13 @@ Pure. A store is in one of these states:
     open     operations go to its Store
 
 The coordinator is asked for many stores at once; the answer opens them or refuses what waits. What
-waits is bounded by the caller (the inbox), and is handed back in the order of arrival.
+waits is bounded by the caller (the inbox), and is handed back in the order of arrival. Tenants have
+their turns.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,7 +65,8 @@ class Ownership:
         self.upkeep = Upkeep()
         self._open: dict[StoreId, Store] = {}
         self._waiting: dict[StoreId, _Waiting] = {}
-        self._wanted: dict[StoreId, None] = {}
+        #: Of each tenant, the one that has waited longest for its turn first.
+        self._wanted: dict[str, dict[StoreId, None]] = {}
 
     @property
     def open_count(self) -> int:
@@ -91,25 +94,34 @@ class Ownership:
         waiting = self._waiting.get(arrival.store)
         if waiting is None:
             waiting = self._waiting[arrival.store] = _Waiting()
-            self._wanted[arrival.store] = None
+            self._want(arrival.store)
         waiting.arrivals.append(arrival)
         if arrival.writes:
             waiting.create = True
 
     def take_wanted(self, limit: int) -> list[Wanted]:
-        """Return up to `limit` stores to ask the coordinator for; each is returned once."""
-        taken = []
-        for store in list(self._wanted)[:limit]:
-            del self._wanted[store]
-            waiting = self._waiting[store]
-            taken.append(Wanted(store, waiting.create))
+        """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants have
+        their turns: one that wants thousands keeps nobody else waiting."""
+        taken: list[Wanted] = []
+        while self._wanted and len(taken) < limit:
+            share = max(1, (limit - len(taken)) // len(self._wanted))
+            for tenant in list(itertools.islice(self._wanted, limit - len(taken))):
+                stores = self._wanted.pop(tenant)
+                for store in list(itertools.islice(stores, share)):
+                    del stores[store]
+                    taken.append(Wanted(store, self._waiting[store].create))
+                if stores:
+                    self._wanted[tenant] = stores
         return taken
+
+    def _want(self, store: StoreId) -> None:
+        self._wanted.setdefault(store.tenant, {})[store] = None
 
     def ask_again(self, wanted: list[Wanted]) -> None:
         """The coordinator did not answer: these are to be asked for anew."""
         for store, _ in wanted:
             if store in self._waiting:
-                self._wanted[store] = None
+                self._want(store)
 
     def opened(self, store: Store) -> list[Arrival]:
         """The store is open; return what waited for it."""
@@ -124,7 +136,9 @@ class Ownership:
     def refused(self, store: StoreId) -> list[Arrival]:
         """The store will not be opened; return what waited for it, to be told so."""
         waiting = self._waiting.pop(store, None)
-        self._wanted.pop(store, None)
+        wanted = self._wanted.get(store.tenant)
+        if wanted is not None and wanted.pop(store, "absent") is None and not wanted:
+            del self._wanted[store.tenant]
         return waiting.arrivals if waiting is not None else []
 
     def closed(self, store: Store) -> None:

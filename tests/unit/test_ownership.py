@@ -69,6 +69,24 @@ def test_wanted_stores_are_taken_in_portions_in_their_order() -> None:
     assert names == [["a", "b"], ["c", "d"], ["e"], []]
 
 
+def test_a_tenant_that_wants_thousands_keeps_no_other_waiting() -> None:
+    ownership = Ownership()
+    for number in range(1000):
+        store = StoreId("flood", StoreKind.STREAM, f"s{number}")
+        ownership.wait(arrival("a", 0)._replace(store=store))
+    ownership.wait(arrival("late", 0))
+    ownership.wait(arrival("refused", 0))
+    ownership.refused(store_id("refused"))
+    first = [each.store for each in ownership.take_wanted(10)]
+    assert store_id("late") in first
+    assert len(first) == 10
+    rest = 0
+    while taken := ownership.take_wanted(64):
+        assert len(taken) <= 64
+        rest += len(taken)
+    assert rest == 1001 - 10
+
+
 def test_what_the_coordinator_did_not_answer_is_asked_again() -> None:
     ownership = Ownership()
     ownership.wait(arrival("a", 0))
