@@ -89,10 +89,25 @@ $(VENV)/bin/python:
 	fi; \
 	exit 1
 
+# Shows how far pip is, and its last words and exit code if it fails.
+define SHOW_PIP
+'/^pip ended with / { code = $$4; exit } \
+	{ last[NR % 40] = $$0 } \
+	/^Collecting / { printf "  %d of %d  %-50.50s%s", ++found, total, $$2, end; fflush() } \
+	/^Installing collected/ { printf "  %-65s\n", "all there; installing them takes a minute"; fflush() } \
+	END { if (code == "") code = 1; \
+		if (code) for (i = NR - 40; i < NR; i++) if (i > 0 && (i % 40) in last) print last[i % 40]; \
+		exit code }'
+endef
+
 # Two steps, because pip verifies hashes only when it is given nothing but pinned requirements.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--require-hashes --requirement constraints.txt
-	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	@total=$$(grep -c '^[a-zA-Z0-9].*==' constraints.txt); \
+	echo "Installing holdfast and at most $$total packages, 1.5 GB in $(VENV) (two thirds of it for Spark)"; \
+	if [ -t 1 ]; then end='\r'; else end='\n'; fi; \
+	{ $(BIN)/python -m pip install --disable-pip-version-check --no-color --progress-bar off \
+		--require-hashes --requirement constraints.txt 2>&1; echo "pip ended with $$?"; } \
+		| awk -v total="$$total" -v end="$$end" $(SHOW_PIP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation --editable .
 	@touch $@
