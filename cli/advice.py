@@ -20,6 +20,8 @@ _ADVICE: Final = {
     "wrong_last_seq": "holdfast stream info NAME, then the command again with that last seq",
     "wrong_revision": "holdfast --json kv get NAME KEY, then the command again with that revision",
     "too_large": "smaller values, or fewer at a time",
+    "not_allowed": "a NATS user that may: --nats nats://USER:PASSWORD@HOST:4222; docs/operations.md, "
+    "Permissions",
     "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
     "point_not_reached": "--nearest for the one before; holdfast backups STORE",
     "last_server": "holdfast persist --help; holdfast servers",

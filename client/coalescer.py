@@ -249,6 +249,23 @@ class Coalescer:
             self._suspected.add(lane.server)
             self._suspects.append(Suspect(lane.server, lane.incarnation))
 
+    def refused(self, server: str, error: HoldfastError) -> None:
+        """The bus refuses what goes to `server`, for all stores: nothing of it was received."""
+        lane = self._lanes.get(server)
+        if lane is None:
+            return
+        for frame in list(self._frames.values()):
+            if frame.lane is lane:
+                self._give_up(frame)
+        for queue in self._active.values():
+            # One that is being resolved goes there again, if its owner is still this server.
+            resolving = queue.state is QueueState.RESOLVING
+            if queue.lane is lane and not queue.empty and not resolving:
+                queue.requeue()
+                queue.state = _IDLE
+                self._fail_queue(queue, error)
+        lane.line.clear()
+
     def suspect_answered(self, server: str) -> None:
         """The coordinator has looked after `server`: what waited for that need not wait longer."""
         self._suspected.discard(server)

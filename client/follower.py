@@ -70,11 +70,11 @@ class Feed:
 
     async def listen(self) -> None:
         """Listen on the change subject; when this returns, nothing published later is missed but
-        by accident. Raises ConnectionFailedError."""
+        by accident. Raises ConnectionFailedError, NotAllowedError."""
         link = self._link
         subject = link.subjects.changes(StoreId(link.tenant, *self.key))
         await link.listeners.add(self.key, subject, self)
-        await link.flush()
+        await link.confirm_listening(subject)
 
     async def wait(self) -> None:
         """Return when something may have changed."""

@@ -30,6 +30,7 @@ from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     MalformedFrameError,
+    NotAllowedError,
     OperationTimeoutError,
     TooLargeError,
     error_from_wire,
@@ -105,6 +106,8 @@ class Link:
         self._replies: BusSubscription | None = None
         self._inbox = ""
         self._closed_by: HoldfastError | None = None
+        #: Subjects that may not be subscribed, as far as NATS has said so on this connection.
+        self._deaf_to: dict[str, NotAllowedError] = {}
         self._owner_changed: Callable[[StoreKey], None] = lambda key: None
         self._reconnected: Callable[[], None] = lambda: None
 
@@ -120,6 +123,7 @@ class Link:
         self._inbox = self.bus.new_inbox(self.tenant) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
         self.bus.on_reconnect(self._on_reconnect)
+        self.bus.on_refused(self._on_refused)
         started = asyncio.Event()
         self._main = self._loop.create_task(self._run(started), name="holdfast.link")
         await started.wait()
@@ -153,6 +157,15 @@ class Link:
         except TimeoutError:
             reason = f"no answer within {self.timeout_seconds:g} s"
             raise ConnectionFailedError(url="NATS", reason=reason) from None
+
+    async def confirm_listening(self, subject: str) -> None:
+        """Return once NATS has the subscription of `subject`, and all that was sent. Raises
+        NotAllowedError, and what `flush` raises."""
+        await self.flush()
+        # NATS says so before it answers the flush.
+        refusal = self._deaf_to.get(subject)
+        if refusal is not None:
+            raise NotAllowedError(**refusal.fields)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the link's task group; an error that it lets out fails the client."""
@@ -294,6 +307,9 @@ class Link:
     def _on_reconnect(self) -> None:
         self._guard(self._send_again)
 
+    def _on_refused(self, error: NotAllowedError) -> None:
+        self._guard(self._take_refusal, error)
+
     def _on_timer(self) -> None:
         self._guard(self._let_time_pass)
 
@@ -323,7 +339,24 @@ class Link:
         self._answered_count += before_count - self._coalescer.pending_count
         self._after_event()
 
+    def _take_refusal(self, error: NotAllowedError) -> None:
+        subject = str(error.subject)
+        to_server = self.subjects.server(self.tenant, "")
+        if subject == f"{self._inbox}*":
+            # No answer would ever be heard.
+            self._fail(error)
+            self._wake.set()
+            self._reconnected()
+        elif subject.startswith(to_server):
+            self._coalescer.refused(subject.removeprefix(to_server), error)
+        else:
+            # The router's questions are the bus's requests, which end with this by themselves.
+            self._deaf_to[subject] = error
+        self._after_event()
+
     def _send_again(self) -> None:
+        # Permissions may be others now; what is still refused is refused anew.
+        self._deaf_to.clear()
         self._coalescer.reconnected()
         self._after_event()
         self._reconnected()

@@ -136,14 +136,14 @@ class PatternFeed:
         if self._begun or self.closed:
             return
         self._link.check_open()
+        subject = self._subject_start + self._pattern
         if self._subscription is None:
-            subject = self._subject_start + self._pattern
             subscription = await self._link.bus.subscribe(subject, self._on_broadcast)
             if self.closed:
                 await subscription.unsubscribe()
                 return
             self._subscription = subscription
-        await self._link.flush()
+        await self._link.confirm_listening(subject)
         async for name in self._existing():
             if name not in self._stores:
                 self._stores[name] = None

@@ -194,8 +194,10 @@ class NatsBus(Bus):
             asked[1].set_result(message)
 
     def _on_refused(self, error: NotAllowedError) -> None:
+        # The request itself, or the inbox that all replies come to.
+        no_replies = error.subject == f"{self._replies}.*"
         for subject, answer in self._asked.values():
-            if subject == error.subject and not answer.done():
+            if (no_replies or subject == error.subject) and not answer.done():
                 answer.set_exception(error)
         for callback in self._refused_callbacks:
             callback(error)

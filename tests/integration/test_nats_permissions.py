@@ -1,0 +1,167 @@
+"""A real nats-server with the permissions of docs/operations.md, and with less: what is refused is told."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_persist import fake_cluster
+from nats_server import NatsServer, running_nats_server
+
+from holdfast.client import Client, NotAllowedError, connect
+from holdfast.protocol.bus import NoRespondersError
+from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus_nats import connect_nats
+
+_OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+#: Users of tenant acme that may do less than they need.
+_LESS = {
+    "no-coordinator": ["hf.acme.srv.*"],
+    "no-server": ["hf.acme.coord.*"],
+}
+_EVERYTHING = ["hf.acme.coord.*", "hf.acme.srv.*"]
+#: Far beyond what a refusal takes, and below the client's own timeout.
+_DEADLINE_SECONDS = 25.0
+
+
+def _user(name: str, publish: list[str], subscribe: list[str]) -> str:
+    permissions = f"{{publish: {publish}, subscribe: {subscribe}}}".replace("'", '"')
+    return f'{{user: "{name}", password: "x", permissions: {permissions}}}\n'
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """The configuration of the document, with more users."""
+    (text,) = re.findall(r"```nats\n(.*?)```", _OPERATIONS, re.DOTALL)
+    users = "".join(
+        _user(name, publish, ["hf.acme.chg.>", "_INBOX.acme.>"]) for name, publish in _LESS.items()
+    )
+    users += _user("no-changes", _EVERYTHING, ["_INBOX.acme.>"])
+    users += _user("ada", _EVERYTHING, ["hf.acme.chg.>", "_INBOX.acme.ada.>"])
+    directory = tmp_path_factory.mktemp("permissions")
+    configuration = directory / "nats.conf"
+    configuration.write_text(text.replace("  users = [\n", f"  users = [\n{users}"))
+    with running_nats_server(directory, "-c", str(configuration)) as server:
+        yield server
+
+
+def _url(nats: NatsServer, user: str, password: str = "x") -> str:
+    return nats.url.replace("//", f"//{user}:{password}@")
+
+
+def _run(
+    nats: NatsServer, url: str, test: Callable[[Client], Awaitable[None]], **options: str
+) -> None:
+    async def main() -> None:
+        servers = _url(nats, "holdfast", "change-me")
+        options.setdefault("tenant", "acme")
+        async with (
+            asyncio.timeout(2 * _DEADLINE_SECONDS),
+            fake_cluster(servers, "a"),
+            connect(url, timeout_seconds=2 * _DEADLINE_SECONDS, **options) as client,
+            asyncio.timeout(_DEADLINE_SECONDS),
+        ):
+            await test(client)
+
+    asyncio.run(main())
+
+
+async def _use(client: Client) -> None:
+    async with client.stream("s").subscribe() as changes:
+        await client.stream("s").append(b"v")
+        change = await anext(changes)
+        assert change.message is not None
+        assert change.message.value == b"v"
+
+
+def test_the_permissions_of_the_document_let_a_tenant_do_its_work(nats: NatsServer) -> None:
+    _run(nats, _url(nats, "acme", "change-me-too"), _use)
+
+
+def test_a_user_may_be_given_inboxes_of_its_own(nats: NatsServer) -> None:
+    _run(nats, _url(nats, "ada"), _use, inbox_prefix="_INBOX.acme.ada")
+
+
+@pytest.mark.parametrize(
+    ("user", "action", "subject"),
+    [
+        ("no-coordinator", "publish to", "hf.acme.coord.resolve"),
+        ("no-server", "publish to", "hf.acme.srv.a"),
+    ],
+)
+def test_what_may_not_be_published_is_refused_at_once(
+    nats: NatsServer, user: str, action: str, subject: str
+) -> None:
+    async def test(client: Client) -> None:
+        for _ in range(2):
+            with pytest.raises(NotAllowedError) as caught:
+                await client.stream("s").append(b"v")
+            assert caught.value.fields == {"action": action, "subject": subject}
+            assert not caught.value.retryable
+            with pytest.raises(NotAllowedError):
+                await client.kv("k").get("key")
+
+    _run(nats, _url(nats, user), test)
+
+
+def test_what_may_not_be_followed_is_refused_at_once(nats: NatsServer) -> None:
+    async def test(client: Client) -> None:
+        await client.stream("s").append(b"v")
+        for _ in range(2):
+            with pytest.raises(NotAllowedError) as caught:
+                await anext(client.stream("s").subscribe())
+            assert caught.value.fields == {"action": "subscribe to", "subject": "hf.acme.chg.s.s"}
+        with pytest.raises(NotAllowedError):
+            await anext(client.subscribe("s.*"))
+        await client.stream("s").append(b"what is permitted goes on")
+
+    _run(nats, _url(nats, "no-changes"), test)
+
+
+def test_a_user_of_another_tenant_is_refused_at_once(nats: NatsServer) -> None:
+    async def test(client: Client) -> None:
+        with pytest.raises(NotAllowedError) as caught:
+            await client.stream("s").append(b"v")
+        assert "other" in str(caught.value)
+        with pytest.raises(NotAllowedError):
+            await client.servers()
+
+    _run(nats, _url(nats, "acme", "change-me-too"), test, tenant="other")
+
+
+@pytest.mark.parametrize("over", ["nats", "memory"])
+def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> None:
+    async def main() -> None:
+        if over == "nats":
+            bus = await connect_nats(
+                _url(nats, "acme", "change-me-too"), name="test", inbox_prefix="_INBOX.acme"
+            )
+        else:
+            allowed = ("hf.acme.", "_INBOX.acme.")
+            bus = MemoryNetwork().connect("test", lambda action, subject: subject.startswith(allowed))
+        refused: list[NotAllowedError] = []
+        bus.on_refused(refused.append)
+        try:
+            await bus.subscribe("hf.acme.chg.>", lambda message: None)
+            await bus.subscribe("hf.other.chg.>", lambda message: None)
+            await bus.publish("hf.Other.srv.a", b"")
+            await bus.flush()
+            assert [error.fields for error in refused] == [
+                {"action": "subscribe to", "subject": "hf.other.chg.>"},
+                {"action": "publish to", "subject": "hf.Other.srv.a"},
+            ]
+            with pytest.raises(NotAllowedError):
+                await bus.request("hf.other.coord.resolve", b"", 60.0, "acme")
+            with pytest.raises(NoRespondersError):
+                await bus.request("hf.acme.coord.resolve", b"", 60.0, "acme")
+        finally:
+            await bus.close()
+
+    async def within_the_deadline() -> None:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await main()
+
+    asyncio.run(within_the_deadline())
