@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.client.connection import Client
 from holdfast.client.pattern import PatternSubscription, StoreChange
 from holdfast.client.pattern_feed import StoreFeed
-from holdfast.protocol.errors import UnavailableError
+from holdfast.client.track import OUTAGES
 from holdfast.protocol.names import StoreKind, matches
 from simulation.history import Following, Store, change_of
 from simulation.workload import Application, last_value
@@ -86,8 +86,8 @@ class FollowPattern:
                                 return
                         await asyncio.sleep(self._pause_seconds)
                     return
-            except UnavailableError as error:
-                # Only while starting: nothing has been given out.
+            except OUTAGES as error:
+                # Only while starting: nothing has been given out. A disk that fails then is told of.
                 assert not self._followings, error
                 await asyncio.sleep(0.5)
 

@@ -14,13 +14,13 @@ from typing import Final as Constant
 
 from holdfast.client.connection import Client
 from holdfast.client.subscription import Subscription
+from holdfast.client.track import OUTAGES
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     NoCoordinatorError,
     NoServerError,
     RequestError,
-    UnavailableError,
 )
 from holdfast.protocol.messages import (
     Ack,
@@ -403,8 +403,8 @@ class Follow:
                             return
                         await asyncio.sleep(self._pause_seconds)
                     return
-            except UnavailableError as error:
-                # Only while starting: nothing has been given out.
+            except OUTAGES as error:
+                # Only while starting: nothing has been given out. A disk that fails then is told of.
                 assert not self._following.changes, error
                 await asyncio.sleep(0.5)
 
