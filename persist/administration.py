@@ -70,6 +70,7 @@ from holdfast.shared_fs.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.bucket_errors import BucketError
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.generations import current_generation
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.manifest import Manifests, Tombstone
 from holdfast.shared_fs.store_file import StoreFile
@@ -322,9 +323,11 @@ class Administrator:
                 )
             before: StoreMeta | None = None
             outcomes: list[WriterOutcome] = []
-            generations = self._layout.generations(self._disk, store)
-            if in_place and generations:
-                present = self._layout.store(store, generations[-1])
+            generation = await self._run_in_thread(
+                lambda: current_generation(self._disk, self._layout, store, self._incarnation)
+            )
+            if in_place and generation is not None:
+                present = self._layout.store(store, generation)
                 before, outcomes = await self._run_in_thread(
                     lambda: past_states.remember(present, store)
                 )
@@ -361,7 +364,7 @@ class Administrator:
                 if self._bucket_only:
                     return past_states.publish(draft, store).revision
                 placed = self._layout.store(store, epoch)
-                self._disk.rename(draft, placed)
+                self._disk.place(draft, placed)
                 return revision
 
             revision: int = await self._run_in_thread(finish)

@@ -265,9 +265,19 @@ class Checkpointer:
             self._pipeline.unhold(store.id)
 
     def retire(self) -> None:
-        """Remove the segments that no open store needs."""
+        """Remove the segments that no open store needs. Raises FencedError: then they are the next
+        owner's, whose copy of a file may lack what this one has made durable since."""
         needed = self._ownership.upkeep.oldest_segment()
         first_needed = self._log.segment if needed is None else min(needed, self._log.segment)
+        if self._log.oldest_segment >= first_needed:
+            return
+        try:
+            self._gate.check()
+        except FencedError:
+            raise
+        except StorageError as error:
+            logger.warning("log.retire_waits reason=%s", error)
+            return
         while self._log.oldest_segment < first_needed:
             self._log.retire(self._log.oldest_segment)
 

@@ -2,10 +2,12 @@
 
 The order, each step of which a crash may interrupt and the next owner repeats:
 
-1. Open the newest generation's file. Locked by another process: that is an owner that was fenced or
+1. Open the file that counts (`generations.py`). Locked by another process: that is an owner that was fenced or
    has released the store, and is about to go; wait. If it does not go within LOCK_WAIT_SECONDS (a
-   stopped process, a stuck network lock), copy file and WAL to the next generation and leave the
-   old one to it: whatever it still writes there is never read again.
+   stopped process, a stuck network lock), copy file and WAL, bring the copy up to date, and give it
+   the name of this epoch; the old one is left to the process: whatever it still writes there is never
+   read again. Should this owner be stopped before it gives the name, what the file says of its epoch
+   tells the next ones that it came late.
 2. Damaged or missing: if the coordinator never heard that it is durable, no log that speaks of it
    was ever let go, so a file that a crash left unfinished is made anew from the logs. Otherwise move
    it to quarantine, refuse, and say what is missing. Never an older or empty store in its place:
@@ -52,6 +54,7 @@ from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.copying import copy_in_use
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.generations import current_generation
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.quarantine import quarantine, quarantined
 from holdfast.shared_fs.snapshot import Fetched
@@ -126,7 +129,7 @@ class StoreOpener:
             if file is None and grave is not None and state != StoreState.UNKNOWN:
                 file = await self._create_anew(store, grave, epoch)
             if file is None and (found.batches or found.outcomes):
-                file = self._create(store)
+                file = self._create(store, epoch)
             confirmed = state == StoreState.DURABLE
             if file is not None and file.in_memory:
                 return Store(
@@ -171,6 +174,13 @@ class StoreOpener:
             self._require_beginning(store, grant.state)
             return None, True
         generation = generations[-1]
+        if len(generations) > 1:
+            found = await self._run_large(
+                lambda: current_generation(self._disk, self._layout, store, self._incarnation)
+            )
+            if found is None:
+                raise BusyError(what=f"the file of {store}")
+            generation = found
         path = self._layout.store(store, generation)
         # While a file is open there is a WAL, be it empty. Opening makes one.
         closed = not self._disk.exists(_wal(path))
@@ -204,7 +214,8 @@ class StoreOpener:
             self._set_aside(store, file.path, StoreDamagedError(store=str(store), reason=reason))
             raise StoreIsColdError(store=str(store))
         if len(generations) > 1:
-            await self._run_large(lambda: self._remove_old(store, generations[:-1]))
+            others = [each for each in generations if each != generation]
+            await self._run_large(lambda: self._remove_others(store, others))
         return file, closed
 
     async def _open_file(self, path: Path, store: StoreId) -> StoreFile:
@@ -391,12 +402,14 @@ class StoreOpener:
         return file.meta.epoch == epoch and file.meta.incarnation == self._incarnation
 
     def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
-        return self._create(store, (epoch, self._server, self._incarnation))
+        return self._create(store, epoch, (epoch, self._server, self._incarnation))
 
-    def _create(self, store: StoreId, owner: tuple[int, str, str] = (0, "", "")) -> StoreFile:
-        # A zombie must not put a file where the next owner is about to create its own.
+    def _create(
+        self, store: StoreId, epoch: int, owner: tuple[int, str, str] = (0, "", "")
+    ) -> StoreFile:
+        """Create the file as the generation of this epoch, where no other owner creates its own."""
         self._gate.check()
-        path = self._layout.store(store)
+        path = self._layout.store(store, epoch)
         self._disk.make_directory(path.parent)
         return StoreFile.create(
             path, store, time=self._clock_ms(), owner=owner, disk=self._disk
@@ -434,7 +447,7 @@ class StoreOpener:
             finally:
                 file.close()
             self._gate.check()
-            self._disk.rename(draft, path)
+            self._disk.place(draft, path)
 
         await self._run_in_thread(create)
         return StoreFile.open(path, store, disk=self._disk)
@@ -446,7 +459,7 @@ class StoreOpener:
         batches: Sequence[AppliedBatch],
         outcomes: Sequence[WriterOutcome],
     ) -> Callable[[], StoreFile] | None:
-        path = self._layout.store(store)
+        path = self._layout.store(store, epoch)
         if self._disk.exists(_wal(path)):
             # It is of a file that is gone. `_create` fails, and takes it away.
             return None
@@ -471,39 +484,54 @@ class StoreOpener:
         return now - self._locked_since.setdefault(store, now) >= LOCK_WAIT_SECONDS
 
     async def _open_copy(self, store: StoreId, generation: int, grant: Grant) -> StoreFile:
-        """Go on with a copy as the next generation; the lock's holder keeps the old one.
+        """Go on with a copy as the generation of this epoch; the lock's holder keeps the old one.
 
         The holder is fenced: what it acknowledged is in the file, its WAL or its log, all of which
         are read here after the fence.
         """
         source = self._layout.store(store, generation)
-        target = self._layout.store(store, generation + 1)
+        copied = max(grant.epoch, generation + 1)
+        target = self._layout.store(store, copied)
         draft = target.with_name(f"{target.name}.{self._incarnation}")
 
-        def copy() -> None:
+        def copy() -> StoreFile:
             copy_in_use(self._disk, store, source, draft)
             file = StoreFile.open(draft, store, disk=self._disk)
             try:
                 file.quick_check()
-                # A copy looks closed, to whoever finds it: there must be no doubt of what it holds.
-                self._missing_changes(store, _found(file, closed=False), grant)
-            finally:
-                # Closing checkpoints, so the draft is one durable file without a WAL.
-                file.close()
+                # A copy looks closed, to whoever finds it: it must lack nothing, and say whose it
+                # is, before it has its name.
+                found = self._missing_changes(store, _found(file, closed=False), grant)
+                if found.batches or found.outcomes:
+                    file.apply(found.batches, found.outcomes)
+            except BaseException:
+                file.abandon()
+                raise
+            return file
 
-        await self._run_large(copy)
+        file = await self._run_large(copy)
+        try:
+            epoch, known_epoch = grant.epoch, self._known_epoch(store, file)
+            if known_epoch >= epoch:
+                epoch = await self._raise_epoch(store, known_epoch)
+            file.take(epoch, self._server, self._incarnation)
+        except BaseException:
+            file.abandon()
+            raise
+        # Closing checkpoints, so the draft is one durable file without a WAL.
+        await self._run_large(file.close)
         self._gate.check()
-        self._disk.rename(draft, target)
+        self._disk.place(draft, target)
         logger.warning(
             "store.copied store=%s generation=%d reason=%s",
             store,
-            generation + 1,
+            copied,
             "the file was still locked by a fenced owner",
         )
         return StoreFile.open(target, store, disk=self._disk)
 
-    def _remove_old(self, store: StoreId, generations: list[int]) -> None:
-        """Remove generations that ended, once nobody holds them any more."""
+    def _remove_others(self, store: StoreId, generations: list[int]) -> None:
+        """Remove generations that do not count, once nobody holds them any more."""
         for generation in generations:
             path = self._layout.store(store, generation)
             try:
@@ -544,6 +572,9 @@ class StoreOpener:
         self._require_beginning(store, state, cause=error)
 
     def _set_aside(self, store: StoreId, path: Path, error: StoreDamagedError) -> None:
+        # Listed before: a next owner's is not among them.
+        generations = self._layout.generations(self._disk, store)
+        others = [self._layout.store(store, generation) for generation in generations]
         self._gate.check()
         folder = quarantine(
             self._disk,
@@ -553,6 +584,7 @@ class StoreOpener:
             reason=str(error),
             time=self._clock_ms(),
             server=self._server,
+            others=[other for other in others if other != path],
         )
         logger.error("store.quarantined store=%s folder=%s reason=%s", store, folder.name, error)
 

@@ -115,6 +115,10 @@ class SettingAside:
 
     def _keep(self, store: Store, error: StoreDamagedError) -> None:
         records = self._records(store)
+        others = [
+            self._layout.store(store.id, generation)
+            for generation in self._layout.generations(self._disk, store.id)
+        ]
         # Reading the log may have taken a while. The file's lock is held, so even a server that is
         # stopped right here moves nothing but what was its own.
         self._gate.check()
@@ -131,6 +135,7 @@ class SettingAside:
             time=self._clock_ms(),
             server=self._server,
             records=records,
+            others=[each for each in others if store.file is not None and each != path],
         )
         if store.file is not None:
             _let_go(store.file)

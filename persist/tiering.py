@@ -39,6 +39,7 @@ from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_errors import BucketError
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate
+from holdfast.shared_fs.generations import current_generation
 from holdfast.shared_fs.layout import Layout
 from holdfast.shared_fs.manifest import (
     Manifests,
@@ -409,10 +410,10 @@ class Tiering:
 
     def open_closed(self, store: StoreId) -> StoreFile | None:
         """Open the file of a store that its last owner closed, if there is one. Blocking."""
-        generations = self._layout.generations(self._disk, store)
-        if not generations:
+        generation = current_generation(self._disk, self._layout, store, self._incarnation)
+        if generation is None:
             return None
-        path = self._layout.store(store, generations[-1])
+        path = self._layout.store(store, generation)
         if self._disk.exists(path.with_name(path.name + "-wal")):
             # Be it empty: of an owner that died, and the next one's to bring up to date.
             return None

@@ -35,6 +35,10 @@ _STALE_WAITS: Final = 60
 _STALE_WAIT_SECONDS: Final = 0.05
 
 
+#: What file systems without hard links answer.
+_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
+
+
 class AppendFile(Protocol):
     """A file that only grows, open for its one writer."""
 
@@ -131,8 +135,9 @@ class Disk:
                 time.sleep(_STALE_WAIT_SECONDS)
             raise OSError(errno.ESTALE, "this host's cache goes on showing something older")
 
-    def write_durably(self, path: Path, content: bytes) -> None:
-        """Replace `path` by `content`, atomically and synced. Raises StorageFailedError."""
+    def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
+        """Replace `path` by `content`, atomically and synced; a `new` one must not exist. Raises
+        StorageFailedError."""
         # Unique, so that two processes that start at once do not rename each other's file.
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         with _storage_errors(path, missing_is_failure=True):
@@ -145,7 +150,10 @@ class Disk:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-                temporary.replace(path)
+                if new:
+                    _name(temporary, path)
+                else:
+                    temporary.replace(path)
             except OSError:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -240,6 +248,15 @@ class Disk:
             self.sync_directory(target.parent)
             if source.parent != target.parent:
                 self.sync_directory(source.parent)
+
+    def place(self, draft: Path, path: Path) -> None:
+        """Give a file in the same directory the name `path`, durably, which nothing may have.
+
+        Raises StorageFailedError if something has, FileNotFoundError.
+        """
+        with _storage_errors(draft):
+            _name(draft, path)
+            self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
         """Make creations, renames and removals in `path` durable."""
@@ -359,6 +376,26 @@ def _shows_what_is_there(path: Path) -> bool:
 
 def _is_stale(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno == errno.ESTALE
+
+
+def _name(draft: Path, path: Path) -> None:
+    """Rename `draft`, but never over another file: `rename` replaces, `link` does not."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        # On NFS a link that was made is answered so if its first answer was lost.
+        if not draft.samefile(path):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Without links this is not atomic. What keeps two owners apart is the name itself, which is
+        # by epoch: see `generations.py`.
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        draft.replace(path)
+        return
+    draft.unlink()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -12,8 +12,9 @@
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with changes that
                                                may be in no file: see `quarantine.py`
 
-A store's highest generation is the one that counts, unless the store was deleted since. A generation ends when its file is still locked
-by an owner that is fenced but not gone: the next owner goes on with a copy (`persist/opening.py`).
+A file's generation is the epoch of the owner that made it, or less. A generation ends when its file is
+still locked by an owner that is fenced but not gone: the next owner goes on with a copy
+(`persist/opening.py`). Which of several counts: `generations.py`.
 
 Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to list,
 and few of them are the first in theirs (making a folder and its name durable costs as much as making

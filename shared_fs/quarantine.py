@@ -3,7 +3,7 @@
     quarantine/<tenant>/<file name>.<time>/
         <number>.log    acknowledged changes that may be in no file, as a commit log (`commit_log.py`)
         report.json     what was wrong
-        the file, its WAL, and those of older generations
+        the file, its WAL, and those of other generations
 
 A quarantined file is never read again by a server; an operator may. The changes are read: by a later
 owner if a file of the store is put back in its place, and by `holdfast restore`. They are durable
@@ -53,9 +53,10 @@ def quarantine(
     time: int,
     server: str,
     records: Sequence[LogRecord] = (),
+    others: Sequence[Path] = (),
 ) -> Path:
-    """Move the file at `path`, its WAL and older generations out of the way, and keep `records` with
-    them; return the folder they are in now.
+    """Move the file at `path`, its WAL and the `others`, which count less, out of the way, and keep
+    `records` with them; return the folder they are in now.
 
     Nobody but the caller may have the file open. Without a file only the records are kept. Raises
     StorageFailedError.
@@ -76,8 +77,8 @@ def quarantine(
         last_revision=max((record.revision for record in records), default=0),
     )
     disk.write_durably(folder / _REPORT, (json.dumps(asdict(report), indent=2) + "\n").encode())
-    # The newest goes last, or what a crash leaves would be an older state that looks whole.
-    for each in (*_older(disk, layout, store, path), path):
+    # What counts goes last, or what a crash leaves would be an older state that looks whole.
+    for each in (*others, path):
         wal = each.with_name(each.name + "-wal")
         for part in (wal, each):
             if disk.exists(part):
@@ -95,14 +96,6 @@ def _keep(disk: Disk, folder: Path, records: Sequence[LogRecord]) -> None:
     log.append(len(records) + 1, [])
     log.prepare_sync()()
     log.close()
-
-
-def _older(disk: Disk, layout: Layout, store: StoreId, path: Path) -> Iterator[Path]:
-    for generation in layout.generations(disk, store, with_deleted=True):
-        older = layout.store(store, generation)
-        if older == path:
-            return
-        yield older
 
 
 def kept_records(disk: Disk, layout: Layout) -> Iterator[tuple[str, str]]:

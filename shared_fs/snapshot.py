@@ -139,9 +139,9 @@ class Fetched:
         # One of a file that was removed: SQLite would take it for this one's.
         disk.remove(path.with_name(path.name + "-wal"))
         if isinstance(self.content, bytes):
-            disk.write_durably(path, _with_format(self.content, _WAL))
+            disk.write_durably(path, _with_format(self.content, _WAL), new=True)
         else:
-            disk.rename(self.content, path)
+            disk.place(self.content, path)
 
     def drop(self, disk: Disk) -> None:
         """Remove the draft of one that is not placed."""

@@ -56,16 +56,16 @@ def restore_to_the_old_revision() -> Iterator[None]:
 @contextlib.contextmanager
 def place_it_bit_by_bit() -> Iterator[None]:
     """A restored file is copied to its place, not renamed."""
-    rename = HostDisk.rename
+    place = HostDisk.place
 
     def copy(disk: HostDisk, source: Path, target: Path) -> None:
         if target.suffix != ".db":
-            return rename(disk, source, target)
+            return place(disk, source, target)
         content = bytes(disk.open_file(source).content)
         disk.write_file(target, disk.create_file(target), 0, content)
         return disk.remove(source)
 
-    with patch.object(HostDisk, "rename", copy):
+    with patch.object(HostDisk, "place", copy):
         yield
 
 

@@ -87,9 +87,9 @@ class SteppingDisk(Disk):
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
-    def write_durably(self, path: Path, content: bytes) -> None:
+    def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
         with self._steps.around(f"write {path.name}"):
-            super().write_durably(path, content)
+            super().write_durably(path, content, new=new)
 
     def remove(self, path: Path) -> None:
         with self._steps.around(f"remove {path.name}"):
@@ -98,6 +98,10 @@ class SteppingDisk(Disk):
     def rename(self, source: Path, target: Path) -> None:
         with self._steps.around(f"rename {target.name}"):
             super().rename(source, target)
+
+    def place(self, draft: Path, path: Path) -> None:
+        with self._steps.around(f"place {path.name}"):
+            super().place(draft, path)
 
     def sync_directory(self, path: Path) -> None:
         with self._steps.around("sync a folder"):

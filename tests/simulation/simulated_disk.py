@@ -94,7 +94,7 @@ class HostDisk(Disk):
             self.enter("read", path)
             return bytes(self._files.file(path, self.host).content)
 
-    def write_durably(self, path: Path, content: bytes) -> None:
+    def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
         temporary = path.with_name(f"{path.name}.{self.process}.tmp")
         with _storage_errors(path, missing_is_failure=True):
             inode = self.create_file(temporary)
@@ -102,6 +102,8 @@ class HostDisk(Disk):
                 self.truncate_file(temporary, inode, 0)
                 self.write_file(temporary, inode, 0, content)
                 self.sync_file(temporary, inode)
+                if new:
+                    self._require_new(path)
                 self._rename(temporary, path)
             except OSError:
                 self.remove(temporary)
@@ -190,6 +192,16 @@ class HostDisk(Disk):
             self.sync_directory(target.parent)
             if source.parent != target.parent:
                 self.sync_directory(source.parent)
+
+    def place(self, draft: Path, path: Path) -> None:
+        with _storage_errors(draft):
+            self._require_new(path)
+            self._rename(draft, path)
+            self.sync_directory(path.parent)
+
+    def _require_new(self, path: Path) -> None:
+        if self._files.find(path, self.host) is not None:
+            raise FileExistsError(errno.EEXIST, "file exists", str(path))
 
     def sync_directory(self, path: Path) -> None:
         with _storage_errors(path):

@@ -354,3 +354,17 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
     stores[1].busy = True
     assert chosen(4.0, 10) == ("", "ca")
     assert chosen(10.0, 10) == ("ac", "")
+
+
+def test_a_fenced_server_lets_no_segment_go(world: World) -> None:
+    store = world.open_store("a")
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+    store.materialise(world.tick)
+    assert store.file is not None
+    store.file.checkpoint()
+    store.checkpointed()
+    fence(world.disk, world.root / "fence")
+    with pytest.raises(FencedError):
+        world.checkpointer.retire()
+    assert world.log.oldest_segment == 1

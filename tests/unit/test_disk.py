@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -153,3 +154,36 @@ def test_a_lock_in_a_missing_folder_is_not_taken_for_a_running_process(tmp_path:
     with pytest.raises((FileNotFoundError, StorageFailedError)) as caught:
         DISK.lock(tmp_path / "gone" / "lock", "it")
     assert not isinstance(caught.value, AlreadyRunningError)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_gets_a_name_that_is_free_and_no_other(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+
+        def refuse(source: Path, target: Path) -> None:
+            raise PermissionError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    disk = Disk()
+    draft, name = tmp_path / "draft", tmp_path / "name"
+    draft.write_bytes(b"1")
+    disk.place(draft, name)
+    assert not draft.exists()
+    assert name.read_bytes() == b"1"
+    draft.write_bytes(b"2")
+    with pytest.raises(StorageFailedError, match="exists"):
+        disk.place(draft, name)
+    with pytest.raises(StorageFailedError, match="exists"):
+        disk.write_durably(name, b"3", new=True)
+    assert (name.read_bytes(), draft.read_bytes()) == (b"1", b"2")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["draft", "name"]
+
+
+def test_a_link_whose_answer_was_lost_counts(tmp_path: Path) -> None:
+    draft, name = tmp_path / "draft", tmp_path / "name"
+    draft.write_bytes(b"1")
+    os.link(draft, name)
+    Disk().place(draft, name)
+    assert [each.name for each in tmp_path.iterdir()] == ["name"]

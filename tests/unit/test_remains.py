@@ -34,9 +34,9 @@ class CutShortDisk(Disk):
         if self._left < 0:
             raise StorageFailedError(reason="the power is gone")
 
-    def write_durably(self, path: Path, content: bytes) -> None:
+    def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
         self._change()
-        super().write_durably(path, content)
+        super().write_durably(path, content, new=new)
 
     def remove(self, path: Path) -> None:
         self._change()

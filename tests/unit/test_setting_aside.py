@@ -347,7 +347,9 @@ def test_older_generations_leave_with_the_newest(tmp_path: Path) -> None:
     DISK.make_directory(paths[0].parent)
     for path in paths:
         StoreFile.create(path, STREAM, time=1).close()
-    folder = quarantine(DISK, layout, STREAM, paths[1], reason="torn", time=5, server="s1")
+    folder = quarantine(
+        DISK, layout, STREAM, paths[1], reason="torn", time=5, server="s1", others=paths[:1]
+    )
     assert layout.generations(DISK, STREAM) == []
     assert all((folder / path.name).exists() for path in paths)
 
