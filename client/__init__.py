@@ -19,6 +19,8 @@ for each module here that waits, and the thread that serves them in `background.
 `holdfast.client.__version__` is the version of what is installed.
 """
 
+from typing import TYPE_CHECKING
+
 from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
 from holdfast.client.consumer import Consumer, Delivery
@@ -172,9 +174,11 @@ __all__ = [
 
 __version__: str
 
+# Type checkers would take every name for one that is here.
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> str:
-    """Look the version up when it is asked for: most applications never do."""
-    if name == "__version__":
-        return _version()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> str:
+        """Look the version up when it is asked for: most applications never do."""
+        if name == "__version__":
+            return _version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -302,6 +303,15 @@ def test_a_port_and_a_nats_that_were_both_typed_are_wrong_usage(
     assert result.exit_code == 2
     assert "give one of the two" in result.stderr
     assert started == []
+
+
+def test_an_up_that_cannot_join_its_nats_says_so(tmp_path: Path) -> None:
+    url = "nats://ada:sesame@127.0.0.1:1"
+    result = CliRunner().invoke(holdfast, ["--nats", url, "up", "--data", str(tmp_path / "data")])
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: cannot join NATS at nats://***@127.0.0.1:1: ")
+    assert line.endswith("name none with --nats or HOLDFAST_NATS: holdfast up starts its own")
 
 
 def test_who_cannot_reach_nats_is_told_of_the_variable_too() -> None:
