@@ -25,6 +25,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
     NoCoordinatorError,
+    OtherClusterError,
     error_from_wire,
 )
 from holdfast.protocol.frames import decode_control, encode_control
@@ -51,6 +52,8 @@ class Router:
         self._tenant = tenant
         #: How values may be packed, as the coordinator said last; nothing until it was asked.
         self.encodings: frozenset[str] = frozenset()
+        #: The id of the cluster that answered first; the only one that is believed.
+        self._cluster: str | None = None
 
     async def resolve(self, stores: Sequence[StoreKey]) -> list[Owner | HoldfastError]:
         """Return the owner of each of `stores`, or why there is none. Does not raise for errors
@@ -180,7 +183,20 @@ class Router:
                 reason = "the connection is lost"
                 raise ConnectionFailedError(url="NATS", reason=reason) from error
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
-        return decode_control(reply)
+        fields = decode_control(reply)
+        self._recognise(fields.get("cluster"))
+        return fields
+
+    def _recognise(self, cluster: object) -> None:
+        """Raise OtherClusterError if an answer is of another cluster than the first one: it would take
+        this client's stores to where nothing of them is."""
+        if not isinstance(cluster, str) or not cluster:
+            return
+        if self._cluster is None:
+            self._cluster = cluster
+        elif cluster != self._cluster:
+            who = f"the coordinator on prefix {self._subjects.prefix!r}"
+            raise OtherClusterError(who=who, found=cluster, expected=self._cluster)
 
     async def _request(
         self,

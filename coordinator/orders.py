@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from holdfast.coordinator.errands import Errands
 from holdfast.coordinator.events import (
@@ -25,12 +25,9 @@ from holdfast.protocol.bus import Bus, NoRespondersError
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, PROBE_TIMEOUT_SECONDS
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.fences import Fences
-
-#: What a server may say that it has heard: SQLite's integers, and room to go on from there.
-MAX_TERM: Final = 1 << 62
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -48,6 +45,7 @@ class Orders:
         term: int,
         check_term: Callable[[], None],
         fall_behind: Callable[[int], None],
+        cluster: str,
     ) -> None:
         """`fall_behind` takes a higher term that a server has heard, and raises DeposedError."""
         self._bus = bus
@@ -57,6 +55,7 @@ class Orders:
         self._term = term
         self._check_term = check_term
         self._fall_behind = fall_behind
+        self._cluster = cluster
 
     async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
         """Ask for a sign of life. Raises DeposedError."""
@@ -128,14 +127,14 @@ class Orders:
     async def _command(
         self, server: str, timeout_seconds: float, **fields: object
     ) -> Mapping[str, Any]:
-        payload = encode_control(term=self._term, **fields)
+        payload = encode_control(term=self._term, cluster=self._cluster, **fields)
         subject = self._subjects.control(server)
         answer = await self._bus.request(subject, payload, timeout_seconds)
         try:
             return decode_control(answer)
         except DeposedError as error:
             newer_term = error.fields.get("newer_term")
-            if type(newer_term) is int and self._term < newer_term <= MAX_TERM:
+            if type(newer_term) is int and self._term < newer_term < MAX_TERM:
                 await self._errands.blocking(self._fall_behind, newer_term)
             raise
 

@@ -18,6 +18,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    OtherClusterError,
     TooLargeError,
     UnknownOperationError,
 )
@@ -168,6 +169,11 @@ class Vacate:
 
 
 @dataclass(frozen=True, slots=True)
+class Identify:
+    """A coordinator that starts asks whose cluster this is, which every answer says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """An operator wants a server drained, or no longer."""
 
@@ -191,11 +197,13 @@ Request = (
     | Release
     | ReleaseAll
     | Vacate
+    | Identify
 )
 
 
-def parse(tenant: str, verb: str, payload: bytes) -> Request:
-    """Return what is asked. Raises RequestError or ProtocolError, whatever `payload` holds.
+def parse(tenant: str, verb: str, payload: bytes, cluster: str = "") -> Request:
+    """Return what is asked. Raises RequestError or ProtocolError, whatever `payload` holds; also if
+    the asker says that it is of another cluster than `cluster`.
 
     Servers and operators ask under the cluster's own token, which no tenant can be named; clients
     of a tenant reach the clients' verbs only.
@@ -207,7 +215,12 @@ def parse(tenant: str, verb: str, payload: bytes) -> Request:
         parser = _CLIENT_VERBS.get(verb)
     if parser is None:
         raise UnknownOperationError(operation=verb[:MAX_NAME_BYTES])
-    return parser(tenant, decode_control(payload, max_length=MAX_ARRAY_LENGTH))
+    fields = decode_control(payload, max_length=MAX_ARRAY_LENGTH)
+    asker = fields.get("cluster")
+    if cluster and asker not in (None, "", cluster) and parser is not _identify:
+        who = f"server {fields.get('server')}"[:MAX_NAME_BYTES]
+        raise OtherClusterError(who=who, found=str(asker)[:MAX_NAME_BYTES], expected=cluster)
+    return parser(tenant, fields)
 
 
 def store_count(request: Request) -> int:
@@ -347,6 +360,10 @@ def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Vacate(*_peer(fields), number)
 
 
+def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Identify()
+
+
 def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
     server = check_server(fields.get("server", ""))
     incarnation = fields.get("incarnation", "")
@@ -435,4 +452,5 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "deleted": _deleted,
     "release": _release,
     "vacate": _vacate,
+    "cluster": _identify,
 }

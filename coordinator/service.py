@@ -71,24 +71,32 @@ from holdfast.protocol.errors import (
     ConnectionFailedError,
     FencedError,
     HoldfastError,
+    OtherClusterError,
     StorageError,
     TooLargeError,
     UnavailableError,
     internal_error,
 )
 from holdfast.protocol.fair_queue import FairQueue, SharedRoom
-from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
+from holdfast.protocol.frames import (
+    cluster_of,
+    decode_control,
+    encode_control,
+    encode_control_error,
+)
 from holdfast.protocol.limits import (
     CONTROL_TIMEOUT_SECONDS,
     MAX_ARRAY_LENGTH,
     MAX_INBOX_BYTES,
+    PROBE_TIMEOUT_SECONDS,
 )
 from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.bucket import Bucket
+from holdfast.shared_fs.cluster_id import bucket_cluster_id, make_cluster_id
 from holdfast.shared_fs.collecting import Collected, Collector
 from holdfast.shared_fs.disk import Disk, LockFile
-from holdfast.shared_fs.fences import Fences, FileFences
+from holdfast.shared_fs.fences import BucketFences, Fences, FileFences
 from holdfast.shared_fs.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -109,6 +117,10 @@ TICK_SECONDS: Final = 0.1
 #: Own messages in a row that do not come back on a connection that stands: 5 s of an active
 #: coordinator's. Then it hears nothing, can judge nobody, and must make room for one that hears.
 MAX_MISSING_OWN_MESSAGES: Final = 50
+#: Of two clusters' coordinators that meet, the one that has been active for so much longer stays.
+CLEAR_LEAD_SECONDS: Final = 5.0
+#: Servers of other clusters of which the log tells.
+MAX_STRANGERS: Final = 64
 #: How often a standby tries the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
 #: Between two passes of the collector: with a million stores one is a dollar in 200 days.
@@ -168,6 +180,11 @@ class Coordinator:
         self._had_past = False
         self._id = new_id()
         self._own_message_count = 0
+        #: The id of this cluster, once the lock is held.
+        self._cluster = ""
+        self._active_since = 0.0
+        #: Servers of other clusters that were heard, to tell of each once.
+        self._strangers: set[str] = set()
         #: This is the active coordinator, and heartbeats go to the membership.
         self._active = False
         self._mishaps = Mishaps(logger)
@@ -177,7 +194,7 @@ class Coordinator:
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until `stop`; set `ready` once requests are answered.
 
-        Raises AlreadyRunningError (not as a standby, which waits), DeposedError,
+        Raises AlreadyRunningError (not as a standby, which waits), OtherClusterError, DeposedError,
         StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
         self._hearing = Hearing(self._now())
@@ -192,6 +209,8 @@ class Coordinator:
             if lock is None:
                 return
             try:
+                self._cluster = await self._errands.blocking(self._find_cluster)
+                await self._refuse_another_cluster()
                 state = await self._errands.blocking(self._open_state)
                 try:
                     await self._serve(state, ready)
@@ -229,6 +248,30 @@ class Coordinator:
                 continue
         return None
 
+    def _find_cluster(self) -> str:
+        if self._bucket is not None and isinstance(self._fences, BucketFences):
+            return bucket_cluster_id(self._bucket)
+        return make_cluster_id(self._disk, self._layout)
+
+    async def _refuse_another_cluster(self) -> None:
+        """Raise OtherClusterError if the coordinator of another cluster answers here: it was first."""
+        payload = encode_control(cluster=self._cluster)
+        try:
+            answer = await self._bus.request(
+                self._subjects.cluster("cluster"), payload, PROBE_TIMEOUT_SECONDS
+            )
+        except UnavailableError as error:
+            logger.debug("coordinator.alone reason=%s", error)
+            return
+        found = cluster_of(answer)
+        if found is not None and found != self._cluster:
+            raise self._other_cluster("the coordinator that is running", found)
+
+    def _other_cluster(self, who: str, found: str) -> OtherClusterError:
+        who = f"{who} on prefix {self._subjects.prefix!r}"
+        expected = f"{self._cluster} of {self._layout.root}"
+        return OtherClusterError(who=who, found=found, expected=expected)
+
     def _open_state(self) -> StateFile:
         return open_state(
             self._layout,
@@ -249,6 +292,7 @@ class Coordinator:
             term=state.term,
             check_term=state.check_term,
             fall_behind=state.fall_behind,
+            cluster=self._cluster,
         )
         recorded = await self._errands.blocking(_read, state)
         try:
@@ -287,6 +331,7 @@ class Coordinator:
             recorded.present, recorded.ended, self._hearing, self._now(), recorded.drains
         )
         self._active = True
+        self._active_since = self._now()
         self._step(Started())
 
     # The write loop.
@@ -334,7 +379,7 @@ class Coordinator:
             self._inbox_room.give_back(tenant, _room_of(message))
             verb = message.subject.rpartition(".")[2]
             try:
-                request = parse(tenant, verb, message.payload)
+                request = parse(tenant, verb, message.payload, self._cluster)
             except HoldfastError as error:
                 self._reply(message.reply, error)
                 continue
@@ -525,7 +570,11 @@ class Coordinator:
             raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
         self._own_message_count += 1
         payload = encode_control(
-            coordinator=self._id, number=self._own_message_count, sent_at=self._now()
+            coordinator=self._id,
+            number=self._own_message_count,
+            sent_at=self._now(),
+            cluster=self._cluster,
+            active_seconds=self._now() - self._active_since if self._active else 0.0,
         )
         try:
             async with asyncio.timeout(TICK_SECONDS):
@@ -551,6 +600,8 @@ class Coordinator:
         except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
             logger.debug("coordinator.heartbeat_malformed reason=%s", error)
             return
+        if self._is_stranger(heartbeat):
+            return
         if not self._active:
             self._hearing.heartbeat(heartbeat, self._now())
         elif not self._stopping.is_set():
@@ -559,12 +610,42 @@ class Coordinator:
     def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
         """A coordinator speaks to itself: this one, or another one."""
         if fields["coordinator"] != self._id:
+            self._meet(fields.get("cluster"), float(fields.get("active_seconds", 0.0)))
             return
         number, sent_at = int(fields["number"]), float(fields["sent_at"])
         if not self._active:
             self._hearing.own_message(number, sent_at)
         elif not self._stopping.is_set():
             self._step(OwnMessageArrived(number, sent_at))
+
+    def _meet(self, cluster: object, active_seconds: float) -> None:
+        """Another coordinator is here. Of two clusters the one that has been active for longer stays;
+        if that is not clear, the one with the lower id."""
+        if type(cluster) is not str or not cluster or cluster == self._cluster:
+            return
+        if not self._active or not active_seconds > 0:
+            return
+        lead_seconds = self._now() - self._active_since - active_seconds
+        if abs(lead_seconds) < CLEAR_LEAD_SECONDS:
+            stays = self._cluster < cluster
+        else:
+            stays = lead_seconds > 0
+        if not stays and not self._stopping.is_set():
+            error = self._other_cluster("another coordinator, which stays,", cluster)
+            self._errands.start("leave", _raise(error))
+
+    def _is_stranger(self, heartbeat: Heartbeat) -> bool:
+        if not heartbeat.cluster or not self._cluster or heartbeat.cluster == self._cluster:
+            return False
+        if heartbeat.server not in self._strangers and len(self._strangers) < MAX_STRANGERS:
+            self._strangers.add(heartbeat.server)
+            logger.warning(
+                "coordinator.stranger server=%s cluster=%s expected=%s",
+                heartbeat.server,
+                heartbeat.cluster,
+                self._cluster,
+            )
+        return True
 
     def _on_request(self, message: BusMessage) -> None:
         if not self._subjects.may_answer(message.reply) or self._stopping.is_set():
@@ -584,9 +665,9 @@ class Coordinator:
     def _reply(self, reply_to: str, reply: Fields | HoldfastError) -> None:
         try:
             if isinstance(reply, HoldfastError):
-                payload = encode_control_error(reply)
+                payload = encode_control_error(reply, cluster=self._cluster)
             else:
-                payload = encode_control(**reply)
+                payload = encode_control(cluster=self._cluster, **reply)
         except Exception as cause:  # noqa: BLE001 (what cannot be packed fails alone)
             self._mishaps.note("coordinator.reply_failed", reply_to, cause)
             payload = encode_control_error(internal_error("a reply", cause))
@@ -609,6 +690,10 @@ class Coordinator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _raise(error: HoldfastError) -> None:
+    raise error
 
 
 class _Recorded(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +39,9 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Shorter than the default: whoever waits for a cold store tries again, and so does each pass.
 _BUCKET_RETRY: Final = Retry(max_tries=5, timeout_seconds=10.0)
+#: Between lives that were fenced before they owned anything, doubling to the maximum.
 _NEXT_LIFE_SECONDS: Final = 0.2
+_MAX_LIFE_SECONDS: Final = 10.0
 #: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants it
 #: back: at the default of 5 ms a busy loop would make each sync ten times as long.
 _SWITCH_SECONDS: Final = 0.0005
@@ -126,7 +130,9 @@ async def _serve(
         cold_after_seconds=options.cold_after_seconds,
         keep=KeepPolicy(options.keep_snapshots, options.keep_snapshot_days),
     )
-    while True:
+    stopping = asyncio.Event()
+    life = 0
+    while not stopping.is_set():
         server = PersistServer(
             bus,
             layout,
@@ -140,19 +146,35 @@ async def _serve(
             tier_policy=tier_policy,
             bucket_only=options.disk == "local",
         )
-        on_signals(server.stop)
+        running = asyncio.ensure_future(server.run())
+        on_signals(functools.partial(_stop, server, running, stopping))
         try:
-            await server.run()
+            await running
         except FencedError as error:
             if server.registered:
                 raise
             # A coordinator that has lost its state fences everyone that it finds. This incarnation
             # never owned anything, so the next one can be tried without a supervisor.
             logger.warning("server.fenced_before_start reason=%s", error)
-            await asyncio.sleep(_NEXT_LIFE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_NEXT_LIFE_SECONDS * 2.0**life, _MAX_LIFE_SECONDS)):
+                    await stopping.wait()
+            life = min(life + 1, 16)
+        except asyncio.CancelledError:
+            if not stopping.is_set():
+                raise
         else:
             if not server.lives_again:
                 return
+            life = 0
+
+
+def _stop(server: PersistServer, running: asyncio.Future[None], stopping: asyncio.Event) -> None:
+    """End as asked: cleanly, or at once if there is nothing to finish yet."""
+    stopping.set()
+    server.stop()
+    if not server.registered:
+        running.cancel()
 
 
 def _open_bucket(url: str) -> Bucket:

@@ -25,6 +25,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
     NoCoordinatorError,
+    OtherClusterError,
     ProtocolError,
     UnavailableError,
     error_from_wire,
@@ -38,6 +39,8 @@ from holdfast.protocol.subjects import Subjects
 logger = logging.getLogger("holdfast.persist")
 
 _RETRY_SECONDS: Final = 0.1
+#: How often a server whose tree has no id yet looks again before it takes a coordinator for another's.
+_LATE_TRIES: Final = 20
 
 
 class Coordination:
@@ -53,8 +56,9 @@ class Coordination:
         mode: Callable[[], ServerMode],
         drain: Callable[[bool], None],
         snapshot: Callable[[list[StoreId] | None], int] | None = None,
+        read_cluster: Callable[[], str] = lambda: "",
     ) -> None:
-        """`drain` is called when the coordinator says that the server is to drain, or no longer;
+        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet. `drain` is called when the coordinator says that the server is to drain, or no longer;
         `snapshot` when an operator wants stores snapshotted, or all that are open."""
         self._bus = bus
         self._subjects = subjects
@@ -63,6 +67,9 @@ class Coordination:
         self._mode = mode
         self._drain = drain
         self._snapshot = snapshot
+        self._read_cluster = read_cluster
+        #: The id of this server's cluster, once it is known.
+        self.cluster = ""
         self._register_again = asyncio.Event()
         self._mishaps = Mishaps(logger)
         #: The highest term heard.
@@ -74,6 +81,7 @@ class Coordination:
     def command(self, payload: bytes) -> bytes:
         """Obey a command and return the reply, whatever `payload` holds."""
         try:
+            self._recognise(frames.cluster_of(payload, max_length=MAX_ARRAY_LENGTH))
             more = self._obey(frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH))
         except HoldfastError as error:
             return frames.encode_control_error(error)
@@ -106,6 +114,18 @@ class Coordination:
                 raise MalformedFrameError(reason=f"unknown command {unknown!r:.80}")
         return {}
 
+    def _recognise(self, found: str | None) -> None:
+        """Raise OtherClusterError if a coordinator is that of another cluster."""
+        if not found or found == self.cluster:
+            return
+        if not self.cluster:
+            # The first coordinator makes the id, before it says anything.
+            self.cluster = self._read_cluster()
+        if found != self.cluster:
+            who = f"the coordinator on prefix {self._subjects.prefix!r}"
+            expected = f"that of server {self._server}, {self.cluster or 'which is new'}"
+            raise OtherClusterError(who=who, found=found, expected=expected)
+
     def _hear(self, fields: Any) -> None:
         term = fields.get("term")
         if type(term) is not int or not 0 <= term < MAX_TERM:
@@ -122,13 +142,21 @@ class Coordination:
         await self._bus.publish(self._subjects.heartbeat(), payload)
 
     async def register(self, give_up: Callable[[], bool]) -> None:
-        """Return once this incarnation is registered, or `give_up` says so. Raises FencedError."""
+        """Return once this incarnation is registered, or `give_up` says so. Raises FencedError,
+        OtherClusterError."""
         warned = False
+        late_tries = _LATE_TRIES
         while not give_up():
             try:
                 await self._ask("register")
                 self.registered = True
                 return
+            except OtherClusterError:
+                # Another host's file may be hidden by a cache of this one for a while.
+                if self.cluster or not late_tries:
+                    raise
+                late_tries -= 1
+                await asyncio.sleep(_RETRY_SECONDS)
             except UnavailableError as error:
                 if not warned:
                     logger.warning("server.waiting server=%s reason=%s", self._server, error)
@@ -209,7 +237,10 @@ class Coordination:
     async def _ask(self, verb: str, **fields: object) -> Any:
         """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
         payload = frames.encode_control(
-            server=self._server, incarnation=self._incarnation, **fields
+            server=self._server,
+            incarnation=self._incarnation,
+            cluster=self.cluster,
+            **fields,
         )
         try:
             answer = await self._bus.request(
@@ -217,6 +248,7 @@ class Coordination:
             )
         except UnavailableError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        self._recognise(frames.cluster_of(answer))
         decoded = frames.decode_control(answer)
         self._hear(decoded)
         return decoded

@@ -74,6 +74,7 @@ from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.archive_table import Archive
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_log import BucketLog
+from holdfast.shared_fs.cluster_id import bucket_cluster_id, read_cluster_id
 from holdfast.shared_fs.commit_log import CommitLog, Log
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import FenceGate, create_fence, is_open
@@ -162,6 +163,7 @@ class PersistServer:
             mode=lambda: self.mode,
             drain=lambda draining: self._leaving.set_draining(draining),
             snapshot=self._request_snapshots,
+            read_cluster=self._read_cluster,
         )
         self._open_queue = OpenQueue(
             server=self.server,
@@ -475,6 +477,7 @@ class PersistServer:
         await self._subscribe(self._subjects.control(self.server), self._on_control)
         if self._ground is not None:
             await self._ground.begin()
+        self._coordination.cluster = await self._run_in_thread(self._read_cluster)
         await self._coordination.register(self._stopping.is_set)
         await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
         await self._subscribe(self._subjects.operator(self.server), self._on_operator)
@@ -504,6 +507,12 @@ class PersistServer:
             for task in self._opening:
                 task.cancel()
             await self._administrator.stop()
+
+    def _read_cluster(self) -> str:
+        if self._bucket_only:
+            assert self._bucket is not None
+            return bucket_cluster_id(self._bucket)
+        return read_cluster_id(self._disk, self._layout)
 
     def _bucket_work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield what runs beside, by where the truth is."""
@@ -622,6 +631,7 @@ class PersistServer:
             operations_per_second,
             tier.backlog if tier is not None else 0,
             tier.requests_in_last_hour() if tier is not None else 0,
+            self._coordination.cluster,
         )
 
     async def _watch_fence(self) -> None:

@@ -48,7 +48,12 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests}
+     bucket_requests, cluster}
+
+Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of the
+cluster that the speaker is of (`shared_fs/cluster_id.py`), unless it does not know it yet. What is of
+another cluster is refused with OtherClusterError. `cluster {} -> {term}`, asked on the same subjects as
+`register`, asks for nothing else: a coordinator that starts does so.
 
 The coordinator to a server, on `hf._.ctl.<server>`. A command of a lower `term` than the highest
 that the server has heard is refused with DeposedError:
@@ -174,6 +179,8 @@ class Heartbeat(NamedTuple):
     operations_per_second: float = 0.0
     snapshot_backlog: int = 0
     bucket_requests: int = 0
+    #: The id of its cluster; empty from a server that does not know it yet.
+    cluster: str = ""
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
@@ -190,7 +197,14 @@ class Heartbeat(NamedTuple):
             operations_per_second=float(_load(fields, "operations_per_second")),
             snapshot_backlog=int(_load(fields, "snapshot_backlog")),
             bucket_requests=int(_load(fields, "bucket_requests")),
+            cluster=_cluster(fields.get("cluster", "")),
         )
+
+
+def _cluster(value: object) -> str:
+    if type(value) is not str or len(value) > MAX_NAME_BYTES:
+        raise InvalidArgumentError(argument="cluster", reason="an id is wanted")
+    return value
 
 
 def _load(fields: Mapping[str, Any], name: str) -> int | float:

@@ -43,7 +43,8 @@
         ├── UnsupportedVersionError
         ├── MalformedFrameError
         ├── UnknownOperationError
-        └── InternalError           an operation met a bug: it did nothing
+        ├── InternalError           an operation met a bug: it did nothing
+        └── OtherClusterError       a coordinator or server of another cluster, on the same subjects
 
 Fields come first and the text is built from them. On the wire an error is `[code, fields]`; a code
 that a peer does not know becomes the HoldfastError with that code, so old clients read new servers.
@@ -344,6 +345,16 @@ class InternalError(ProtocolError):
 def internal_error(what: str, cause: BaseException) -> InternalError:
     """Return what is told of an exception that nobody expected."""
     return InternalError(what=what, reason=type(cause).__name__)
+
+
+class OtherClusterError(ProtocolError):
+    """`who` is what is refused or not believed: ours is not the cluster that it belongs to."""
+
+    code = "other_cluster"
+    template = (
+        "{who} is of cluster {found}, and not of {expected}: give all parts of one cluster the same "
+        "--data (or, with --disk local, the same --bucket), and each cluster a --prefix or a NATS of its own"
+    )
 
 
 def error_to_wire(error: HoldfastError) -> list[object]:

@@ -540,9 +540,17 @@ def encode_control(**fields: object) -> bytes:
     return encode(fields)
 
 
-def encode_control_error(error: HoldfastError) -> bytes:
+def encode_control_error(error: HoldfastError, **more: object) -> bytes:
     """Return a control reply that refuses; `decode_control` raises it on the other side."""
-    return encode({"error": error.code, "fields": wire_fields(error)})
+    return encode({"error": error.code, "fields": wire_fields(error), **more})
+
+
+def cluster_of(payload: bytes, *, max_length: int = -1) -> str | None:
+    """Return the id of the cluster whose coordinator sent a control message, also one that refuses;
+    None if it says none. Raises UnsupportedVersionError, MalformedFrameError."""
+    body = decode(payload, max_length=max_length)
+    cluster = body.get("cluster") if type(body) is dict else None
+    return cluster if type(cluster) is str else None
 
 
 def decode_control(payload: bytes, *, max_length: int = -1) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Where everything lies on the shared file system.
 
     FORMAT                                     the format version of this tree
+    CLUSTER                                    which cluster this is: see `cluster_id.py`
     coordinator/lock, state.db, term           the active coordinator's
     coordinator.progress                       how far state.db has come: outside, see `progress.py`
     servers/<server>/lock                      held by the running incarnation of <server>
@@ -49,6 +50,10 @@ class Layout:
     @property
     def format_file(self) -> Path:
         return self.root / "FORMAT"
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.root / "CLUSTER"
 
     @property
     def coordinator(self) -> Path:

@@ -37,10 +37,12 @@ def layout(tmp_path: Path) -> Layout:
 class CoordinatorProcess:
     """`python -m holdfast.coordinator`, ended by its own handle."""
 
+    part = "coordinator"
+
     def __init__(self, nats: NatsServer, layout: Layout, *options: str) -> None:
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "holdfast.coordinator"),
+                *(sys.executable, "-m", f"holdfast.{self.part}"),
                 *("--data", str(layout.root), "--nats", nats.url),
                 *options,
             ],
@@ -68,6 +70,36 @@ class CoordinatorProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+class PersistProcess(CoordinatorProcess):
+    """`python -m holdfast.persist`."""
+
+    part = "persist"
+
+
+def test_a_server_and_a_coordinator_with_another_data_folder_end_with_a_clear_error(
+    nats: NatsServer, layout: Layout, tmp_path: Path
+) -> None:
+    stray = open_layout(tmp_path / "stray", Disk())
+    with CoordinatorProcess(nats, layout) as coordinator:
+        coordinator.wait_for_log("coordinator.started")
+        for part, *options in ((PersistProcess, "--name", "s1"), (CoordinatorProcess,)):
+            with part(nats, stray, *options) as process:
+                code, errors = process.wait()
+                assert code == 1
+                assert "is of cluster" in errors and "--prefix" in errors
+    # One life, not one after the other.
+    assert len([each for each in stray.server("s1").iterdir() if each.is_dir()]) == 1
+
+
+def test_a_server_that_waits_for_a_coordinator_ends_at_once_when_it_is_asked_to(
+    nats: NatsServer, layout: Layout
+) -> None:
+    with PersistProcess(nats, layout, "--name", "s1") as server:
+        server.wait_for_log("server.waiting")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
 
 
 def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: Layout) -> None:

@@ -1,4 +1,5 @@
-"""Coordinators in virtual time on a bus that can be harmed: one that hears nothing judges nobody."""
+"""Coordinators in virtual time on a bus that can be harmed: one that hears nothing judges nobody, and of
+two clusters one is refused."""
 
 from __future__ import annotations
 
@@ -13,10 +14,15 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.protocol.bus import BusMessage
 from holdfast.protocol.bus_memory import Delivery, MemoryBus, MemoryNetwork
 from holdfast.protocol.control import Heartbeat
-from holdfast.protocol.errors import AlreadyRunningError, ConnectionFailedError
+from holdfast.protocol.errors import (
+    AlreadyRunningError,
+    ConnectionFailedError,
+    OtherClusterError,
+)
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.cluster_id import read_cluster_id
 from holdfast.shared_fs.disk import Disk, LockFile
 from holdfast.shared_fs.fence import create_fence, is_open
 from holdfast.shared_fs.layout import Layout, open_layout
@@ -199,5 +205,86 @@ def test_a_server_that_is_silent_is_fenced_as_soon_as_ever_by_a_coordinator_that
         assert not world.fence_is_open("s1")
         assert world.fence_is_open("s2")
         await end(active, servers["s2"])
+
+    run(main())
+
+
+def test_a_coordinator_of_another_cluster_refuses_to_start_where_one_is_running(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        world = World(tmp_path / "first")
+        first = await world.start("c1")
+        loop = asyncio.get_running_loop()
+        server = loop.create_task(world.serve("s1"))
+        await asyncio.sleep(1.0)
+        stray = open_layout(tmp_path / "stray", world.disk)
+        with pytest.raises(OtherClusterError, match="--prefix") as refused:
+            await (await world.start("c2", stray))
+        for layout in (world.layout, stray):
+            assert read_cluster_id(world.disk, layout) in str(refused.value)
+        assert await world.states(world.network.connect("client")) == {"s1": "live"}
+        await end(first, server)
+
+    run(main())
+
+
+def test_of_two_clusters_that_start_at_once_one_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path / "1")
+        other = open_layout(tmp_path / "2", world.disk)
+        # Neither hears that the other one is about to start.
+        world.deaf = {"c1", "c2"}
+        both = [await world.start("c1"), await world.start("c2", other)]
+        world.deaf = set()
+        ended, left = await asyncio.wait(both, timeout=5.0, return_when=asyncio.FIRST_COMPLETED)
+        (error,) = [task.exception() for task in ended]
+        assert isinstance(error, OtherClusterError)
+        await asyncio.sleep(5.0)
+        (stayed,) = left
+        assert not stayed.done()
+        lower = min(read_cluster_id(world.disk, each) for each in (world.layout, other))
+        assert error.fields["found"] == lower
+        await end(stayed)
+
+    run(main())
+
+
+def test_of_two_clusters_that_meet_the_older_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path / "1")
+        first = await world.start("c1")
+        await asyncio.sleep(10.0)
+        world.deaf = {"c2"}
+        late = await world.start("c2", open_layout(tmp_path / "2", world.disk))
+        world.deaf = set()
+        with pytest.raises(OtherClusterError, match="stays"):
+            await late
+        await asyncio.sleep(5.0)
+        assert not first.done()
+        await end(first)
+
+    run(main())
+
+
+def test_a_server_of_another_cluster_is_refused_and_its_heartbeats_are_not_heard(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        first = await world.start("c1")
+        bus = world.network.connect("stray")
+        payload = encode_control(server="s9", incarnation="9", cluster="0123456789abcdef")
+        for verb in ("register", "open", "release"):
+            answer = await bus.request(SUBJECTS.cluster(verb), payload, CONTROL_TIMEOUT_SECONDS)
+            with pytest.raises(OtherClusterError, match="s9"):
+                decode_control(answer)
+        asked: list[BusMessage] = []
+        await bus.subscribe(SUBJECTS.control("s9"), asked.append)
+        await bus.publish(SUBJECTS.heartbeat(), payload)
+        await asyncio.sleep(1.0)
+        assert asked == []
+        assert await world.states(bus) == {}
+        await end(first)
 
     run(main())

@@ -13,7 +13,7 @@ from holdfast.client.router import Router
 from holdfast.protocol.bus import BusMessage, BusSubscription
 from holdfast.protocol.bus_memory import MemoryNetwork
 from holdfast.protocol.control import Owner
-from holdfast.protocol.errors import BusyError, NoCoordinatorError
+from holdfast.protocol.errors import BusyError, NoCoordinatorError, OtherClusterError
 from holdfast.protocol.frames import encode_control, encode_control_error
 from holdfast.protocol.subjects import Subjects
 
@@ -149,5 +149,21 @@ def test_who_gives_up_a_question_leaves_no_copy_behind() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+    run(test)
+
+
+def test_an_answer_of_another_cluster_is_refused() -> None:
+    async def test(world: World) -> None:
+        await world.start()
+        for count, cluster in enumerate(("c0ffee", "badbad", "c0ffee"), 1):
+            asking = asyncio.create_task(world.router.resolve([(1, "notes")]))
+            owners = encode_control(term=1, owners=[list(OWNER)], cluster=cluster)
+            await world.reply(await world.question(count), owners)
+            (found,) = await asking
+            if cluster == "c0ffee":
+                assert found == OWNER
+            else:
+                assert isinstance(found, OtherClusterError)
 
     run(test)

@@ -14,10 +14,12 @@ from holdfast.protocol.bus_memory import MemoryNetwork
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import (
     DeposedError,
+    FencedError,
     HoldfastError,
     MalformedFrameError,
     NoCoordinatorError,
     NotOwnerError,
+    OtherClusterError,
     ProtocolError,
 )
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
@@ -34,6 +36,7 @@ class World:
         self.bus = bus
         self.mode = ServerMode.RUNNING
         self.drains: list[bool] = []
+        self.cluster = ""
         self.answer: bytes | None = None
         self.asked: list[Mapping[str, Any]] = []
         self.coordination = Coordination(
@@ -43,6 +46,7 @@ class World:
             incarnation="1",
             mode=lambda: self.mode,
             drain=self.drains.append,
+            read_cluster=lambda: self.cluster,
         )
 
     def command(self, **fields: object) -> Mapping[str, Any]:
@@ -81,6 +85,55 @@ def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed() -> None:
             assert deposed.value.fields == {"term": 6, "newer_term": 7}
         assert world.drains == []
         assert world.command(command="probe", term=8)["term"] == 8
+
+    run(body)
+
+
+def test_a_command_of_another_clusters_coordinator_is_refused_and_not_obeyed() -> None:
+    async def body(world: World) -> None:
+        world.cluster = "c0ffee"
+        for fields in (
+            {"command": "probe"},
+            {"command": "drain", "incarnation": "1"},
+            {"command": "register"},
+        ):
+            with pytest.raises(OtherClusterError, match="--prefix"):
+                world.command(term=9, cluster="badbad", **fields)
+        assert world.drains == []
+        assert world.command(command="probe", term=3, cluster="c0ffee")["term"] == 3
+        assert world.command(command="probe", term=4)["term"] == 4
+
+    run(body)
+
+
+def test_a_server_that_another_clusters_coordinator_answers_is_told_so_at_once() -> None:
+    async def body(world: World) -> None:
+        world.cluster = world.coordination.cluster = "c0ffee"
+        refusal = FencedError(server="a", incarnation="1")
+        await world.listen()
+        for answer in (
+            encode_control(term=1, cluster="badbad"),
+            encode_control_error(refusal, cluster="badbad"),
+        ):
+            world.answer = answer
+            with pytest.raises(OtherClusterError, match="badbad"):
+                await world.coordination.register(lambda: False)
+        assert world.asked[0]["cluster"] == "c0ffee"
+        assert not world.coordination.registered
+
+    run(body)
+
+
+def test_a_server_in_a_new_tree_learns_its_cluster_from_the_id_that_the_coordinator_made() -> None:
+    async def body(world: World) -> None:
+        world.answer = encode_control(term=1, cluster="c0ffee")
+        await world.listen()
+        registering = asyncio.create_task(world.coordination.register(lambda: False))
+        while not world.asked:
+            await asyncio.sleep(0)
+        world.cluster = "c0ffee"
+        await registering
+        assert world.coordination.cluster == "c0ffee"
 
     run(body)
 

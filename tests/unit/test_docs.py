@@ -418,6 +418,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.coordinator / "state.db"),
         str(layout.coordinator / "term"),
         str(layout.coordinator_progress),
+        str(layout.cluster_file),
         str(layout.server("<server>") / "lock"),
         str(layout.server("<server>") / "reaper"),
         str(layout.fence("<server>", "<incarnation>")),
