@@ -34,6 +34,7 @@ class KV(Generic[V]):
     NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
     InvalidNameError for a key, InvalidArgumentError and TooLargeError (before anything is sent), and
     StorageError when the server's disk failed.
+    A `timeout_seconds` is at most 300: owners know a retry for twice as long.
     """
 
     def __init__(self, background: Background, kv: AsyncKV[V]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.client.background import Background, wait_for
-from holdfast.client.link import Link
+from holdfast.client.link import Link, check_timeout
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.errors import OperationTimeoutError
 from holdfast.protocol.messages import Ack, Durability
@@ -116,6 +116,8 @@ def start_write(
     `Link.check_open`."""
     background.check()
     link.check_open()
+    if timeout_seconds is not None:
+        check_timeout(timeout_seconds)
     if link.full or background.full:
         background.run(_room(link, timeout_seconds))
     pending = PendingAck(background, to_ack)

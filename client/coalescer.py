@@ -404,6 +404,11 @@ class Coalescer:
             queue.state = _READY
             lane.line.append(queue)
 
+    def _go_on(self, queue: StoreQueue) -> None:
+        """The floor may have risen: let go what waited for that."""
+        if queue.state is _IDLE and queue.has_unsent:
+            self._activate(queue)
+
     def _take_owner(self, queue: StoreQueue, owner: Owner) -> None:
         queue.owner = owner
         lane = self._lanes.get(owner.server)
@@ -532,6 +537,8 @@ class Coalescer:
         if group.counter:
             group.answered = True
             self.pending_count -= len(operations) + queue.settle()
+            if queue.writes and queue.state is _IDLE:
+                self._go_on(queue)
             _, _, deadline_at, _, timeout_seconds = operations[0]
             self._credit.answered(
                 count,
@@ -552,6 +559,7 @@ class Coalescer:
             return
         if not error.retryable:
             self._fail_group(group, error)
+            self._go_on(group.queue)
             return
         if isinstance(error, BusyError) and group.durability != Durability.STORED:
             self._credit.late(now)
@@ -565,6 +573,7 @@ class Coalescer:
         for group in frame.groups:
             if group is not None and not group.answered and group.frame == frame.number:
                 self._fail_group(group, error)
+                self._go_on(group.queue)
         if frame.number in self._frames:
             self._close_frame(frame)
 
@@ -645,6 +654,7 @@ class Coalescer:
             earliest, dropped = queue.expire(now)
             self._deadline_at = min(self._deadline_at, earliest)
             self.pending_count -= dropped
+            self._go_on(queue)
             if queue.empty and queue.state is not QueueState.RESOLVING:
                 queue.state = _IDLE
                 del self._active[key]

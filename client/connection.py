@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 from holdfast.client.codec import Codec, codec_of
 from holdfast.client.follower import Follower
 from holdfast.client.kv import KV
-from holdfast.client.link import Link
+from holdfast.client.link import Link, check_timeout
 from holdfast.client.live_kv import LiveKV, MergeFunction
 from holdfast.client.live_replica import LiveReplica
 from holdfast.client.live_stream import LiveStream
@@ -30,7 +30,6 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
     CONTROL_TIMEOUT_SECONDS,
     OPERATION_TIMEOUT_SECONDS,
-    OUTCOME_RETENTION_SECONDS,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
@@ -414,7 +413,5 @@ def connect(
     Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
     awaited and NATS is not there.
     """
-    if not 0 < timeout_seconds <= OUTCOME_RETENTION_SECONDS / 2:
-        reason = f"more than 0, at most {OUTCOME_RETENTION_SECONDS / 2:g}"
-        raise InvalidArgumentError(argument="timeout_seconds", reason=reason)
+    check_timeout(timeout_seconds)
     return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, compression, nats_options)

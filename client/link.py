@@ -29,13 +29,14 @@ from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
     HoldfastError,
+    InvalidArgumentError,
     MalformedFrameError,
     NotAllowedError,
     OperationTimeoutError,
     TooLargeError,
     error_from_wire,
 )
-from holdfast.protocol.limits import MAX_NAME_BYTES
+from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.subjects import Subjects
 
@@ -211,7 +212,10 @@ class Link:
         durability: int = 0,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Start an operation whose answer `waiter` is given."""
+        """Start an operation whose answer `waiter` is given. Raises InvalidArgumentError, TooLargeError
+        and what `check_open` does."""
+        if timeout_seconds is not None:
+            check_timeout(timeout_seconds)
         if len(packed) > self.operation_limit_bytes:
             raise TooLargeError(
                 what="an operation", size=len(packed), limit=self.operation_limit_bytes
@@ -250,7 +254,9 @@ class Link:
         return bool(self._room) or self._coalescer.full
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
-        """Return when it is this caller's turn. Raises OperationTimeoutError."""
+        """Return when it is this caller's turn. Raises OperationTimeoutError, InvalidArgumentError."""
+        if timeout_seconds is not None:
+            check_timeout(timeout_seconds)
         if not self._room and self._coalescer.room > 0:
             return
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -449,3 +455,15 @@ class Link:
             logger.info("client.suspect_failed server=%s reason=%s", server, error)
         self._coalescer.suspect_answered(server)
         self._after_event()
+
+
+def check_timeout(timeout_seconds: float) -> None:
+    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout tries:
+    else its last retry might be stored once more."""
+    if type(timeout_seconds) not in (int, float) or not (
+        0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
+    ):
+        raise InvalidArgumentError(
+            argument="timeout_seconds",
+            reason=f"more than 0, at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
+        )

@@ -32,7 +32,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     error_from_wire,
 )
-from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
+from holdfast.protocol.limits import MAX_OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.messages import Change, ChangeKind
 
 logger = logging.getLogger("holdfast.client")
@@ -42,7 +42,7 @@ V = TypeVar("V")
 
 #: How long a flight is retried under its own number, which makes a retry exactly-once: as long as a
 #: client may. What is unanswered then is dealt with by the core.
-FLIGHT_SECONDS: Final = OUTCOME_RETENTION_SECONDS / 2
+FLIGHT_SECONDS: Final = MAX_OPERATION_TIMEOUT_SECONDS
 FLIGHT_WRITES: Final = 512
 FLIGHT_BYTES: Final = 256 * 1024
 #: What passes: a write that fails so stays unsaved and is tried again, following is taken up again.

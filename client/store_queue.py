@@ -10,6 +10,8 @@ Invariants, which make a retry exactly-once (the owner keeps outcomes by writer 
   one has to be sent again, so have all unanswered ones after it.
 - The floor is the lowest counter that somebody still waits for. It passes a group that is answered
   or whose callers have all given up; the owner then refuses the group if it arrives late.
+- No counter is MAX_WRITER_OUTCOMES or more above the floor: the owner keeps all outcomes from there on.
+  What would be waits until the floor has risen.
 
 Reads have no counter and no order. A read that has to be sent again simply waits again.
 """
@@ -34,7 +36,11 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS, MAX_FRAME_OPERATIONS
+from holdfast.protocol.limits import (
+    FRAME_TIMEOUT_SECONDS,
+    MAX_FRAME_OPERATIONS,
+    MAX_WRITER_OUTCOMES,
+)
 
 #: A group's array header, counter, floor, durability and the header of its operations, at most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
@@ -141,8 +147,14 @@ class StoreQueue:
         return self.groups[0].counter if self.groups else self.next_counter
 
     @property
+    def window_is_full(self) -> bool:
+        """No further group of writes may leave before the first one that is waited for is answered."""
+        groups = self.groups
+        return bool(groups) and self.next_counter - groups[0].counter >= MAX_WRITER_OUTCOMES
+
+    @property
     def has_unsent(self) -> bool:
-        if self.writes or self.reads:
+        if self.reads or (self.writes and not self.window_is_full):
             return True
         return any(group.frame == 0 and not group.answered for group in self.groups)
 
@@ -231,7 +243,7 @@ class StoreQueue:
         reads_first, self.reads_passed_over = self.reads_passed_over, False
         if reads_first and self.reads:
             dropped += self._fill_reads(frame)
-        while self.writes:
+        while self.writes and not self.window_is_full:
             new_group, gone = self._form(self.writes, self.next_counter, frame)
             dropped += gone
             if new_group is None:
@@ -239,7 +251,7 @@ class StoreQueue:
             self.next_counter += 1
             self.groups.append(new_group)
             frame.add(new_group, self.groups[0].counter)
-        if self.writes:
+        if self.writes and not self.window_is_full:
             # A store that is written to without an end is read from too: in every other frame.
             self.reads_passed_over = bool(self.reads) and not reads_first
             return False, dropped

@@ -77,6 +77,7 @@ class Stream(Generic[V]):
     NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
     InvalidArgumentError and TooLargeError (before anything is sent), and StorageError when the
     server's disk failed. All of these carry their fields and a stable `code`.
+    A `timeout_seconds` is at most 300: owners know a retry for twice as long.
     """
 
     def __init__(

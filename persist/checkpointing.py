@@ -34,7 +34,6 @@ from holdfast.protocol.limits import (
     LOG_SEGMENT_BYTES,
     MAX_OPEN_STORES,
     MIB,
-    OUTCOME_RETENTION_SECONDS,
 )
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.applying import StoreMeta
@@ -104,10 +103,12 @@ def choose(
     return Choice(close, list(islice(due, limit - len(close))))
 
 
-def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> None:
-    file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> bool:
+    """Return whether something was forgotten."""
+    forgotten = file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
     file.sweep()
     file.checkpoint()
+    return forgotten
 
 
 def _is_overgrown(store: Store) -> bool:
@@ -134,7 +135,6 @@ class Checkpointer:
         ownership: Ownership,
         pipeline: Pipeline,
         run_in_thread: RunInThread,
-        clock_ms: Callable[[], int],
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         closed: Callable[[Store, StoreFile], None] | None = None,
         set_aside: Callable[[], Awaitable[None]] | None = None,
@@ -149,7 +149,6 @@ class Checkpointer:
         self._ownership = ownership
         self._pipeline = pipeline
         self._run_in_thread = run_in_thread
-        self._clock_ms = clock_ms
         self._confirm = confirm
         self._closed = closed
         self._set_aside = set_aside
@@ -367,14 +366,12 @@ class Checkpointer:
                 return file is not None
             # A zombie's checkpoint would change the file under the next owner's copy of it.
             self._gate.check()
-            now_ms = self._clock_ms()
-            msg_ids_before = now_ms - store.config.dedupe_ms
-            outcomes_before = now_ms - int(OUTCOME_RETENTION_SECONDS * 1000)
+            before = store.forgets_before(asyncio.get_running_loop().time())
             if not file.is_sealed:
-                await self._run_in_thread(
-                    lambda: _tidy_and_checkpoint(file, msg_ids_before, outcomes_before)
-                )
+                forgotten = await self._run_in_thread(lambda: _tidy_and_checkpoint(file, *before))
                 store.needs_sweep = file.needs_sweep()
+                if forgotten:
+                    store.count_outcomes()
         except FencedError:
             raise
         except StorageError as error:

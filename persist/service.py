@@ -299,7 +299,6 @@ class PersistServer:
             ownership=self._ownership,
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
-            clock_ms=self._clock_ms,
             confirm=self._confirm_files,
             closed=self._tier.closed if self._tier is not None else None,
             set_aside=set_aside.run_pass,

@@ -24,16 +24,20 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.persist.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
 from holdfast.persist.consumers import Consumers
+from holdfast.persist.horizon import Horizon
 from holdfast.persist.overlay import Overlay, Upload
 from holdfast.persist.retention import NEVER, Retention
-from holdfast.persist.writers import Writer
+from holdfast.persist.writers import Verdict, Writer
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.limits import (
     KIB,
+    MAX_OUTCOME_BYTES,
     MAX_PENDING_CHUNK_BYTES,
     MAX_TRIMMED_BYTES,
     MAX_TRIMMED_ROWS,
+    MAX_WRITERS,
+    OUTCOME_RETENTION_SECONDS,
     UPLOAD_RETENTION_SECONDS,
 )
 from holdfast.protocol.names import StoreId, StoreKind
@@ -134,6 +138,14 @@ class Store:
         #: None: no limits and no ttl, and nothing of that costs anything.
         self.retention = _retention_of(file) if file is not None else None
         self.writers: dict[bytes, Writer] = {}
+        #: The outcomes of all writers, and how many writers they are of: those in the file too, once one
+        #: was looked for there.
+        self.outcome_bytes = 0
+        self.writer_count = 0
+        self._outcomes_horizon = Horizon(self.time)
+        self._msg_ids_horizon = Horizon(self.time)
+        self._outcomes_counted = False
+        self._writers_limit = _MAX_WRITERS
         self.pending: deque[PendingTick] = deque()
         self.pending_bytes = 0
         #: Changes and outcomes of the tick being built, and where it started.
@@ -303,9 +315,32 @@ class Store:
         """Return the outcomes of a writer, loaded from the file the first time."""
         found = self.writers.get(writer)
         if found is None:
+            if not self._outcomes_counted:
+                self.count_outcomes()
             rows = self.file.outcomes(writer) if self.file is not None else ()
             found = self.writers[writer] = Writer.from_rows(rows)
         return found
+
+    def count_outcomes(self) -> None:
+        """Count the outcomes in the file, and those that are to be there."""
+        writer_count, size_bytes = self.file.outcome_totals() if self.file is not None else (0, 0)
+        waiting = [outcome for pending in self.pending for outcome in pending.outcomes]
+        waiting += self.outcomes
+        # Some replace others, or are of writers that the file has: rather too many than too few.
+        self.writer_count = writer_count + len({outcome.writer for outcome in waiting})
+        self.outcome_bytes = size_bytes + sum(len(outcome.outcome) for outcome in waiting)
+        self._outcomes_counted = True
+
+    def admit_writer(self, writer_id: bytes, writer: Writer, counter: int, floor: int) -> Verdict:
+        """Tell if the group of a writer that is new, or of any while the outcomes are too many, gets
+        in. One that is known and waits for nothing else does: it takes no more room."""
+        if not writer.last:
+            if self.writer_count < MAX_WRITERS and self.outcome_bytes <= MAX_OUTCOME_BYTES:
+                self.writer_count += 1
+                return Verdict.NEW
+            del self.writers[writer_id]
+            return Verdict.FULL
+        return Verdict.NEW if counter == floor else Verdict.FULL
 
     # What an operation does
     def begin(self) -> None:
@@ -605,7 +640,11 @@ class Store:
         """What was accepted since `begin` did not reach the log: forget it."""
         assert self.mark is not None
         for kept in reversed(self.outcomes):
-            self.writers[kept.writer].forget(kept.counter)
+            writer = self.writers[kept.writer]
+            writer.forget(kept.counter)
+            if not writer.last:
+                del self.writers[kept.writer]
+        self._outcomes_counted = False
         self._restore(self.mark)
         self._end_tick()
         self._overlay.rebuild(self.unwritten())
@@ -726,9 +765,16 @@ class Store:
         if self.watcher is not None:
             self.watcher.wrote_file(self)
         self._overlay.shrink(self.unwritten)
-        if not self.pending and self.mark is None and len(self.writers) > _MAX_WRITERS:
-            # The file has all of it, for those that come again.
-            self.writers.clear()
+        if len(self.writers) > self._writers_limit:
+            self._let_writers_go()
+
+    def _let_writers_go(self) -> None:
+        """Keep in memory only the writers of which the file has not all: it has the others, for those
+        that come again."""
+        waiting = {outcome.writer for pending in self.pending for outcome in pending.outcomes}
+        waiting.update(outcome.writer for outcome in self.outcomes)
+        self.writers = {each: self.writers[each] for each in waiting if each in self.writers}
+        self._writers_limit = max(_MAX_WRITERS, 2 * len(self.writers))
 
     @contextlib.contextmanager
     def previewed(self, synced_tick: int) -> Iterator[None]:
@@ -741,6 +787,15 @@ class Store:
         ready = [pending.batch for pending in self.pending if pending.tick <= synced_tick]
         with self.file.preview([batch for batch in ready if batch.changes]):
             yield
+
+    def forgets_before(self, now: float) -> tuple[int, int]:
+        """Return before which times of the store's no retry can ask for msg_ids and for outcomes any
+        more, to `StoreFile.forget` them; `now` is of a clock that only goes forward."""
+        window_seconds = self.config.dedupe_ms / 1000
+        return (
+            self._msg_ids_horizon.before(window_seconds, now, self.time),
+            self._outcomes_horizon.before(OUTCOME_RETENTION_SECONDS, now, self.time),
+        )
 
     def checkpointed(self) -> None:
         """The file is durable with everything that was materialised."""

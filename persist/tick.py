@@ -33,7 +33,7 @@ from holdfast.protocol.errors import (
     WriterGapError,
     internal_error,
 )
-from holdfast.protocol.limits import PAGE_BYTES
+from holdfast.protocol.limits import MAX_OUTCOME_BYTES, PAGE_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.shared_fs.applying import WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
@@ -138,7 +138,12 @@ class Tick:
                 durability = _STORED
         writer = store.writers.get(writer_id) or store.writer(writer_id)
         verdict, known = writer.judge(counter, floor)
+        if verdict is Verdict.NEW and (not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES):
+            verdict = store.admit_writer(writer_id, writer, counter, floor)
         if verdict is not Verdict.NEW:
+            if not writer.last:
+                # Nothing of it is known: whoever makes up writers shall not fill the memory.
+                store.writers.pop(writer_id, None)
             self._answer_retry(store, arrival, verdict, known, writer.last + 1, durability)
             return
         if store.mark is None:
@@ -151,7 +156,9 @@ class Tick:
             time = store.time
         results = operations.execute(store, group_operations, self.mishaps)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
+        before_bytes = writer.size_bytes
         writer.record(counter, floor, outcome)
+        store.outcome_bytes += writer.size_bytes - before_bytes
         # As `WriterOutcome._make` does, in half the time.
         kept = tuple.__new__(WriterOutcome, (writer_id, counter, floor, time, outcome))
         store.outcomes.append(kept)
@@ -281,6 +288,8 @@ class Tick:
                 self.stored.append((store, arrival.reply, [arrival.position, 0, known]))
             else:
                 self.answer(arrival, known)
+        elif verdict is Verdict.FULL:
+            self.refuse(arrival, BusyError(what=f"the memory of {store.id} for its writers"))
         elif verdict is Verdict.GAP:
             self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
         else:

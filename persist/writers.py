@@ -9,6 +9,8 @@ for. The store keeps every outcome from the floor on, and always the last one. H
 - a number beyond that came before its predecessors (a frame was lost): refused, sent again later;
 - a number below the floor was given up: its caller has been told "unknown", so that it must not be
   applied now, minutes later perhaps.
+- a new number far above the floor is refused until the floor has risen: a writer whose floor never rises
+  would have all of its outcomes kept.
 
 Pure. The rows behind it are `outcomes` in the store file and the outcomes in the commit log.
 """
@@ -19,6 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
+
+from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
 
 
 class Verdict(Enum):
@@ -32,6 +36,8 @@ class Verdict(Enum):
     GAP = auto()
     #: Refuse: it was given up.
     STALE = auto()
+    #: Refuse for now: too many outcomes would be kept for the writer.
+    FULL = auto()
 
 
 _NEW: Final = (Verdict.NEW, None)
@@ -43,18 +49,26 @@ class Writer:
 
     last: int = 0
     floor: int = 0
+    #: In the order of their counters.
     outcomes: dict[int, bytes] = field(default_factory=dict)
+    #: Of all outcomes.
+    size_bytes: int = 0
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[int, bytes]]) -> Writer:
         """Return the writer whose kept `(counter, outcome)` are `rows`."""
         outcomes = dict(rows)
-        return cls(last=max(outcomes, default=0), floor=0, outcomes=outcomes)
+        size_bytes = sum(map(len, outcomes.values()))
+        return cls(max(outcomes, default=0), 0, outcomes, size_bytes)
 
     def judge(self, counter: int, floor: int) -> tuple[Verdict, bytes | None]:
         """Tell what to do with group `counter` and, if it is known, its outcome."""
         if counter == self.last + 1 and counter >= self.floor:
-            return _NEW
+            if counter - floor < MAX_WRITER_OUTCOMES and (
+                self.size_bytes <= MAX_WRITER_OUTCOME_BYTES
+            ):
+                return _NEW
+            return self._judge_full(counter, floor)
         known = self.outcomes.get(counter)
         if known is not None:
             return Verdict.KNOWN, known
@@ -69,6 +83,7 @@ class Writer:
         outcomes = self.outcomes
         last = self.last
         outcomes[counter] = outcome
+        self.size_bytes += len(outcome)
         if counter > last:
             self.last = counter
         if floor > self.floor:
@@ -76,13 +91,31 @@ class Writer:
             keep_from = min(floor, self.last)
             if len(outcomes) == 2 and last < keep_from:
                 # One writer, one group after the other: what most do.
-                outcomes.pop(last, None)
+                self.size_bytes -= len(outcomes.pop(last, b""))
                 return
-            for old in [number for number in outcomes if number < keep_from]:
-                del outcomes[old]
+            self._drop_below(keep_from)
+
+    def _judge_full(self, counter: int, floor: int) -> tuple[Verdict, bytes | None]:
+        """Judge a new group once more without what its floor says that nobody waits for."""
+        self._drop_below(min(floor, self.last))
+        if (
+            counter - max(floor, self.floor) < MAX_WRITER_OUTCOMES
+            and self.size_bytes <= MAX_WRITER_OUTCOME_BYTES
+        ):
+            return _NEW
+        return Verdict.FULL, None
+
+    def _drop_below(self, keep_from: int) -> None:
+        gone = []
+        for number in self.outcomes:
+            if number >= keep_from:
+                break
+            gone.append(number)
+        for number in gone:
+            self.size_bytes -= len(self.outcomes.pop(number))
 
     def forget(self, counter: int) -> None:
         """Take back the last `record`: the tick that it was part of has failed."""
-        self.outcomes.pop(counter, None)
+        self.size_bytes -= len(self.outcomes.pop(counter, b""))
         if self.last == counter:
             self.last = counter - 1

@@ -113,6 +113,9 @@ FRAMES_IN_FLIGHT: Final = 4
 MAX_STORED_FRAMES: Final = 1024
 #: A caller hears about a write in this time, one way or the other.
 OPERATION_TIMEOUT_SECONDS: Final = 30.0
+#: The longest timeout of a client or a call: a retry must find the outcome of the first try, also when its
+#: last frame travelled long.
+MAX_OPERATION_TIMEOUT_SECONDS: Final = 300.0
 #: An unanswered frame is sent again after this long. Far above a slow sync, far below the timeout.
 FRAME_TIMEOUT_SECONDS: Final = 2.0
 #: A server that leaves a frame unanswered for this long is asked whether it is there: a frame that
@@ -219,8 +222,20 @@ TAKEN_OVER_BYTES: Final = 1024 * 1024
 #: Work posted to the loop of the blocking clients by threads that do not wait for it; beyond it they do. A
 #: producer could otherwise run ahead of the loop without bound.
 MAX_POSTED_CALLS: Final = 4096
-#: How long the outcome of a write is kept for its retry; far above OPERATION_TIMEOUT_SECONDS.
+#: How long the outcome of a write is kept for its retry; far above MAX_OPERATION_TIMEOUT_SECONDS.
 OUTCOME_RETENTION_SECONDS: Final = 600.0
+#: Groups of one writer and store from the first that it waits for on, of each of which the outcome is kept:
+#: a client sends no more, and a server says `busy`. One whose first group waits for the bucket has so much
+#: beside it; a frame seldom has more than one group of a store.
+MAX_WRITER_OUTCOMES: Final = 4096
+#: The same in bytes of outcomes, of which most have 20; and those of all writers of a store. With more of
+#: these only a writer gets in that waits for nothing else.
+MAX_WRITER_OUTCOME_BYTES: Final = 4 * MIB
+MAX_OUTCOME_BYTES: Final = 64 * MIB
+#: Writers of one store whose last outcomes are kept, each for OUTCOME_RETENTION_SECONDS: beyond it new
+#: ones are `busy`, and none that is known is forgotten for them. Each client is one; a shell script that
+#: appends fifty times a second is 30,000.
+MAX_WRITERS: Final = 65536
 #: How long a `msg_id` is remembered (JetStream's default duplicate window).
 DEDUPE_WINDOW_SECONDS: Final = 120.0
 #: The longest that `dedupe_window_seconds` of a store may be: every msg_id of a window is a row.
@@ -258,6 +273,9 @@ assert OPERATION_TIMEOUT_SECONDS < UPLOAD_RETENTION_SECONDS
 assert PING_SECONDS * 4 < FRAME_TIMEOUT_SECONDS
 assert FRAME_TIMEOUT_SECONDS * 4 < OPERATION_TIMEOUT_SECONDS
 assert OPERATION_TIMEOUT_SECONDS * 4 < OUTCOME_RETENTION_SECONDS
+assert OPERATION_TIMEOUT_SECONDS < MAX_OPERATION_TIMEOUT_SECONDS <= OUTCOME_RETENTION_SECONDS / 2
+assert MAX_STORED_FRAMES + FRAMES_IN_FLIGHT <= MAX_WRITER_OUTCOMES // 2
+assert MAX_WRITER_OUTCOME_BYTES * 8 <= MAX_OUTCOME_BYTES
 assert SUBSCRIPTION_BUFFER_BYTES >= 16 * PAGE_BYTES
 assert FOLLOW_CHECK_STORES + PATTERN_CATCH_UPS <= MAX_FRAME_OPERATIONS
 assert DEDUPE_WINDOW_SECONDS <= MAX_DEDUPE_WINDOW_SECONDS <= MAX_RETENTION_SECONDS

@@ -462,5 +462,9 @@ UPDATE_STORE: Final = "UPDATE meta SET tenant = ?, kind = ?, name = ? WHERE id =
 UPSERT_OUTCOME: Final = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)"
 DELETE_OUTCOMES_BELOW: Final = "DELETE FROM outcomes WHERE writer = ? AND counter < ?"
 SELECT_OUTCOMES: Final = "SELECT counter, outcome FROM outcomes WHERE writer = ? ORDER BY counter"
+#: A scan of the writers of the last minutes, in their order.
+SELECT_OUTCOME_TOTALS: Final = (
+    "SELECT count(DISTINCT writer), coalesce(sum(length(outcome)), 0) FROM outcomes"
+)
 #: A scan; the table holds the writers of the last minutes.
 DELETE_OLD_OUTCOMES: Final = "DELETE FROM outcomes WHERE time < ?"

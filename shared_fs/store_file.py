@@ -457,20 +457,25 @@ class StoreFile(StoreRows):
             backup.step()
 
     @raises_ours
-    def forget(self, *, msg_ids_before: int, outcomes_before: int) -> None:
-        """Drop msg_ids and outcomes older than these times, and changes over their bound."""
+    def forget(self, *, msg_ids_before: int, outcomes_before: int) -> bool:
+        """Drop msg_ids and outcomes older than these times, and changes over their bound; return
+        whether there were such outcomes or msg_ids."""
         if self.is_sealed:
-            return
+            return False
+        gone_count = 0
         with self._transaction():
             if self.store.kind == StoreKind.STREAM:
                 self._execute(schema.DELETE_OLD_MSG_IDS, (msg_ids_before,))
+                gone_count += self._connection.changes()
             self._execute(schema.DELETE_OLD_OUTCOMES, (outcomes_before,))
+            gone_count += self._connection.changes()
             horizon = self._execute(schema.SELECT_CHANGE_FROM_END, (MAX_CHANGE_LOG_ROWS,)).get
             if horizon is not None:
                 self._execute(schema.DELETE_CHANGES_UP_TO, (horizon,))
                 meta = replace(self.meta, changes_from=horizon)
                 self._write_meta(meta)
                 self.meta = meta
+        return gone_count > 0
 
     @raises_ours
     def shrink(self) -> bool:

@@ -361,6 +361,12 @@ class StoreRows(ABC):
         return found
 
     @raises_ours
+    def outcome_totals(self) -> tuple[int, int]:
+        """Return how many writers there are outcomes of, and the bytes of these."""
+        found: tuple[int, int] = self._execute(schema.SELECT_OUTCOME_TOTALS).get
+        return found
+
+    @raises_ours
     def all_outcomes(self) -> list[WriterOutcome]:
         """Return what retries of any writer would be answered."""
         return [

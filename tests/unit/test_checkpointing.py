@@ -58,7 +58,6 @@ class World:
             ownership=self.ownership,
             pipeline=cast(Pipeline, self.pipeline),
             run_in_thread=self.run_in_thread,
-            clock_ms=lambda: 1000,
             confirm=self.confirm,
             idle_close_seconds=10.0,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -45,10 +46,12 @@ from holdfast.protocol.limits import (
     MAX_FRAME_OPERATIONS,
     MAX_WAITING_BYTES,
     MAX_WAITING_OPERATIONS,
+    MAX_WRITER_OUTCOMES,
     MIN_PAYLOAD_BYTES,
     MIN_WAITING_OPERATIONS,
     PING_SECONDS,
 )
+from holdfast.protocol.messages import Durability
 
 STORE: StoreKey = (1, "s")
 OTHER: StoreKey = (2, "k")
@@ -625,6 +628,34 @@ def test_an_error_of_the_coordinator_that_no_retry_helps_is_the_answer() -> None
     assert isinstance(caller.error, InvalidNameError)
 
 
+def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_memory() -> None:
+    """The floor stays while a `stored` write waits: what comes after it is answered meanwhile, and kept by the
+    owner, up to a bound; the rest goes on when the first is answered."""
+    client = Client()
+    stored = client.append(durability=Durability.STORED)
+    (first,) = client.turn()
+    window = 8
+    with mock.patch("holdfast.client.store_queue.MAX_WRITER_OUTCOMES", window):
+        answered_count = 0
+        for _ in range(3 * window):
+            caller = client.append()
+            for frame in client.turn():
+                for index, group in enumerate(groups_of(frame)):
+                    assert group.counter - group.floor < window
+                    client.core.reply(
+                        frame.number, frames.encode([answered(index, [1, 1])]), client.now
+                    )
+            client.core.validate()
+            answered_count += caller.done()
+        assert answered_count == window - 1
+        client.core.reply(first.number, frames.encode([answered(0, [1, 1])]), client.now)
+        assert stored.done()
+        (frame,) = client.turn()
+        [group] = groups_of(frame)
+        assert (group.counter, group.floor) == (window + 1, window + 1)
+        assert len(group.operations) == 2 * window + 1
+
+
 def test_a_reconnect_sends_everything_unanswered_at_once() -> None:
     client = Client()
     sent = []
@@ -698,6 +729,7 @@ class Server:
             else:
                 writer = self.writers.setdefault(key, Writer())
                 verdict, known = writer.judge(group.counter, group.floor)
+                assert verdict is not Verdict.FULL
                 if verdict is Verdict.NEW:
                     results = []
                     for operation in group.operations:
@@ -715,10 +747,23 @@ class Server:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), fault_ratio=st.sampled_from([0.0, 0.1, 0.4]))
+@given(
+    seed=st.integers(0, 2**32),
+    fault_ratio=st.sampled_from([0.0, 0.1, 0.4]),
+    window=st.sampled_from([1, 2, 5, MAX_WRITER_OUTCOMES]),
+)
 def test_whatever_is_lost_or_moved_every_write_is_stored_once_and_in_order(
-    seed: int, fault_ratio: float
+    seed: int, fault_ratio: float, window: int
 ) -> None:
+    with (
+        mock.patch("holdfast.client.store_queue.MAX_WRITER_OUTCOMES", window),
+        mock.patch("holdfast.persist.writers.MAX_WRITER_OUTCOMES", window),
+    ):
+        run_against_faults(seed, fault_ratio)
+
+
+def run_against_faults(seed: int, fault_ratio: float) -> None:
+    """Write through a coalescer whose frames and answers are lost, late and reordered."""
     chance = random.Random(seed)
     client = Client(resolve=False)
     server = Server()

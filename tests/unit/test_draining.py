@@ -73,7 +73,6 @@ class World:
             ownership=self.ownership,
             pipeline=self.pipeline,
             run_in_thread=asyncio.to_thread,
-            clock_ms=lambda: 1_000,
             confirm=self.coordination.created,
         )
         self.give_up = False

@@ -76,7 +76,6 @@ class Server:
             ownership=self.ownership,
             pipeline=pipeline,
             run_in_thread=at_once,
-            clock_ms=lambda: 5000,
             confirm=self.life._confirm,
             set_aside=self.setting_aside.run_pass,
         )

@@ -19,6 +19,7 @@ from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     MAX_HEADERS_BYTES,
     MAX_VALUE_BYTES,
+    MAX_WRITER_OUTCOMES,
     MIN_PAYLOAD_BYTES,
 )
 from holdfast.protocol.messages import Durability
@@ -470,3 +471,82 @@ def test_a_read_is_answered_though_the_log_did_not_take_what_expired(tmp_path: P
     again = new_tick(11)
     assert again.expire(store)
     assert store.count == 0
+
+
+def refused(store: Store, writer: bytes, counter: int, floor: int) -> str:
+    """Return the code of what a group is refused with, or `ok`."""
+    tick = new_tick(store.last_tick + 1)
+    tick.write(store, arrival(store, counter, append(), floor=floor, writer=writer))
+    if tick.records():
+        tick.committed(1)
+    [code] = codes(tick.synced)["reply"]
+    return code
+
+
+def test_a_writer_that_waits_for_all_it_ever_wrote_is_busy_and_others_are_not() -> None:
+    store = store_named("a")
+    for counter in range(1, MAX_WRITER_OUTCOMES + 1):
+        assert refused(store, b"w", counter, 1) == "ok"
+    assert refused(store, b"w", MAX_WRITER_OUTCOMES + 1, 1) == "busy"
+    assert store.outcome_bytes == store.writers[b"w"].size_bytes
+    assert refused(store, b"x", 1, 1) == "ok"
+    assert refused(store, b"w", MAX_WRITER_OUTCOMES + 1, MAX_WRITER_OUTCOMES) == "ok"
+    assert len(store.writers[b"w"].outcomes) == 2
+    store.validate()
+
+
+def test_writers_that_are_made_up_push_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.persist.store.MAX_WRITERS", 3)
+    store = store_named("a")
+    for writer in (b"1", b"2", b"3"):
+        assert refused(store, writer, 1, 1) == "ok"
+    for number in range(99):
+        assert refused(store, b"made up %d" % number, 1, 1) == "busy"
+        assert refused(store, b"early %d" % number, 9, 1) == "writer_gap"
+    assert set(store.writers) == {b"1", b"2", b"3"}
+    assert refused(store, b"2", 2, 2) == "ok"
+    assert refused(store, b"1", 1, 1) == "ok"
+    assert store.count == 4
+
+
+def test_when_outcomes_fill_their_room_only_who_waits_for_nothing_else_gets_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = store_named("a")
+    for writer in (b"1", b"2"):
+        assert [refused(store, writer, counter, 1) for counter in (1, 2)] == ["ok", "ok"]
+    for module in ("store", "tick"):
+        monkeypatch.setattr(f"holdfast.persist.{module}.MAX_OUTCOME_BYTES", 30)
+    assert refused(store, b"3", 1, 1) == "busy"
+    assert refused(store, b"1", 3, 1) == "busy"
+    assert refused(store, b"1", 3, 3) == "ok"
+    assert refused(store, b"1", 4, 4) == "ok"
+
+
+def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.persist.store.MAX_WRITERS", 2)
+    path = tmp_path / "store.db"
+    store_id = StoreId("acme", StoreKind.STREAM, "a")
+    store = Store(store_id, 7, None, lambda: StoreFile.create(path, store_id, time=1))
+    assert [refused(store, writer, 1, 1) for writer in (b"1", b"2", b"3")] == ["ok", "ok", "busy"]
+    store.materialise(store.last_tick)
+    assert store.file is not None
+    store.file.close()
+    store = Store(store_id, 8, StoreFile.open(path, store_id), lambda: StoreFile.create(path, store_id, time=1))
+    store.last_tick = 2
+    assert [refused(store, writer, 1, 1) for writer in (b"3", b"1")] == ["busy", "ok"]
+    assert (store.count, store.writer_count) == (2, 2)
+    # The clock leaps ahead by a century; only what is monotonic counts.
+    store.time += 100 * 366 * 86_400_000
+    for now, code in ((10.0, "busy"), (500.0, "busy"), (620.0, "ok")):
+        msg_ids_before, outcomes_before = store.forgets_before(now)
+        assert store.file is not None
+        store.file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+        store.count_outcomes()
+        assert refused(store, b"3", 1, 1) == code
+    assert store.file is not None
+    store.materialise(store.last_tick)
+    assert [writer for writer, *_ in store.file.all_outcomes()] == [b"3"]
+    store.file.abandon()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.persist.writers import Verdict, Writer
+from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
 
 
 def answer(counter: int) -> bytes:
@@ -73,6 +74,30 @@ def test_a_jump_that_was_taken_back_can_be_made_again() -> None:
     assert writer.judge(7, 7) == (Verdict.NEW, None)
     for given_up in (2, 6):
         assert writer.judge(given_up, 2)[0] is Verdict.STALE
+
+
+def test_a_writer_whose_floor_never_rises_is_refused_until_it_does() -> None:
+    writer = writer_after(*[(counter, 1) for counter in range(1, MAX_WRITER_OUTCOMES + 1)])
+    full = MAX_WRITER_OUTCOMES + 1
+    assert writer.judge(full, 1) == (Verdict.FULL, None)
+    assert writer.judge(full, 0) == (Verdict.FULL, None)
+    assert writer.judge(1, 1) == (Verdict.KNOWN, answer(1))
+    assert writer.judge(full, 2) == (Verdict.NEW, None)
+    writer.record(full, 2, answer(full))
+    assert writer.judge(full + 1, 2) == (Verdict.FULL, None)
+    assert writer.judge(full + 1, full) == (Verdict.NEW, None)
+    assert len(writer.outcomes) == MAX_WRITER_OUTCOMES
+
+
+def test_large_outcomes_count_by_their_size() -> None:
+    writer = Writer()
+    large = bytes(MAX_WRITER_OUTCOME_BYTES // 4)
+    for counter in range(1, 6):
+        assert writer.judge(counter, 1) == (Verdict.NEW, None)
+        writer.record(counter, 1, large)
+    assert writer.judge(6, 1) == (Verdict.FULL, None)
+    assert writer.judge(6, 3) == (Verdict.NEW, None)
+    assert sum(map(len, writer.outcomes.values())) == writer.size_bytes == 3 * len(large)
 
 
 @pytest.mark.parametrize("rows", [[], [(4, b"x")], [(3, b"x"), (4, b"y")]])
