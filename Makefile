@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
 # The longest first, so that all processes end at about the same time.
-TESTS ?= $(wildcard tests/spark tests/torture tests/simulation tests/integration tests/conformance tests/power \
+TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tests/integration tests/conformance tests/power \
 	tests/crashes tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
 JOBS ?= 3
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
-# Of `make torture`: how long, and which faults; without a seed it takes a new one and prints it.
+# Of `make torture` and `make hostile`: how long, and which faults or attacks; without a seed they take a
+# new one and print it.
 MINUTES ?= 1
 SEED ?=
 # Of `make bench`: what to measure.
@@ -23,7 +24,7 @@ BENCH ?= compare
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture simulate power bench check lock clean
+.PHONY: help setup demo test torture hostile simulate power bench check lock clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -33,12 +34,16 @@ setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast i
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, conformance, Spark, a minute of torture.
+test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, conformance, Spark, a minute of torture, an attack.
 	@echo "Testing in $(TESTS)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; check another tenant.
+	@PYTHONPATH=tests $(BIN)/python -P -m hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(OPERATIONS),--operations $(OPERATIONS))
 
 simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is; TRACE=1 shows all.
 	@PYTHONPATH=tests $(BIN)/python -P -m simulation $(if $(SEEDS),--seeds $(SEEDS)) \

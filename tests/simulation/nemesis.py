@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from simulation.simulated_cluster import Node, ServerNode, Simulation
+from simulation.stranger import Stranger
+
+Fault = Callable[[], Awaitable[None]]
 
 #: Seconds from the start until the first fault: the cluster is up and has data.
 _FIRST_SECONDS: Final = 1.5
+#: Between faults from outside.
+_OTHER_PAUSE_SECONDS: Final = 3.0
+#: What a backup of the coordinator has.
+_STATE_FILES: Final = ("state.db", "state.db-wal", "state.db-journal")
 
 
 class Nemesis:
@@ -25,7 +32,7 @@ class Nemesis:
         """With `only`, the name of a fault, there is no other."""
         self._simulation = simulation
         self._chance: random.Random = simulation.chance("nemesis")
-        faults: list[tuple[Callable[[], Awaitable[None]], int]] = [
+        faults: list[tuple[Fault, int]] = [
             (self._kill_server, 4),
             (self._pause_server, 4),
             (self._overtake, 3),
@@ -57,18 +64,58 @@ class Nemesis:
             self._faults = [getattr(self, f"_{only}")]
             self._weights = [1]
         self._pause_seconds = self._chance.choice((0.7, 1.5, 3.0))
+        #: Of what comes from outside: drawn by itself, so that it moves nothing of the others.
+        self._other_chance: random.Random = simulation.chance("nemesis from outside")
+        others: list[tuple[Fault, int]] = [
+            (self._deafen, 2),
+            (self._restore_state, 1),
+        ]
+        # Most runs have none or one of them.
+        self._others = [fault for fault, _ in others]
+        self._other_weights = [
+            weight * self._other_chance.choice((0, 0, 0, 1)) for _, weight in others
+        ]
+        if only is not None:
+            self._other_weights = []
+        self._stranger_itself = Stranger(simulation)
 
     async def run(self, until: float) -> None:
         """Harm until the time `until`; return when everything has healed."""
-        loop, chance = asyncio.get_running_loop(), self._chance
         await asyncio.sleep(_FIRST_SECONDS)
         async with asyncio.TaskGroup() as tasks:
-            while loop.time() < until:
-                fault = chance.choices(self._faults, self._weights)[0]
-                tasks.create_task(self._run_one(fault))
-                await asyncio.sleep(chance.expovariate(1 / self._pause_seconds))
+            if any(self._other_weights):
+                tasks.create_task(self._run_others(until))
+            await self._harm(
+                until, self._chance, self._faults, self._weights, self._pause_seconds, tasks
+            )
 
-    async def _run_one(self, fault: Callable[[], Awaitable[None]]) -> None:
+    async def _run_others(self, until: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await self._harm(
+                until,
+                self._other_chance,
+                self._others,
+                self._other_weights,
+                _OTHER_PAUSE_SECONDS,
+                tasks,
+            )
+
+    async def _harm(
+        self,
+        until: float,
+        chance: random.Random,
+        faults: Sequence[Fault],
+        weights: Sequence[int],
+        pause_seconds: float,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            fault = chance.choices(faults, weights)[0]
+            tasks.create_task(self._run_one(fault))
+            await asyncio.sleep(chance.expovariate(1 / pause_seconds))
+
+    async def _run_one(self, fault: Fault) -> None:
         name = getattr(fault, "__name__", "").lstrip("_")
         self._simulation.trace.add(f"fault {name}")
         await fault()
@@ -237,3 +284,45 @@ class Nemesis:
         weather.loss += loss
         await asyncio.sleep(self._chance.uniform(0.5, 3.0))
         weather.loss -= loss
+
+    # --- from outside ----------------------------------------------------------------------------
+    async def _stranger(self) -> None:
+        """Have another tenant send messages of any bytes for a while."""
+        for _ in range(self._other_chance.choice((1, 5, 10))):
+            await self._stranger_itself.send()
+            await asyncio.sleep(self._other_chance.uniform(0.01, 0.2))
+
+    async def _deafen(self) -> None:
+        """Let nothing through to a connection, which it is not told, and everything from it."""
+        simulation, chance = self._simulation, self._other_chance
+        bus = chance.choice(
+            [node.bus for node in simulation.nodes + simulation.coordinators]
+            + [client.bus for client in simulation.clients]
+        )
+        name, deaf = bus.name, simulation.deaf
+        deaf.setdefault(name, asyncio.get_running_loop().time())
+        await asyncio.sleep(chance.uniform(0.5, 9.0))
+        deaf.pop(name, None)
+
+    async def _restore_state(self) -> None:
+        """Put the coordinator's state from before a server left in the place of today's."""
+        simulation, chance = self._simulation, self._other_chance
+        folder = simulation.layout.coordinator
+        names = chance.choice((_STATE_FILES, (*_STATE_FILES, "term")))
+        backup = simulation.files.copies(folder, names)
+        if "state.db" not in backup:
+            return
+        server = chance.choice(simulation.servers)
+        if chance.random() < 0.5:
+            server.stop()
+        else:
+            server.kill()
+            server.start_later(0.5)
+        await asyncio.sleep(chance.uniform(0.5, 8.0))
+        for coordinator in simulation.coordinators:
+            coordinator.kill()
+        simulation.trace.add(f"the state of {sorted(backup)} is put back")
+        simulation.files.put_back(folder, names, backup)
+        await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))
+        for coordinator in simulation.coordinators:
+            coordinator.start()

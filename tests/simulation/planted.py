@@ -6,6 +6,7 @@ named after what is left out. Nothing here is reachable from the shipped code.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,8 @@ import apsw
 
 from holdfast.client.merge import Cursor, Merge
 from holdfast.client.pattern_feed import PatternFeed, StoreFeed
+from holdfast.coordinator.hearing import Proof
+from holdfast.coordinator.progress import ProgressFile
 from holdfast.persist import opening, operations
 from holdfast.persist.consumers import Consumer
 from holdfast.persist.cooling import Candidate, Cooler
@@ -206,6 +209,21 @@ def begin_births_at_the_head() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def believe_an_older_state() -> Iterator[None]:
+    """A coordinator goes on from whatever state it finds."""
+    with patch.object(ProgressFile, "read", lambda progress: None):
+        yield
+
+
+@contextlib.contextmanager
+def judge_without_hearing() -> Iterator[None]:
+    """A coordinator that hears nothing takes the servers for silent."""
+    now = property(lambda proof: asyncio.get_running_loop().time(), lambda proof, until: None)
+    with patch.object(Proof, "until", now, create=True):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -222,5 +240,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         deliver_again_at_once,
         keep_uploads_that_were_given_up,
         begin_births_at_the_head,
+        believe_an_older_state,
+        judge_without_hearing,
     )
 }

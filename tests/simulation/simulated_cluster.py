@@ -53,6 +53,10 @@ COORDINATORS: Final = ("c1", "c2")
 #: Clients' names on the bus start with k.
 _CLIENTS_INBOXES: Final = f"{inboxes_of(TENANT)}.k"
 _EPOCH_MS: Final = 1_750_000_000_000
+#: A coordinator that has heard nothing for longer fences nobody.
+HEARING_SECONDS: Final = 2.0
+#: In subjects that a stranger names for replies and has no business with.
+CANARY: Final = "canary"
 #: How long the tasks of a dead process may take to notice.
 _UNWIND_SECONDS: Final = 120.0
 
@@ -126,6 +130,8 @@ class Simulation:
         self.stop_in_bucket_seconds = 0.0
         #: Names of connections that nothing reaches and nothing leaves.
         self.cut_off: set[str] = set()
+        #: Names of connections that hear nothing, and since when, and may speak.
+        self.deaf: dict[str, float] = {}
         limits = self.chance("limits")
         self.idle_close_seconds = limits.choice((1.0, 3.0, 10.0))
         self.max_open_stores = limits.choice((2, 4, 1000))
@@ -230,7 +236,7 @@ class Simulation:
     def _deliveries(self, delivery: Delivery) -> Sequence[float]:
         sender, receiver, subject, payload = delivery
         weather, chance = self.weather, self._network_chance
-        if sender in self.cut_off or receiver in self.cut_off:
+        if sender in self.cut_off or receiver in self.cut_off or receiver in self.deaf:
             return ()
         if chance.random() < weather.loss:
             self.trace.add(f"lost {subject} to {receiver}")
@@ -256,10 +262,11 @@ class Simulation:
         return typical * chance.uniform(0.5, 1.5)
 
     def _on_publish(self, sender: str, message: BusMessage) -> None:
-        incarnation = self._incarnations.get(sender)
+        incarnation, subject = self._incarnations.get(sender), message.subject
+        if CANARY in subject:
+            self.fail(f"{sender} publishes on {subject}, where nobody has asked")
         if incarnation is None:
             return
-        subject = message.subject
         if ".chg." in subject:
             self._on_broadcast(sender, message)
         elif not subject.startswith(_CLIENTS_INBOXES):
@@ -283,6 +290,8 @@ class Simulation:
     def _observe(self, operation: Operation) -> None:
         if operation.kind != "read":
             self.trace.add(f"{operation.kind} {operation.path} {operation.size_bytes}")
+        if operation.host in COORDINATORS and operation.process in self.deaf:
+            self._observe_deaf(operation)
         failing = self.weather.failing.get(operation.host)
         if failing is not None:
             kinds, number, ratio = failing
@@ -293,6 +302,13 @@ class Simulation:
             self.crash_on_disk -= 1
             if self.crash_on_disk == 0:
                 next(node for node in self.nodes if node.name == operation.host).crash()
+
+    def _observe_deaf(self, operation: Operation) -> None:
+        """Who hears nothing takes everybody for dead, and must know that it may be deaf itself."""
+        seconds = self.loop.time() - self.deaf[operation.process]
+        is_fence = operation.kind == "write" and operation.path.endswith("/fence")
+        if is_fence and seconds > HEARING_SECONDS:
+            self.fail(f"{operation.process} fences, and has heard nothing for {seconds:.1f} s")
 
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""

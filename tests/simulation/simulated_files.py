@@ -259,6 +259,23 @@ class SimulatedFileSystem:
             node.change(FILE_SERVER, dict.fromkeys(node.entries))
             node.sync()
 
+    def copies(self, folder: Path, names: Collection[str]) -> dict[str, bytes]:
+        """Return the content of those of these files that are there, as a backup has it."""
+        found = {name: self.find(folder / name) for name in names}
+        return {name: bytes(each.content) for name, each in found.items() if isinstance(each, Inode)}
+
+    def put_back(self, folder: Path, names: Collection[str], backup: dict[str, bytes]) -> None:
+        """Replace these files by those of a backup. The processes that used them must be dead."""
+        directory = self.find(folder)
+        assert isinstance(directory, Directory)
+        files: dict[str, Node | None] = dict.fromkeys(names)
+        for name, content in backup.items():
+            inode = files[name] = Inode()
+            inode.write(FILE_SERVER, 0, content)
+            inode.sync()
+        directory.change(FILE_SERVER, files)
+        directory.sync()
+
     def power_cut(
         self,
         hosts: Collection[str],

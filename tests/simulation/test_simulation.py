@@ -51,6 +51,8 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "deliver_again_at_once": (3, None),
     "keep_uploads_that_were_given_up": (3, None),
     "begin_births_at_the_head": (3, None),
+    "believe_an_older_state": (3, "restore_state"),
+    "judge_without_hearing": (3, "deafen"),
 }
 #: These need a bucket.
 _PLANTED_IN_TIERS = {

@@ -2,7 +2,7 @@
 
 Each part is started by the command that an operator would type, and started again when it dies.
 There are two coordinators, both as standbys: whichever gets the lock is the active one. No process
-outlives `running_parts`, also when it is cancelled, and on Linux also when this process is killed.
+outlives `running`, also when it is cancelled, and on Linux also when this process is killed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.cli.nats_binary import find_nats_server
 from holdfast.cli.part import Part
 from holdfast.cli.tether import tethered
-from torture.worker import Task
 
 SERVERS: Final = ("s1", "s2", "s3")
 _COORDINATORS: Final = ("c1", "c2")
@@ -38,21 +38,31 @@ _POLL_SECONDS: Final = 0.05
 
 
 class Parts:
-    """The running parts. Made by `running_parts`."""
+    """The running parts. Made by `running`."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(
+        self,
+        data: Path,
+        servers: Sequence[str] = SERVERS,
+        nats_options: Sequence[str] = (),
+        user: str = "",
+    ) -> None:
+        """`user` is `name:password@` of the servers, if nats-server is started with options that ask
+        for one."""
         self.data = data
         #: The coordinator that has the lock, as far as its log has told.
         self.active_coordinator: str | None = None
         port = free_port()
-        self.nats_url = f"nats://{_ADDRESS}:{port}"
+        #: As the parts have it, and where others find it.
+        self.nats_url = f"nats://{user}{_ADDRESS}:{port}"
+        self.nats_address = f"{_ADDRESS}:{port}"
         logs = data / "logs"
         logs.mkdir(parents=True)
         common = ["--data", str(data / "shared"), "--nats", self.nats_url]
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         nats = [str(find_nats_server()), "--addr", _ADDRESS, "--port", str(port)]
         # The path tells whose process it is, should anyone wonder.
-        nats += ["--pid", str(logs / "nats-server.pid")]
+        nats += ["--pid", str(logs / "nats-server.pid"), *nats_options]
 
         def part(name: str, command: list[str]) -> Part:
             return Part(name, command, log_file=logs / f"{name}.log", say=self._heard)
@@ -63,8 +73,10 @@ class Parts:
             for name in _COORDINATORS
         }
         self.servers = {
-            name: part(name, [*program, "persist", "--name", name, *common]) for name in SERVERS
+            name: part(name, [*program, "persist", "--name", name, *common]) for name in servers
         }
+        #: How often each part told of an exception that nobody expected.
+        self.tracebacks: Counter[str] = Counter()
 
     @property
     def all(self) -> list[Part]:
@@ -94,6 +106,8 @@ class Parts:
 
     def _heard(self, line: str) -> None:
         name, _, text = line.partition(" | ")
+        if "Traceback (most recent call last)" in text:
+            self.tracebacks[name] += 1
         if name in self.coordinators:
             if "coordinator.started" in text:
                 self.active_coordinator = name
@@ -104,9 +118,8 @@ class Parts:
 
 
 @asynccontextmanager
-async def running_parts(data: Path) -> AsyncIterator[Parts]:
+async def running(parts: Parts) -> AsyncIterator[Parts]:
     """Run a cluster around the body. Raises what ends a part for good, PartFailedError among it."""
-    parts = Parts(data)
     async with asyncio.TaskGroup() as tasks:
         for part in parts.all:
             tasks.create_task(part.keep_running())
@@ -116,18 +129,34 @@ async def running_parts(data: Path) -> AsyncIterator[Parts]:
             await parts.stop()
 
 
-class ClientProcess:
+class AnyTask(Protocol):
+    """What a client process is started with."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def file(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+_Task = TypeVar("_Task", bound=AnyTask)
+
+
+class ClientProcess(Generic[_Task]):
     """A client process (`worker.py`), seen from outside."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: _Task, module: str = "torture.worker") -> None:
         self.task = task
+        self._module = module
         self.said: dict[str, Any] = {}
         self._news = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         """Start it and listen to it until it ends. Raises RuntimeError if it fails."""
-        command = [sys.executable, "-P", "-m", "torture.worker", self.task.to_json()]
+        command = [sys.executable, "-P", "-m", self._module, self.task.to_json()]
         log = Path(self.task.file).with_suffix(".stderr")
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
@@ -159,6 +188,11 @@ class ClientProcess:
         process = self._process
         if process is not None and process.stdin is not None and process.returncode is None:
             process.stdin.write(f"{word}\n".encode())
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     async def hear(self, word: str) -> None:
         """Wait until it has said `word`."""

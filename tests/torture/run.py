@@ -14,10 +14,10 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from holdfast.client import Client, connect
 from torture import editing_trace
@@ -34,7 +34,7 @@ from torture.history import (
     load,
     name_of,
 )
-from torture.processes import SERVERS, ClientProcess, Parts, running_parts
+from torture.processes import SERVERS, ClientProcess, Parts, running
 from torture.timeline import Rule, Violation
 from torture.tormentor import Tormentor
 from torture.worker import Task
@@ -82,7 +82,7 @@ class Torture:
     async def run(self) -> Result:
         """Torture; return the verdict. Raises what keeps it from being carried out."""
         self._histories.mkdir(parents=True)
-        async with running_parts(self._data) as parts:
+        async with running(Parts(self._data)) as parts:
             await parts.wait_for_nats()
             async with connect(parts.nats_url, name="tormentor") as client:
                 tormentor = Tormentor(parts, client, self._seed, self._say)
@@ -117,7 +117,7 @@ class Torture:
             for follower in followers:
                 tasks.create_task(follower.run())
             writing = [tasks.create_task(writer.run()) for writer in writers]
-            await _heard("connected", writers + followers)
+            await heard("connected", writers + followers)
             await tormentor.run(time.monotonic() + self._seconds)
             self._say("faults are over: healing")
             try:
@@ -129,14 +129,15 @@ class Torture:
             _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
             if unfinished:
                 raise TimeoutError(f"writers still wait {_FINISH_SECONDS:g} s after the faults")
-            await _heard("settled", followers)
+            await heard("settled", followers)
             self._say("killing every server at once")
             for part in parts.servers.values():
                 part.signal(signal.SIGKILL)
             async with connect(parts.nats_url, name="torture-reader") as reader:
-                await self._mark(reader)
+                with self._marker_file.open("w") as file:
+                    await mark(reader, Recorder(file))
                 try:
-                    await _heard("caught_up", followers)
+                    await heard("caught_up", followers)
                 except TimeoutError as error:
                     self._violations.append(Violation(Rule.FOLLOWER, "some store", str(error)))
                 final = [await read_back(reader, store) for store in STREAMS + KVS]
@@ -147,21 +148,7 @@ class Torture:
                 follower.tell("end")
         return final
 
-    async def _mark(self, client: Client) -> None:
-        """Write the last value of every store."""
-        with self._marker_file.open("w") as file:
-            recorder = Recorder(file)
-            async with asyncio.TaskGroup() as tasks:
-                for number, store in enumerate(STREAMS + KVS):
-                    id = f"{MARKER_ID}-{number}"
-                    kind = OperationKind.APPEND if is_stream(store) else OperationKind.SET
-                    targets = () if is_stream(store) else (MARKER_KEY,)
-                    operation = Operation(
-                        id, store, kind, time.monotonic(), (id,), targets, label="marker"
-                    )
-                    tasks.create_task(perform(client, operation, 60.0, recorder))
-
-    async def _check_document(self, client: Client, typist: ClientProcess) -> None:
+    async def _check_document(self, client: Client, typist: ClientProcess[Task]) -> None:
         """Compare the document that a typist's stream makes with the trace's."""
         typed = Typed(**json.loads(Path(typist.task.file).read_text()))
         trace = EditingTrace.load(Path(typist.task.trace))
@@ -180,7 +167,9 @@ class Torture:
             f"{len(document.encode()):,} bytes, {'identical' if same else 'DIFFERS'}"
         )
 
-    def _client_process(self, parts: Parts, role: str, name: str, trace: str = "") -> ClientProcess:
+    def _client_process(
+        self, parts: Parts, role: str, name: str, trace: str = ""
+    ) -> ClientProcess[Task]:
         suffix = "json" if role == "typist" else "jsonl"
         return ClientProcess(
             Task(
@@ -207,7 +196,7 @@ async def _wait_until_well(tormentor: Tormentor) -> None:
         raise TimeoutError(f"after {_READY_SECONDS:g} s not live: {ill}") from None
 
 
-async def _heard(word: str, processes: list[ClientProcess]) -> None:
+async def heard(word: str, processes: Sequence[ClientProcess[Any]]) -> None:
     """Wait until all have said `word`. Raises TimeoutError."""
     try:
         async with asyncio.timeout(_CATCH_UP_SECONDS):
@@ -218,6 +207,17 @@ async def _heard(word: str, processes: list[ClientProcess]) -> None:
         raise TimeoutError(
             f"not {word} within {_CATCH_UP_SECONDS:g} s: {', '.join(silent)}"
         ) from None
+
+
+async def mark(client: Client, recorder: Recorder) -> None:
+    """Write the last value of every store."""
+    async with asyncio.TaskGroup() as tasks:
+        for number, store in enumerate(STREAMS + KVS):
+            id = f"{MARKER_ID}-{number}"
+            kind = OperationKind.APPEND if is_stream(store) else OperationKind.SET
+            targets = () if is_stream(store) else (MARKER_KEY,)
+            operation = Operation(id, store, kind, time.monotonic(), (id,), targets, label="marker")
+            tasks.create_task(perform(client, operation, 60.0, recorder))
 
 
 async def read_back(client: Client, store: str) -> FinalState:

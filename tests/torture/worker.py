@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import Client, connect
 from torture.editing_trace import EditingTrace, type_trace
 from torture.follower import Follower
@@ -40,6 +41,7 @@ class Task:
     seconds: float
     operations_per_second: float = 0.0
     trace: str = ""
+    tenant: str = DEFAULT_TENANT
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -49,9 +51,16 @@ async def run(task: Task) -> None:
     """Do the task."""
     _fail_on_callback_errors()
     async with AsyncExitStack() as stack:
-        words = await _listen(stack)
-        client = await stack.enter_async_context(connect(task.nats, name=task.name))
-        _say(connected=True)
+        words = await listen(stack)
+        client = await stack.enter_async_context(
+            connect(
+                task.nats,
+                tenant=task.tenant,
+                name=task.name,
+                inbox_prefix=f"_INBOX.{task.tenant}",
+            )
+        )
+        say(connected=True)
         if task.role == "typist":
             await _type(task, client, words["finish"])
             return
@@ -73,15 +82,15 @@ async def _follow(
 
     async def tell() -> None:
         await follower.settled.wait()
-        _say(settled=True)
+        say(settled=True)
         await follower.caught_up.wait()
-        _say(caught_up=True)
+        say(caught_up=True)
 
     async with asyncio.TaskGroup() as tasks:
         telling = tasks.create_task(tell())
         await follower.run(words["finish"], words["end"])
         telling.cancel()
-    _say(waiting=follower.waiting)
+    say(waiting=follower.waiting)
 
 
 async def _type(task: Task, client: Client, finish: asyncio.Event) -> None:
@@ -120,7 +129,8 @@ def _fail_on_callback_errors() -> None:
     asyncio.get_running_loop().set_exception_handler(handle)
 
 
-async def _listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:
+async def listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:
+    """Return the words that may come on stdin: each is set once it has come."""
     words = {"finish": asyncio.Event(), "end": asyncio.Event()}
 
     class Words(asyncio.Protocol):
@@ -133,7 +143,8 @@ async def _listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:
     return words
 
 
-def _say(**fields: Any) -> None:
+def say(**fields: Any) -> None:
+    """Tell the torture something."""
     print(json.dumps(fields), flush=True)
 
 

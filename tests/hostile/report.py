@@ -1,0 +1,74 @@
+"""What a run found, as a table for people."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from torture.history import Outcome
+
+from hostile.run import Result
+from hostile.verdict import LONGEST_PAUSE_SECONDS
+
+_SHOWN: Final = 40
+
+
+def print_report(result: Result, console: Console) -> None:
+    """Print all numbers, and then what is wrong."""
+    report = result.report
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=not console.is_terminal)
+    table.add_row("seed", str(result.seed))
+    table.add_row("seconds", f"{result.seconds:.0f}")
+    rate = report.operations / result.seconds
+    table.add_row("hostile operations", f"{report.operations:,}", f"{rate:,.0f} a second")
+    for name, count in sorted(report.volleys.items()):
+        table.add_row(f"  {name}", f"{report.operations_of[name]:,}", f"{count:,} volleys")
+    table.add_row("messages that came back", f"{report.messages_received:,}")
+    for code, count in sorted(report.answers.items()):
+        table.add_row(f"  {code}", f"{count:,}")
+    for reason, count in sorted(report.nats_errors.items()):
+        table.add_row(f"refused by NATS: {reason}", f"{count:,}")
+    table.add_row("its connections ended", f"{report.reconnects:,}")
+    table.add_row("its own longest wait", f"{report.longest_answer_seconds:.2f} s")
+    for server, count in sorted(report.unanswered.items()):
+        table.add_row(f"  unanswered by {server}", f"{count:,}")
+    _add_victim(table, result)
+    table.add_row("came unasked", f"{result.evidence.misdirected_count:,}")
+    late = result.evidence.machine_late_seconds
+    table.add_row(
+        "this machine late by", f"{late:.2f} s", "at most: what any process here may wait"
+    )
+    style = "red" if result.wrong else "green"
+    table.add_row("wrong", f"{len(result.wrong):,}", style=style)
+    console.print(table)
+    for text in result.wrong[:_SHOWN]:
+        console.print(f"WRONG: {text}", style="red", markup=False)
+    if len(result.wrong) > _SHOWN:
+        console.print(f"and {len(result.wrong) - _SHOWN} more", style="red")
+
+
+def _add_victim(table: Table, result: Result) -> None:
+    operations = [one for one in result.history.all_operations() if one.label != "marker"]
+    acked = sum(one.outcome is Outcome.OK for one in operations)
+    table.add_row(
+        "the other tenant's", f"{len(operations):,}", f"{acked:,} answered as they should"
+    )
+    told = sum(
+        len(session.changes)
+        for sessions in result.history.sessions.values()
+        for session in sessions
+    )
+    table.add_row("  changes followed", f"{told:,}")
+    if result.pauses:
+        longest = result.pauses[0]
+        table.add_row(
+            "  longest wait for an ack",
+            f"{longest.seconds:.2f} s",
+            f"of {longest.store}; {median(one.seconds for one in result.pauses):.2f} s in the median "
+            f"of its stores; at most {LONGEST_PAUSE_SECONDS:g} s",
+        )

@@ -1,0 +1,265 @@
+"""One run, from the first process to the verdict.
+
+1. The cluster starts; the other tenant writes and follows.
+2. The attacker attacks until the time is up, or until it has sent so many operations.
+3. Every server is killed at once: each must open again what the attacker left in its logs and files.
+4. A marker is written to each store; the follower goes on until it has heard it.
+5. A fresh client reads everything back, that of the attacker's stores too, and all is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from torture import worker
+from torture.checker import check
+from torture.history import FinalState, History, Recorder, load
+from torture.measure import Pause, pauses
+from torture.processes import ClientProcess, Parts, running
+from torture.run import heard, mark, read_back
+from torture.workload import KVS, STREAMS
+
+from holdfast.client import Client, connect
+from holdfast.protocol.errors import HoldfastError, RequestError
+from holdfast.protocol.names import StoreKind
+from hostile import attacker
+from hostile.cluster import HOSTILE, SERVERS, VICTIM, attacked_parts, url_of
+from hostile.raw_nats import RawConnection, publication
+from hostile.verdict import judge
+from hostile.watch import Evidence, Watch
+
+#: Of the other tenant: enough that every store waits for an ack most of the time.
+_OPERATIONS_PER_SECOND: Final = 150.0
+_READY_SECONDS: Final = 60.0
+_FINISH_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.1
+_PROGRESS_SECONDS: Final = 10.0
+#: A store of the attacker's may hold millions: that it opens and answers is what is asked of it.
+_READ_MESSAGES: Final = 200
+#: What comes of values that the attacker made unreadable by itself.
+_OWN_FAULT: Final = ("value_unreadable", "large_value_damaged")
+
+
+@dataclass(slots=True)
+class Result:
+    """What one run found."""
+
+    seed: int
+    seconds: float
+    report: attacker.Report
+    evidence: Evidence
+    history: History
+    pauses: list[Pause]
+    wrong: list[str] = field(default_factory=list)
+
+
+class HostileRun:
+    """One run in the folder `data`. With `planted` things go wrong that the verdict must name."""
+
+    def __init__(
+        self,
+        data: Path,
+        seed: int,
+        seconds: float,
+        say: Callable[[str], None],
+        *,
+        operations: int = 0,
+        only: Sequence[str] = (),
+        planted: bool = False,
+    ) -> None:
+        self._data = data
+        self._seed = seed
+        self._seconds = seconds
+        self._say = say
+        self._operations = operations
+        self._only = tuple(only)
+        self._planted = planted
+        self._histories = data / "history"
+        #: In every value of the victim's, since the names of values begin with that of their writer.
+        self._secret = blake2b(os.urandom(16), digest_size=8).hexdigest()
+        self._wrong: list[str] = []
+
+    async def run(self) -> Result:
+        """Attack; return the verdict. Raises what keeps it from being carried out."""
+        self._histories.mkdir(parents=True)
+        async with running(attacked_parts(self._data)) as parts:
+            await parts.wait_for_nats()
+            async with connect(
+                url_of(parts, VICTIM), tenant=VICTIM, inbox_prefix=f"_INBOX.{VICTIM}", name="watch"
+            ) as client:
+                await _wait_until_well(client)
+                self._say(f"the cluster is up on {parts.nats_address}, in {self._data}")
+                watch = Watch(parts, client)
+                seconds, report, final = await self._attack(parts, watch)
+                tracebacks = parts.tracebacks
+        self._say("checking")
+        history = await asyncio.to_thread(load, sorted(self._histories.glob("w*.jsonl")))
+        found = pauses(history)
+        self._wrong += judge(watch.evidence, found, tracebacks)
+        self._wrong += [str(one) for one in await asyncio.to_thread(check, history, final)]
+        return Result(self._seed, seconds, report, watch.evidence, history, found, self._wrong)
+
+    async def _attack(
+        self, parts: Parts, watch: Watch
+    ) -> tuple[float, attacker.Report, list[FinalState]]:
+        writer = self._client_process(parts, "writer", f"w{self._secret}")
+        follower = self._client_process(parts, "follower", "watcher")
+        hostile = ClientProcess(self._attacker_task(parts), "hostile.attacker")
+        # First, since it has to see each question to know its answer.
+        await watch.listen()
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follower.run())
+            writing = tasks.create_task(writer.run())
+            await heard("connected", [writer, follower])
+            watch.begin()
+            watching = tasks.create_task(watch.run())
+            began_at = time.monotonic()
+            attacking = tasks.create_task(hostile.run())
+            await self._let_it_attack(parts, hostile, attacking)
+            seconds = time.monotonic() - began_at
+            self._say("the attack is over")
+            watch.look_at_processes()
+            watching.cancel()
+            await watch.close()
+            for process in (writer, follower):
+                process.tell("finish")
+            _, unfinished = await asyncio.wait([writing], timeout=_FINISH_SECONDS)
+            if unfinished:
+                self._wrong.append(f"a writer still waits {_FINISH_SECONDS:g} s after the attack")
+                writer.kill()
+            report = attacker.Report(**json.loads(Path(hostile.task.file).read_text()))
+            watch.evidence.leaks += report.leaks
+            await self._restart(parts, watch)
+            await heard("settled", [follower])
+            final = await self._read_back(parts, follower, report)
+            follower.tell("end")
+            await asyncio.wait([following])
+        return seconds, report, final
+
+    async def _let_it_attack(
+        self, parts: Parts, hostile: ClientProcess[attacker.Task], attacking: asyncio.Task[None]
+    ) -> None:
+        give_up_at = time.monotonic() + self._seconds
+        plant_at = time.monotonic() + self._seconds / 2
+        say_at = time.monotonic() + _PROGRESS_SECONDS
+        while time.monotonic() < give_up_at and not attacking.done():
+            await asyncio.wait([attacking], timeout=_POLL_SECONDS)
+            if time.monotonic() > say_at:
+                say_at += _PROGRESS_SECONDS
+                self._say(f"{hostile.said.get('operations', 0):,} operations")
+            if self._planted and time.monotonic() > plant_at:
+                self._planted = False
+                await self._plant(parts)
+        hostile.tell("finish")
+        await asyncio.wait_for(attacking, _FINISH_SECONDS)
+
+    async def _plant(self, parts: Parts) -> None:
+        """Do what no attack may achieve: a server ends, a reply goes astray, a value is shown."""
+        self._say("planted: a killed server, a reply to the victim, a value to the attacker")
+        parts.servers[SERVERS[0]].signal(signal.SIGKILL)
+        bus = await RawConnection.connect(parts.nats_url, lambda message: None)
+        bus.send(publication(f"_INBOX.{VICTIM}.canary.1".encode(), b"astray"))
+        bus.send(publication(f"_INBOX.{HOSTILE}.1".encode(), self._secret.encode()))
+        await bus.round_trip()
+        bus.close()
+
+    async def _restart(self, parts: Parts, watch: Watch) -> None:
+        """Kill every server, and wait until others serve in their place."""
+        self._say("killing every server at once")
+        before = {name: part.restart_count for name, part in parts.servers.items()}
+        for part in parts.servers.values():
+            part.signal(signal.SIGKILL)
+        async with asyncio.timeout(_READY_SECONDS):
+            while any(part.restart_count == before[name] for name, part in parts.servers.items()):
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _read_back(
+        self, parts: Parts, follower: ClientProcess[worker.Task], report: attacker.Report
+    ) -> list[FinalState]:
+        restarts = {part.name: part.restart_count for part in parts.all}
+        async with connect(
+            url_of(parts, VICTIM), tenant=VICTIM, inbox_prefix=f"_INBOX.{VICTIM}", name="reader"
+        ) as reader:
+            with (self._histories / "w-marker.jsonl").open("w") as file:
+                await mark(reader, Recorder(file))
+            try:
+                await heard("caught_up", [follower])
+            except TimeoutError as error:
+                self._wrong.append(f"a follower: {error}")
+            final = [await read_back(reader, store) for store in STREAMS + KVS]
+        await self._open_all(parts, report)
+        for part in parts.all:
+            if part.restart_count != restarts[part.name]:
+                self._wrong.append(f"a process ended after the attack: {part.name}")
+        return final
+
+    async def _open_all(self, parts: Parts, report: attacker.Report) -> None:
+        """Read some of each of the attacker's stores as an honest client of the same tenant."""
+        async with connect(
+            url_of(parts, HOSTILE), tenant=HOSTILE, inbox_prefix=f"_INBOX.{HOSTILE}", name="heir"
+        ) as client:
+            for kind, name in report.stores:
+                try:
+                    await _read_some(client, kind, name)
+                except HoldfastError as error:
+                    if isinstance(error, RequestError) or error.code in _OWN_FAULT:
+                        continue
+                    store = f"{StoreKind(kind).word}:{name}"
+                    self._wrong.append(f"the attacker's own {store}: {error.code}: {error}")
+
+    def _client_process(self, parts: Parts, role: str, name: str) -> ClientProcess[worker.Task]:
+        return ClientProcess(
+            worker.Task(
+                role=role,
+                name=name,
+                seed=self._seed * 1000 + len(role),
+                nats=url_of(parts, VICTIM),
+                file=str(self._histories / f"w-{role}.jsonl"),
+                seconds=self._seconds,
+                operations_per_second=_OPERATIONS_PER_SECOND,
+                tenant=VICTIM,
+            )
+        )
+
+    def _attacker_task(self, parts: Parts) -> attacker.Task:
+        return attacker.Task(
+            name="attacker",
+            seed=self._seed,
+            nats=url_of(parts, HOSTILE),
+            file=str(self._histories / "attacker.json"),
+            tenant=HOSTILE,
+            victim=VICTIM,
+            secret=self._secret,
+            operations=self._operations,
+            only=self._only,
+        )
+
+
+async def _read_some(client: Client, kind: int, name: str) -> None:
+    count = 0
+    rows: Any = client.kv(name).get_all() if kind == StoreKind.KV else client.stream(name).get_all()
+    async for _ in rows:
+        count += 1
+        if count >= _READ_MESSAGES:
+            break
+
+
+async def _wait_until_well(client: Client) -> None:
+    async with asyncio.timeout(_READY_SECONDS):
+        while True:
+            try:
+                rows = await client.servers()
+            except HoldfastError:
+                rows = []
+            if {row.server for row in rows if row.state == "live"} == set(SERVERS):
+                return
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,148 @@
+"""Watches the cluster from beside it: what the processes are, what the bus carries, how late this
+machine is. What it saw is judged by `verdict.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torture.processes import Parts
+
+from holdfast.client import Client
+from holdfast.protocol import frames
+from holdfast.protocol.errors import HoldfastError, UnavailableError
+from hostile.cluster import HOSTILE, SERVERS, VICTIM
+from hostile.raw_nats import Arrived, RawConnection
+
+_LOOK_SECONDS: Final = 0.25
+_BEAT_SECONDS: Final = 0.05
+_ASK_SECONDS: Final = 5.0
+_KEPT: Final = 20
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What was seen from the first attack to the last."""
+
+    #: Of every part, at the first look; and what became of those that are others since.
+    pids: dict[str, int | None] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    #: The lives of each server, as the coordinator knows them.
+    incarnations: dict[str, set[str]] = field(default_factory=dict)
+    #: What servers were said to be that they never were: draining or dead.
+    states: set[tuple[str, str]] = field(default_factory=set)
+    #: Messages that came to inboxes and cluster subjects without being asked for, described.
+    misdirected: list[str] = field(default_factory=list)
+    misdirected_count: int = 0
+    #: What came to the attacker and is not its own, described.
+    leaks: list[str] = field(default_factory=list)
+    #: How late this machine woke up a process that had nothing else to do.
+    machine_late_seconds: float = 0.0
+
+
+class Watch:
+    """One run's eyes."""
+
+    def __init__(self, parts: Parts, client: Client) -> None:
+        self.evidence = Evidence()
+        self._parts = parts
+        self._client = client
+        self._asked: set[bytes] = set()
+        self._bus: RawConnection | None = None
+
+    async def listen(self) -> None:
+        """Hear from now on what comes to the victim's inboxes and to the cluster's subjects."""
+        self._bus = await RawConnection.connect(self._parts.nats_url, self._on_message, "watch")
+        subjects = (f"hf.{VICTIM}.srv.*", f"hf.{VICTIM}.coord.*", "_INBOX.>", "hf._.>")
+        for number, subject in enumerate(subjects, start=1):
+            self._bus.subscribe(subject.encode(), number)
+        await self._bus.round_trip()
+
+    def begin(self) -> None:
+        """Remember which process each part is."""
+        self.evidence.pids = {part.name: part.pid for part in self._parts.all}
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_at_servers())
+            tasks.create_task(self._feel_lateness())
+            while True:
+                self.look_at_processes()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def look_at_processes(self) -> None:
+        """Note each part that is not the process that it was."""
+        for part in self._parts.all:
+            text = f"{part.name} was restarted {part.restart_count} times"
+            if part.restart_count and text not in self.evidence.ended:
+                self.evidence.ended.append(text)
+            if not part.restart_count and part.pid != self.evidence.pids[part.name]:
+                text = f"{part.name} was process {self.evidence.pids[part.name]}, now {part.pid}"
+                if text not in self.evidence.ended:
+                    self.evidence.ended.append(text)
+
+    async def close(self) -> None:
+        if self._bus is not None:
+            # What was sent until now has arrived after this.
+            await self._bus.round_trip()
+            self._bus.close()
+
+    async def _look_at_servers(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_ASK_SECONDS):
+                    rows = await self._client.servers()
+            except (UnavailableError, TimeoutError):
+                rows = []
+            for row in rows:
+                self.evidence.incarnations.setdefault(row.server, set()).add(row.incarnation)
+                # A suspicion is a tenant's right, and gone with the probe.
+                if row.state not in ("live", "suspect"):
+                    self.evidence.states.add((row.server, row.state))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _feel_lateness(self) -> None:
+        while True:
+            due_at = time.monotonic() + _BEAT_SECONDS
+            await asyncio.sleep(_BEAT_SECONDS)
+            late = time.monotonic() - due_at
+            self.evidence.machine_late_seconds = max(self.evidence.machine_late_seconds, late)
+
+    def _on_message(self, message: Arrived) -> None:
+        subject = message.subject
+        if subject.startswith(f"hf.{VICTIM}.".encode()):
+            # Only the victim can publish there; and so, what it asks for comes before the answer.
+            self._asked.add(message.reply)
+            if not message.reply:
+                self._misdirected(message)
+        elif subject.startswith(f"_INBOX.{VICTIM}.".encode()):
+            if subject not in self._asked:
+                self._misdirected(message)
+        elif subject.startswith(b"hf._."):
+            if not is_of_the_cluster(message):
+                self._misdirected(message)
+        elif b"canary" in subject and not subject.startswith(f"_INBOX.{HOSTILE}.".encode()):
+            self._misdirected(message)
+
+    def _misdirected(self, message: Arrived) -> None:
+        self.evidence.misdirected_count += 1
+        if len(self.evidence.misdirected) < _KEPT:
+            self.evidence.misdirected.append(f"{message.subject!r}: {message.payload[:100]!r}")
+
+
+def is_of_the_cluster(message: Arrived) -> bool:
+    """Tell if this is what servers and the coordinator say to each other."""
+    try:
+        body: Any = frames.decode_control(message.payload)
+    except HoldfastError:
+        return False
+    if message.subject == b"hf._.hb":
+        # A coordinator speaks to itself there.
+        return body.get("server") in SERVERS or {"coordinator", "number"} <= body.keys()
+    if message.subject.startswith(b"hf._.ctl."):
+        return "command" in body
+    return message.subject.startswith(b"hf._.coord.") and not {"owners", "term"} & body.keys()
