@@ -68,6 +68,8 @@ class Hearing:
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """A heartbeat arrived."""
+        if heartbeat.hangs:
+            return
         self._heard.pop(heartbeat.server, None)
         self._heard[heartbeat.server] = Heard(heartbeat, now)
         if len(self._heard) > MAX_HEARD:

@@ -294,6 +294,9 @@ class Membership:
             case Standing.PRESENT | Standing.FENCING:
                 member = self._members[server]
                 member.load = heartbeat
+                if heartbeat.hangs:
+                    # As if it had said nothing: it serves nobody.
+                    return []
                 self._hear(member, now)
                 return self._tell_to_drain(member)
         return []
@@ -368,7 +371,10 @@ class Membership:
             return [self._begin_fence(member, "nobody listens on its subject")]
         if self._hearing and self._silent(member):
             age_seconds = now - member.heartbeat_at
-            return [self._begin_fence(member, f"silent for {age_seconds:.1f} s")]
+            reason = f"silent for {age_seconds:.1f} s"
+            if member.load.hangs:
+                reason = f"its event loop has not turned for {member.load.loop_seconds:.1f} s"
+            return [self._begin_fence(member, reason)]
         member.doubt = _Doubt.NONE
         member.move(self._cause_of(member))
         return []

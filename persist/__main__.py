@@ -16,14 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.persist import capacity
+from holdfast.persist.loop_watch import LoopWatch
 from holdfast.persist.service import PersistServer
 from holdfast.persist.tier_policy import TierPolicy
 from holdfast.protocol.bus import Bus
+from holdfast.protocol.bus_nats import connect_nats
 from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
 from holdfast.protocol.process import run_server, server_parser
+from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket_probe import probe
@@ -130,6 +133,10 @@ async def _serve(
         cold_after_seconds=options.cold_after_seconds,
         keep=KeepPolicy(options.keep_snapshots, options.keep_snapshot_days),
     )
+    loop_watch = LoopWatch(
+        lambda: connect_nats(options.nats, name="holdfast-persist-watch"),
+        Subjects(options.prefix).heartbeat(),
+    )
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
@@ -145,6 +152,7 @@ async def _serve(
             bucket=bucket,
             tier_policy=tier_policy,
             bucket_only=options.disk == "local",
+            loop_watch=loop_watch,
         )
         running = asyncio.ensure_future(server.run())
         on_signals(functools.partial(_stop, server, running, stopping))

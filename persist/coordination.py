@@ -138,8 +138,7 @@ class Coordination:
     # What the server says
     async def beat(self, heartbeat: Heartbeat) -> None:
         """Publish a heartbeat."""
-        payload = frames.encode_control(**heartbeat._asdict())
-        await self._bus.publish(self._subjects.heartbeat(), payload)
+        await self._bus.publish(self._subjects.heartbeat(), encode_heartbeat(heartbeat))
 
     async def register(self, give_up: Callable[[], bool]) -> None:
         """Return once this incarnation is registered, or `give_up` says so. Raises FencedError,
@@ -252,6 +251,10 @@ class Coordination:
         decoded = frames.decode_control(answer)
         self._hear(decoded)
         return decoded
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    return frames.encode_control(**heartbeat._asdict())
 
 
 def _stores(rows: Any) -> list[StoreId] | None:

@@ -33,6 +33,7 @@ from holdfast.persist.fence_watch import Watch, watch_folder
 from holdfast.persist.incoming import take_apart
 from holdfast.persist.leaving import Leaving
 from holdfast.persist.log_reaper import LogReaper
+from holdfast.persist.loop_watch import LoopWatch, Turns
 from holdfast.persist.open_queue import OpenQueue
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.owners import Owners
@@ -118,6 +119,7 @@ class PersistServer:
         tier_policy: TierPolicy | None = None,
         bucket_only: bool = False,
         watch: Watch = watch_folder,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         """`bucket_only`: the disk under `layout` is this server's own and a cache; log, fence and
         truth are in the bucket."""
@@ -148,6 +150,8 @@ class PersistServer:
         #: After a clean end the next life is to begin: see `leaving.py`.
         self.lives_again = False
         self._watch = watch
+        self._loop_watch = loop_watch
+        self._turns = Turns(server)
         self._ownership = Ownership()
         self._owners = Owners(bus, self._subjects)
         self._dead_logs: DeadLogs | BucketDeadLogs = DeadLogs(disk, layout, self.incarnation)
@@ -485,12 +489,16 @@ class PersistServer:
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
         if ready is not None:
             ready.set()
+        self._turns.turned()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+                if self._loop_watch is not None:
+                    stack.enter_context(self._loop_watch.speaking(self._turns, self._signs.words))
                 running = [
                     *(tasks.create_task(work) for work in self._bucket_work()),
                     tasks.create_task(self._pipeline.run()),
                     tasks.create_task(self._signs.run()),
+                    tasks.create_task(self._turns.run()),
                     tasks.create_task(self._open_queue.run()),
                     tasks.create_task(self._coordination.keep_registered(self._stopping.is_set)),
                     tasks.create_task(self._leaving.drain()),

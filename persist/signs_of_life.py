@@ -1,5 +1,7 @@
 """What an incarnation shows of itself: heartbeats with its load, and silence when its disk hangs.
 
+A loop that is kept from turning is spoken for by a thread (`loop_watch.py`), with the words made here.
+
 A server that cannot acknowledge must not count as one that serves. While a sync takes longer than the
 limit it sends no heartbeat and answers no probe, so it is fenced, and ends when it reads that. Before
 each heartbeat it looks at its own fence: a fenced server that nobody asks anything would never look.
@@ -11,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from holdfast.persist.coordination import Coordination
+from holdfast.persist.coordination import Coordination, encode_heartbeat
 from holdfast.persist.pipeline import Pipeline
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
@@ -42,6 +44,7 @@ class SignsOfLife:
         self._stall_seconds = stall_seconds
         self._heartbeat = heartbeat
         self._operations_per_second = 0.0
+        self._last: Heartbeat | None = None
 
     @property
     def stalled(self) -> bool:
@@ -72,10 +75,23 @@ class SignsOfLife:
             await self.beat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
+    def words(self, late_seconds: float) -> bytes | None:
+        """Return the heartbeat of a loop that has not turned for so long, with the load that it last
+        had; None if nothing may be said. Called in another thread, while the loop does not turn."""
+        if self._last is None or not self._coordination.registered or self.stalled:
+            return None
+        try:
+            self._gate.check()
+        except StorageError:
+            # Fenced, and the loop will find that out; or nobody knows.
+            return None
+        return encode_heartbeat(self._last._replace(loop_seconds=late_seconds))
+
     async def beat(self) -> None:
         """Send a heartbeat now, unless the disk hangs."""
         if not self.stalled:
-            await self._coordination.beat(self._heartbeat(self._operations_per_second))
+            self._last = self._heartbeat(self._operations_per_second)
+            await self._coordination.beat(self._last)
 
     def look_at_fence(self) -> None:
         """Raise FencedError if this incarnation is fenced."""

@@ -48,7 +48,7 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster}
+     bucket_requests, cluster, loop_seconds}
 
 Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of the
 cluster that the speaker is of (`shared_fs/cluster_id.py`), unless it does not know it yet. What is of
@@ -77,7 +77,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.limits import MAX_INTEGER, MAX_NAME_BYTES
+from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_INTEGER, MAX_NAME_BYTES
 from holdfast.protocol.names import check_server
 
 
@@ -181,6 +181,13 @@ class Heartbeat(NamedTuple):
     bucket_requests: int = 0
     #: The id of its cluster; empty from a server that does not know it yet.
     cluster: str = ""
+    #: For how long its event loop has not turned; 0 of one that does.
+    loop_seconds: float = 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """It says itself that it has served nobody for too long to count as alive."""
+        return self.loop_seconds > LOOP_STALL_SECONDS
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
@@ -198,6 +205,7 @@ class Heartbeat(NamedTuple):
             snapshot_backlog=int(_load(fields, "snapshot_backlog")),
             bucket_requests=int(_load(fields, "bucket_requests")),
             cluster=_cluster(fields.get("cluster", "")),
+            loop_seconds=float(_load(fields, "loop_seconds")),
         )
 
 

@@ -160,6 +160,9 @@ HEARTBEAT_SECONDS: Final = 0.5
 SILENCE_SECONDS: Final = 2.5
 #: How long a suspected server has to answer a probe.
 PROBE_TIMEOUT_SECONDS: Final = 0.5
+#: A server whose event loop has not turned for longer does not count as alive, though it says so: far
+#: above any one piece of work in the loop, and as long as a client may well wait before it gives up.
+LOOP_STALL_SECONDS: Final = 10.0
 CONTROL_TIMEOUT_SECONDS: Final = 2.0
 #: How long the client of a network file system may answer from what it remembers: 1 s of GlusterFS was
 #: the longest that was measured.
@@ -281,6 +284,8 @@ assert FOLLOW_CHECK_STORES + PATTERN_CATCH_UPS <= MAX_FRAME_OPERATIONS
 assert DEDUPE_WINDOW_SECONDS <= MAX_DEDUPE_WINDOW_SECONDS <= MAX_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
+assert SILENCE_SECONDS < LOOP_STALL_SECONDS
+assert LOOP_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SYNC_STALL_SECONDS
 assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS

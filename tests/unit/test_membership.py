@@ -40,7 +40,12 @@ from holdfast.coordinator.membership import (
     Standing,
 )
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
-from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
+from holdfast.protocol.limits import (
+    HEARTBEAT_SECONDS,
+    LOOP_STALL_SECONDS,
+    PROBE_TIMEOUT_SECONDS,
+    SILENCE_SECONDS,
+)
 
 LONG_SECONDS = SILENCE_SECONDS + 0.1
 
@@ -113,6 +118,40 @@ def test_a_silent_server_is_suspected_probed_and_fenced_and_dead_only_then(world
     (record,) = world(FenceWritten("a", "1"))
     assert record == RecordDead("a", "1", order.reason, released=False)
     assert world.state is ServerState.DEAD
+
+
+def test_a_server_whose_loop_is_late_is_live_until_it_hangs(world: World) -> None:
+    def beat(loop_seconds: float) -> list[Effect]:
+        found = world(TimePassed(), HEARTBEAT_SECONDS)
+        world(HeartbeatArrived(Heartbeat("a", "1", loop_seconds=loop_seconds)))
+        return found
+
+    late = 0.0
+    while late < LOOP_STALL_SECONDS:
+        late += HEARTBEAT_SECONDS
+        assert beat(late) == []
+        # What clients make of it, who wait for its answers, is no reason to fence it.
+        assert world(Suspected("a", "1")) == [Probe("a", "1")]
+        assert world(ProbeFailed("a", "1", no_responders=False)) == []
+    assert world.state is ServerState.LIVE
+    found: list[Effect] = []
+    while not found:
+        late += HEARTBEAT_SECONDS
+        found = beat(late)
+    assert found == [Probe("a", "1")]
+    assert late <= LOOP_STALL_SECONDS + SILENCE_SECONDS
+    (order,) = world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS)
+    assert isinstance(order, WriteFence)
+    assert "has not turned" in order.reason
+
+
+def test_a_server_whose_loop_turns_again_in_time_is_live(world: World) -> None:
+    world(TimePassed(), SILENCE_SECONDS - 0.6)
+    hung = Heartbeat("a", "1", loop_seconds=LOOP_STALL_SECONDS + 1)
+    assert world(HeartbeatArrived(hung)) == []
+    assert world.beat("1") == []
+    assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
+    assert world.state is ServerState.LIVE
 
 
 def test_a_silent_server_that_answers_the_probe_is_live(world: World) -> None:
