@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.client.dead_letters import DeadLetter
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.control import StoreInfo
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
@@ -286,6 +287,20 @@ def head_json(head: Head) -> JsonObject:
 
 def consumer_json(info: ConsumerInfo) -> JsonObject:
     return {**asdict(info), "config": info.config.to_wire()}
+
+
+def dead_letter_json(letter: DeadLetter) -> JsonObject:
+    return message_json(letter.message) | {
+        "stream": letter.stream,
+        "stream_seq": letter.seq,
+        "consumer": letter.consumer,
+        "delivery_count": letter.delivery_count,
+        "reason": letter.reason,
+    }
+
+
+def dead_letter_line(letter: DeadLetter) -> str:
+    return f"{message_line(letter.message)}  (message {letter.seq}: {letter.reason})"
 
 
 def store_row(info: StoreInfo) -> JsonObject:

@@ -109,7 +109,7 @@ def destroy_store(settings: Settings, kind: StoreKind, name: str, *, yes: bool) 
         question = f"Remove {kind.word} {name!r} with all of its backups, for good?"
         click.confirm(question, abort=True, err=True)
     if not asyncio.run(send()):
-        missing(settings, f"there is no {kind.word} {name!r}", f"holdfast {kind.word} list")
+        missing(settings, f"there is no {kind.word} {name!r}", f"holdfast {kind.word} ls")
     elif settings.json:
         print_json({"kind": kind.word, "store": name, "destroyed": True})
     else:

@@ -15,6 +15,8 @@ from holdfast.cli.following import REVISION, follow, is_pattern
 from holdfast.cli.render import (
     ack_json,
     consumer_json,
+    dead_letter_json,
+    dead_letter_line,
     head_json,
     message_json,
     message_line,
@@ -36,6 +38,7 @@ from holdfast.cli.store_commands import (
 )
 from holdfast.cli.values import line_batches, read_value
 from holdfast.protocol.consumers import ConsumerInfo
+from holdfast.protocol.errors import NotFoundError
 from holdfast.protocol.messages import Ack, Deleted, Durability, Head
 from holdfast.protocol.names import StoreKind
 
@@ -117,6 +120,68 @@ def consumers(settings: Settings, name: str) -> None:
         right=columns,
         optional=("acked", "redelivered"),
     )
+
+
+@stream.command("dead-letters")
+@click.argument("name")
+@click.argument("consumer")
+@client_command
+def dead_letters(settings: Settings, name: str, consumer: str) -> None:
+    """List what a consumer gave up and its dead-letter stream has, the oldest first."""
+
+    async def show() -> bool:
+        async with settings.connect() as client:
+            source = client.stream(name)
+            if consumer not in [info.name for info in await source.consumers()]:
+                return False
+            async for letter in source.consumer(consumer).dead_letters():
+                if settings.json:
+                    print_json(dead_letter_json(letter))
+                else:
+                    click.echo(dead_letter_line(letter))
+            return True
+
+    if not asyncio.run(show()):
+        _no_consumer(settings, name, consumer)
+
+
+@stream.command("requeue")
+@click.argument("name")
+@click.argument("consumer")
+@click.argument("seqs", metavar="[SEQ...]", type=SEQ, nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All dead letters of the consumer.")
+@client_command
+def requeue(
+    settings: Settings, name: str, consumer: str, seqs: tuple[int, ...], every: bool
+) -> None:
+    """Append dead letters to their stream again, and delete them. SEQ is that of the dead letter."""
+    if bool(seqs) == every:
+        raise click.UsageError("name dead letters, or give --all")
+
+    async def send() -> list[int | None] | None:
+        async with settings.connect() as client:
+            source = client.stream(name)
+            if consumer not in [info.name for info in await source.consumers()]:
+                return None
+            queue = source.consumer(consumer)
+            found = [letter async for letter in queue.dead_letters()]
+            if unknown := set(seqs) - {letter.message.seq for letter in found}:
+                raise NotFoundError(what="dead letter", name=str(min(unknown)))
+            wanted = [letter for letter in found if every or letter.message.seq in seqs]
+            return [(await queue.requeue(letter)).seq for letter in wanted]
+
+    new_seqs = asyncio.run(send())
+    if new_seqs is None:
+        _no_consumer(settings, name, consumer)
+    elif settings.json:
+        print_json({"requeued": len(new_seqs), "seqs": new_seqs})
+    else:
+        click.echo(f"{len(new_seqs):,} requeued")
+
+
+def _no_consumer(settings: Settings, name: str, consumer: str) -> None:
+    what = f"stream {name!r} has no consumer {consumer!r}"
+    missing(settings, what, f"holdfast stream consumers {name}")
 
 
 @stream.command("append")

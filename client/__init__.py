@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
 from holdfast.client.consumer import Consumer, Delivery
+from holdfast.client.dead_letters import DeadLetter
 from holdfast.client.kv import KV
 from holdfast.client.large_value import ValueReader
 from holdfast.client.live_entries import EntryChange
@@ -109,6 +110,7 @@ __all__ = [
     "Consumer",
     "ConsumerConfig",
     "ConsumerInfo",
+    "DeadLetter",
     "Deleted",
     "Delivery",
     "Discard",

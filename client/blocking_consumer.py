@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Generic, Self
+from typing import Any, Generic, Self
 
 from holdfast.client.background import Background
+from holdfast.client.blocking_rows import Rows
 from holdfast.client.consumer import Consumer as AsyncConsumer
 from holdfast.client.consumer import Delivery as AsyncDelivery
+from holdfast.client.dead_letters import DeadLetter
 from holdfast.protocol.consumers import ConsumerInfo
-from holdfast.protocol.messages import Message, V
+from holdfast.protocol.messages import Ack, Message, V
 
 
 class Delivery(Generic[V]):
@@ -56,7 +58,9 @@ class Delivery(Generic[V]):
         return self._background.run(self._delivery.in_progress())
 
     def term(self) -> bool:
-        """Give it up: nobody can do this work, so it is not delivered again. Returns as `nak` does."""
+        """Give it up: nobody can do this work, so it is not delivered again. It goes to the consumer's
+        `dead_letter` stream, if it has one. Returns as `nak` does.
+        """
         return self._background.run(self._delivery.term())
 
 
@@ -133,6 +137,24 @@ class Consumer(Generic[V]):
     def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
         """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
         return self._background.run(self._consumer.ack([each._delivery for each in deliveries]))
+
+    def dead_letters(self, *, timeout_seconds: float | None = None) -> Rows[DeadLetter[V]]:
+        """Yield what this consumer gave up and its `dead_letter` stream has, the oldest first.
+
+        Pages as `Stream.get_all`; nothing without a `dead_letter` stream.
+        """
+        return Rows(self._background, self._consumer._dead_pages(timeout_seconds))
+
+    def requeue(self, letter: DeadLetter[Any], *, timeout_seconds: float | None = None) -> Ack:
+        """Append a dead letter to its stream again, as a new message for all consumers of that, then
+        delete it from the dead-letter stream; return the ack of the append.
+
+        A call that is cut short may be repeated: the message is appended once within the stream's
+        `dedupe_window_seconds`. Raises NotFoundError if the letter is not there any more.
+        """
+        return self._background.run(
+            self._consumer.requeue(letter, timeout_seconds=timeout_seconds)
+        )
 
     def info(self, *, timeout_seconds: float | None = None) -> ConsumerInfo:
         """Return where the consumer stands; it is made if there is none."""

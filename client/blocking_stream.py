@@ -366,8 +366,9 @@ class Stream(Generic[V]):
         `name` is 1 to 63 of A-Z a-z 0-9 _ -. It is made when it is first used, and begins at
         `start_seq`; one that is there goes on where it is. Settings that are named change it too:
         `ack_wait_seconds` (30) until a message that is not acknowledged is delivered again,
-        `max_deliveries` (None: no limit) after which it is given up, and `max_ack_pending` (1000)
-        messages that may be with workers at a time. Raises InvalidNameError, InvalidArgumentError.
+        `max_deliveries` (None: no limit) after which it is given up, `max_ack_pending` (1000)
+        messages that may be with workers at a time, and `dead_letter` (None), the name of a stream
+        that takes what is given up. Raises InvalidNameError, InvalidArgumentError.
         """
         stream = self._stream
         consumer = self._background.do(

@@ -15,12 +15,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
+from holdfast.client.dead_letters import (
+    CONSUMER_HEADER,
+    DELIVERED,
+    STREAM_HEADER,
+    TERMINATED,
+    DeadLetter,
+    copy_message,
+    keep_ids_for_a_day,
+    letter_of,
+    origin_headers,
+    without_origin,
+)
 from holdfast.client.link import Link
-from holdfast.client.operations import messages_from_wire, range_start
+from holdfast.client.operations import message_from_wire, messages_from_wire, range_start
 from holdfast.client.queue_feed import QueueFeed
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
 from holdfast.protocol.errors import (
@@ -35,6 +48,9 @@ from holdfast.protocol.frames import (
     CONSUMER_DELETE,
     CONSUMER_FETCH,
     CONSUMERS,
+    DELETE_MESSAGES,
+    GET_MESSAGE,
+    GET_MESSAGES,
     GET_SEQS,
     VERB_ACK,
     VERB_IN_PROGRESS,
@@ -43,7 +59,7 @@ from holdfast.protocol.frames import (
     pack,
 )
 from holdfast.protocol.limits import MAX_FETCH
-from holdfast.protocol.messages import Durability, Message, V
+from holdfast.protocol.messages import Ack, Durability, Message, V
 from holdfast.protocol.names import check_consumer
 
 if TYPE_CHECKING:
@@ -51,6 +67,8 @@ if TYPE_CHECKING:
     from holdfast.client.store_queue import StoreKey
     from holdfast.client.values import Values
 
+
+logger = logging.getLogger("holdfast.client")
 
 #: A delivery that is forgotten is made again, so it need not wait for more than the log's sync.
 _FETCH_DURABILITY: Final = int(Durability.SYNCED)
@@ -104,8 +122,9 @@ class Delivery(Generic[V]):
         return await self._consumer._said_of(self, VERB_IN_PROGRESS)
 
     async def term(self) -> bool:
-        """Give it up: nobody can do this work, so it is not delivered again. Returns as `nak` does."""
-        return await self._consumer._said_of(self, VERB_TERM)
+        """Give it up: nobody can do this work, so it is not delivered again. It goes to the consumer's
+        `dead_letter` stream, if it has one. Returns as `nak` does."""
+        return await self._consumer._terminate(self)
 
 
 class Consumer(Generic[V]):
@@ -137,6 +156,9 @@ class Consumer(Generic[V]):
         self._key = key
         self._values = values
         self._id: int | None = None
+        #: As of when the consumer was made or changed by this handle.
+        self._dead_letter: str | None = None
+        self._ids_kept: set[str] = set()
         self._configuring = asyncio.Lock()
         self._follower = follower
         self._feed = QueueFeed(link, key)
@@ -237,7 +259,129 @@ class Consumer(Generic[V]):
         self._id = None
         return bool(count)
 
+    async def dead_letters(
+        self, *, timeout_seconds: float | None = None
+    ) -> AsyncIterator[DeadLetter[V]]:
+        """Yield what this consumer gave up and its `dead_letter` stream has, the oldest first.
+
+        Pages as `Stream.get_all`; nothing without a `dead_letter` stream.
+        """
+        pages = self._dead_pages(timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for letter in page:
+                    yield letter
+
+    async def requeue(
+        self, letter: DeadLetter[Any], *, timeout_seconds: float | None = None
+    ) -> Ack:
+        """Append a dead letter to its stream again, as a new message for all consumers of that, then
+        delete it from the dead-letter stream; return the ack of the append.
+
+        A call that is cut short may be repeated: the message is appended once within the stream's
+        `dedupe_window_seconds`. Raises NotFoundError if the letter is not there any more.
+        """
+        await self._made(timeout_seconds)
+        dead = self._dead_key(self._dead_letter)
+        wire, *_ = await self._link.call(
+            dead, pack([GET_MESSAGE, letter.message.seq]), False, 0, timeout_seconds
+        )
+        row = None if wire is None else message_from_wire(wire)
+        if row is None or row.headers.get(STREAM_HEADER) != self._key[1]:
+            raise NotFoundError(what="dead letter", name=str(letter.message.seq))
+        ack = await copy_message(
+            self._link,
+            dead,
+            self._key,
+            row,
+            without_origin(row.headers),
+            f"requeue {dead[1]} {row.seq} {row.revision}",
+            timeout_seconds,
+        )
+        await self._link.call(dead, pack([DELETE_MESSAGES, [row.seq]]), True, 0, timeout_seconds)
+        return ack
+
     # Inside
+    async def _dead_pages(
+        self, timeout_seconds: float | None
+    ) -> AsyncGenerator[list[DeadLetter[V]], None]:
+        """Yield what `dead_letters` does, page by page."""
+        await self._made(timeout_seconds)
+        next_seq: int | None = 1 if self._dead_letter is not None else None
+        while next_seq is not None:
+            packed = pack([GET_MESSAGES, next_seq])
+            (rows, next_seq), *_ = await self._link.call(
+                self._dead_key(self._dead_letter), packed, False, 0, timeout_seconds
+            )
+            page: list[DeadLetter[V]] = []
+            for row in messages_from_wire(rows):
+                mine = row.headers.get(CONSUMER_HEADER) == self.name
+                if mine and row.headers.get(STREAM_HEADER) == self._key[1]:
+                    plain = row._replace(headers=without_origin(row.headers))
+                    letter = letter_of(row, self._values.listed_message(plain))
+                    if letter is not None:
+                        page.append(letter)
+            yield page
+
+    def _dead_key(self, name: str | None) -> StoreKey:
+        if name is None:
+            raise InvalidArgumentError(argument="dead_letter", reason=f"{self!r} has none")
+        return (self._key[0], name)
+
+    async def _terminate(self, delivery: Delivery[V]) -> bool:
+        """Do what `Delivery.term` does."""
+        if self._dead_letter is not None:
+            # Only whose it is may move it; and it has the ack wait for that.
+            if not await self._said_of(delivery, VERB_IN_PROGRESS):
+                return False
+            await self._bury(
+                self._dead_letter,
+                delivery._consumer_id,
+                delivery._row,
+                delivery.delivery_count,
+                TERMINATED,
+                None,
+            )
+        return await self._said_of(delivery, VERB_TERM)
+
+    async def _bury(
+        self,
+        dead_letter: str,
+        id_: int,
+        row: Message,
+        delivery_count: int,
+        reason: str,
+        timeout_seconds: float | None,
+    ) -> None:
+        """Have the dead-letter stream hold a message, once."""
+        stream, dead = self._key[1], self._dead_key(dead_letter)
+        if dead_letter not in self._ids_kept:
+            await keep_ids_for_a_day(self._link, dead, timeout_seconds)
+            self._ids_kept.add(dead_letter)
+        headers = origin_headers(row, stream, self.name, delivery_count, reason)
+        identity = f"dead {stream} {id_} {row.seq}"
+        await copy_message(self._link, self._key, dead, row, headers, identity, timeout_seconds)
+
+    async def _bury_all(
+        self, dead_letter: str, id_: int, dead: list[list[int]], timeout_seconds: float | None
+    ) -> None:
+        """Move what was delivered too often; what cannot be moved is named again by a later fetch."""
+        counts: dict[int, int] = {each[0]: each[1] for each in dead}
+        for row in await self._read(list(counts), timeout_seconds):
+            count = counts[row.seq]
+            try:
+                await self._bury(dead_letter, id_, row, count, DELIVERED, timeout_seconds)
+                await self._said_of(Delivery(self, id_, row, count), VERB_TERM)
+            except (HoldfastError, OSError) as error:
+                self._link.check_open()
+                logger.warning(
+                    "client.dead_letter_failed stream=%s seq=%d dead_letter=%s reason=%s",
+                    self._key[1],
+                    row.seq,
+                    dead_letter,
+                    error,
+                )
+
     async def _made(self, timeout_seconds: float | None) -> int:
         """Return the consumer's id; make or change it the first time."""
         if self._id is None:
@@ -245,6 +389,7 @@ class Consumer(Generic[V]):
                 if self._id is None:
                     packed = pack([CONSUMER_CONFIGURE, self.name, self._settings, self._start_seq])
                     answer = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+                    self._dead_letter = answer[0][1].get("dead_letter")
                     self._id = int(answer[0][0])
         return self._id
 
@@ -261,14 +406,18 @@ class Consumer(Generic[V]):
         feed = self._feed
         feed.asked(id_)
         try:
-            (found, revision, retry_after_ms, blocked), *_ = await self._link.call(
+            (found, revision, retry_after_ms, blocked, *more), *_ = await self._link.call(
                 self._key,
                 pack([CONSUMER_FETCH, id_, batch]),
                 True,
                 _FETCH_DURABILITY,
                 timeout_seconds,
             )
-            feed.answered(revision, retry_after_ms, blocked=blocked, full=len(found) == batch)
+            dead_letter, dead = more[0] if more else (None, [])
+            is_full = len(found) + len(dead) == batch
+            feed.answered(revision, retry_after_ms, blocked=blocked, full=is_full)
+            if dead:
+                await self._bury_all(dead_letter, id_, dead, timeout_seconds)
             counts = dict(found)
             return [
                 Delivery(self, id_, message, counts[message.seq])

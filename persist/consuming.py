@@ -9,6 +9,9 @@ store's, which never goes back. Invariants:
   worker says counts only for the delivery that is current.
 - Messages that were removed from the stream are passed over.
 - An operation that changes nothing makes no change: an empty fetch costs no revision.
+- With a dead-letter stream, what was delivered too often stays pending until its client says `term`: it
+  does so when the dead-letter stream has acknowledged the copy. Until then each fetch past the deadline
+  names it again, to be moved and not to be worked on.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ def configure(store: Store, operation: list[Any]) -> list[Any]:
         raise InvalidArgumentError(argument="config", reason="not a map of settings")
     consumers = store.consumers
     known = consumers.by_name.get(name)
+    if settings.get("dead_letter") == store.id.name:
+        raise InvalidArgumentError(argument="dead_letter", reason="another stream is wanted")
     if known is not None:
         config = known.config.changed(settings)
         if config != known.config:
@@ -67,17 +72,22 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
     again: list[list[int]] = []
     gone: list[int] = []
     given_up: list[int] = []
+    dead: list[list[int]] = []
     for seq in consumer.due(now):
-        if len(again) == limit:
+        if len(again) + len(dead) == limit:
             break
         count = pending[seq][1]
         if store.message_bytes(seq) is None:
             gone.append(seq)
         elif config.max_deliveries is not None and count >= config.max_deliveries:
-            given_up.append(seq)
+            if config.dead_letter is None:
+                given_up.append(seq)
+            else:
+                dead.append([seq, count])
         else:
             again.append([seq, count + 1])
     room = config.max_ack_pending - (len(pending) - len(gone) - len(given_up))
+    limit -= len(dead)
     wanted = min(limit - len(again), room)
     first = store.seqs_from(consumer.next_seq, wanted) if wanted > 0 else []
     if again or first or gone or given_up:
@@ -94,9 +104,14 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
             given_up,
         ]
         store.change_consumer(change)
+    if dead:
+        # As if it asked for more time: whoever moves them has the ack wait for that.
+        later = [[seq, now + config.ack_wait_ms, count] for seq, count in dead]
+        store.change_consumer([frames.CHANGE_CONSUMER_ACK, consumer.id, [], [], later])
     found = again + [[seq, 1] for seq in first]
     blocked = len(found) < limit and wanted < limit - len(again)
-    return [found, store.revision, _retry_after_ms(consumer, now), blocked]
+    answer = [found, store.revision, _retry_after_ms(consumer, now), blocked]
+    return [*answer, [config.dead_letter, dead]] if dead else answer
 
 
 def ack(store: Store, operation: list[Any]) -> list[Any]:

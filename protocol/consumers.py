@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self, TypedDict
 
-from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.limits import MAX_ACK_PENDING, MAX_ACK_WAIT_SECONDS
+from holdfast.protocol.names import check_store
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -22,6 +23,7 @@ class ConsumerSettings(TypedDict, total=False):
     ack_wait_seconds: float | None
     max_deliveries: int | None
     max_ack_pending: int | None
+    dead_letter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class ConsumerConfig:
     max_deliveries: int | None = None
     #: Messages that are delivered and not acknowledged; with so many, no further one is delivered.
     max_ack_pending: int = 1000
+    #: The stream of the same tenant that takes what is given up. None: it is only counted.
+    dead_letter: str | None = None
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
@@ -130,6 +134,13 @@ def _deliveries(name: str, value: Any) -> int:
     return _count(name, value, (1 << 31) - 1)
 
 
+def _stream_name(name: str, value: Any) -> str:
+    try:
+        return str(check_store(value))
+    except InvalidNameError as error:
+        raise InvalidArgumentError(argument=name, reason=str(error)) from error
+
+
 def _pending(name: str, value: Any) -> int:
     return _count(name, value, MAX_ACK_PENDING)
 
@@ -144,6 +155,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "ack_wait_seconds": _wait,
     "max_deliveries": _deliveries,
     "max_ack_pending": _pending,
+    "dead_letter": _stream_name,
 }
 _DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(ConsumerConfig)}
 assert list(_CHECKS) == list(_DEFAULTS) == list(ConsumerSettings.__annotations__)

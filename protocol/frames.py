@@ -90,7 +90,8 @@ EXPECT: Final = 15
 #: new one
 CONSUMER_CONFIGURE: Final = 16
 #: [CONSUMER_FETCH, id, limit] -> [[[seq, delivery_count], ...], revision, retry_after_ms | nil, blocked];
-#: blocked: max_ack_pending has kept some back
+#: blocked: max_ack_pending has kept some back; with dead ones a fifth element,
+#: [dead_letter, [[seq, delivery_count], ...]]
 CONSUMER_FETCH: Final = 17
 #: [CONSUMER_ACK, id, [[verb, seq, delivery_count, delay_ms], ...]] -> [[counted, ...], revision]
 CONSUMER_ACK: Final = 18

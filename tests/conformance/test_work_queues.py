@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from conforming import Run
 
-from holdfast.client import Client, Consumer, Delivery, InvalidNameError, NotFoundError
+from holdfast.client import (
+    Client,
+    Consumer,
+    Delivery,
+    InvalidArgumentError,
+    InvalidNameError,
+    NotFoundError,
+)
+
+
+async def letters(consumer: Consumer) -> list[tuple[Any, ...]]:
+    """Return what is in the dead-letter stream of a consumer."""
+    return [
+        (letter.message.value, dict(letter.message.headers), *letter[1:])
+        async for letter in consumer.dead_letters()
+    ]
 
 
 async def values(consumer: Consumer, batch: int = 10) -> list[bytes]:
@@ -130,5 +146,51 @@ def test_a_deleted_consumer_begins_anew(run: Run) -> None:
         assert await values(consumer) == [b"1"]
         with pytest.raises(InvalidNameError):
             hf.stream("s").consumer("a.b")
+
+    run(test)
+
+
+def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        orders = hf.stream("orders")
+        large = bytes(1_100_000)
+        await orders.append_many([(b"bad", {"by": "ada"}), b"good", b"hopeless"])
+        await orders.append(large)
+        options: Any = {"max_deliveries": 2, "dead_letter": "orders.dead", "ack_wait_seconds": 60}
+        consumer = orders.consumer("c", **options)
+        bad, good, hopeless, huge = await consumer.fetch(4)
+        assert [await good.ack(), await hopeless.term(), await bad.nak(), await huge.nak()] == [True] * 4
+        assert not await hopeless.term(), "it was said before"
+        for delivery in await consumer.fetch(4):
+            assert delivery.delivery_count == 2
+            await delivery.nak()
+        assert await consumer.fetch(4, max_wait_seconds=0) == []
+        dead = await letters(other.stream("orders").consumer("c"))
+        assert dead == [
+            (b"hopeless", {}, "orders", 3, "c", 1, "term"),
+            (b"bad", {"by": "ada"}, "orders", 1, "c", 2, "max_deliveries"),
+            (b"", {}, "orders", 4, "c", 2, "max_deliveries"),
+        ]
+        copy = await hf.stream("orders.dead").get(3)
+        assert copy is not None
+        assert copy.value == large
+        info = await consumer.info()
+        assert (info.ack_floor, info.given_up_count, info.config.dead_letter) == (4, 3, "orders.dead")
+        assert await letters(orders.consumer("another")) == [], "it has no dead letters"
+
+        found = [letter async for letter in consumer.dead_letters()]
+        ack = await consumer.requeue(found[1])
+        assert (ack.seq, len(await letters(consumer))) == (5, 2)
+        [again] = await consumer.fetch()
+        assert (again.message.value, dict(again.message.headers)) == (b"bad", {"by": "ada"})
+        assert again.delivery_count == 1
+        with pytest.raises(NotFoundError):
+            await consumer.requeue(found[1])
+        assert (await consumer.requeue(found[2])).seq == 6
+        back = await orders.get(6)
+        assert back is not None
+        assert back.value == large
+        with pytest.raises(InvalidArgumentError):
+            await orders.consumer("d", dead_letter="orders").info()
 
     run(test)

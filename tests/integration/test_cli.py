@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -19,6 +20,8 @@ from holdfast_up import (
     running_up,
     started_holdfast,
 )
+
+from holdfast.client import connect
 
 BINARY = bytes(range(256))
 
@@ -143,6 +146,24 @@ def test_read_takes_a_range_the_last_and_a_limit(cluster: RunningUp) -> None:
     assert read("--last", "2") == "de"
     assert read("--limit", "3") == "abc"
     assert read("--start", "6") == ""
+
+
+def test_dead_letters_are_listed_and_requeued(cluster: RunningUp) -> None:
+    async def give_up() -> None:
+        async with connect(cluster.nats) as hf:
+            jobs = hf.stream("jobs")
+            await jobs.append_many([b"a", b"b"])
+            worker = jobs.consumer("workers", dead_letter="jobs.dead")
+            assert [await each.term() for each in await worker.fetch(2)] == [True, True]
+
+    asyncio.run(give_up())
+    lines = cluster.output("stream", "dead-letters", "jobs", "workers", "--json").splitlines()
+    assert [json.loads(line)["stream_seq"] for line in lines] == [1, 2]
+    assert cluster.json("stream", "requeue", "jobs", "workers", "2")["seqs"] == [3]
+    assert cluster.output("stream", "requeue", "jobs", "workers", "--all") == "1 requeued\n"
+    assert cluster.output("stream", "dead-letters", "jobs", "workers") == ""
+    assert cluster.holdfast("stream", "requeue", "jobs", "workers", "9").returncode == 1
+    assert cluster.holdfast("stream", "dead-letters", "jobs", "nobody").returncode == 1
 
 
 def test_delete_takes_single_messages_and_delete_all_the_rest(cluster: RunningUp) -> None:
