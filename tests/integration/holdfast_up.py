@@ -139,10 +139,12 @@ class RunningUp:
 
 
 @contextmanager
-def running_up(data: Path, *options: str) -> Iterator[RunningUp]:
-    """Run `holdfast up` around the body, on a free port."""
+def running_up(data: Path, *options: str, own_nats: bool = True) -> Iterator[RunningUp]:
+    """Run `holdfast up` around the body, with a nats-server of its own on a free port unless it shall
+    join what `options` or the environment name."""
     stderr_file = data.with_name(f"{data.name}.stderr")
-    arguments = ("--json", "up", "--data", str(data), "--port", "0", *options)
+    port = ("--port", "0") if own_nats else ()
+    arguments = ("--json", "up", "--data", str(data), *port, *options)
     with (
         stderr_file.open("ab") as stderr,
         started_holdfast(*arguments, stdout=subprocess.PIPE, stderr=stderr) as process,

@@ -75,7 +75,7 @@ def test_other_users_see_no_password_and_no_data(
             url = nats.url.replace("//", "//ada:sesame@")
             monkeypatch.setenv("HOLDFAST_NATS", url)
             bucket = ("--bucket", (data / "bucket").as_uri())
-            with running_up(data, "--servers", "1", *bucket) as cluster:
+            with running_up(data, "--servers", "1", *bucket, own_nats=False) as cluster:
                 call = run_holdfast("stream", "append", "notes", "hello")
                 assert call.returncode == 0, call.stderr
                 state = (data / "run" / "cluster.json").read_text()
@@ -148,7 +148,8 @@ def test_a_second_cluster_on_the_same_nats_and_prefix_is_refused(tmp_path: Path)
         result = run_holdfast("--nats", cluster.nats, *other)
         assert result.returncode == 1
         assert "a coordinator already answers" in result.stderr.decode()
-        with running_up(tmp_path / "other", "--nats", cluster.nats, "--prefix", "hf2") as second:
+        joining = ("--nats", cluster.nats, "--prefix", "hf2")
+        with running_up(tmp_path / "other", *joining, own_nats=False) as second:
             assert second.nats == cluster.nats
             assert set(second.pids()) == {"coordinator", "s1", "s2"}
 
