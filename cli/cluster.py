@@ -173,7 +173,7 @@ class Cluster:
             ):
                 while not self._failed.done():
                     try:
-                        servers = await client.servers()
+                        servers = await client.servers(timeout_seconds=CONTROL_TIMEOUT_SECONDS)
                     except UnavailableError as error:
                         reason = str(error)
                     else:

@@ -58,7 +58,7 @@ def servers(settings: Settings) -> None:
 
 async def _servers(settings: Settings) -> list[ServerInfo]:
     async with settings.connect() as client:
-        return list(await client.servers())
+        return list(await client.servers(timeout_seconds=settings.asking_seconds))
 
 
 @click.command()
@@ -121,7 +121,8 @@ async def list_stores(
     """Return the stores of one kind (None: of both), in order of their names."""
     found: list[StoreInfo] = []
     async with settings.connect() as client:
-        async for one in client.stores(kind=kind, prefix=prefix):
+        wait = settings.asking_seconds
+        async for one in client.stores(kind=kind, prefix=prefix, timeout_seconds=wait):
             if limit is not None and len(found) >= limit:
                 break
             found.append(one)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Settings:
     @property
     def nats_url(self) -> str:
         return self.nats or DEFAULT_NATS
+
+    @property
+    def asking_seconds(self) -> float:
+        """How long a coordinator is looked for before a person is told that there is none."""
+        return min(self.timeout, CONTROL_TIMEOUT_SECONDS)
 
     def connect(self) -> Connecting:
         """Return a client, to be entered with `async with`."""

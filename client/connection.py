@@ -24,11 +24,10 @@ from holdfast.client.pattern_feed import PatternFeed
 from holdfast.client.stream import Stream
 from holdfast.client.values import Values
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus_nats import check_options, connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
-    CONTROL_TIMEOUT_SECONDS,
     OPERATION_TIMEOUT_SECONDS,
 )
 from holdfast.protocol.messages import Durability
@@ -240,12 +239,13 @@ class Client:
         )
 
     async def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
-        """Return every persist server that the coordinator knows. It is given CONTROL_TIMEOUT_SECONDS
-        or, if that is less, the client's timeout, unless the call says otherwise.
+        """Return every persist server that the coordinator knows. While there is none it is looked for,
+        until the client's timeout, or the call's.
 
         Raises NoCoordinatorError, ConnectionFailedError.
         """
-        return await self._link.router.servers(self._control_timeout_seconds(timeout_seconds))
+        self._link.check_open()
+        return await self._link.router.servers(self._timeout(timeout_seconds))
 
     async def stores(
         self,
@@ -268,13 +268,11 @@ class Client:
         self, kind: StoreKind | int | None, prefix: str, timeout_seconds: float | None
     ) -> AsyncGenerator[list[StoreInfo], None]:
         wanted = None if kind is None else int(kind)
-        timeout = self._control_timeout_seconds(timeout_seconds)
-        return self._link.router.store_pages(wanted, prefix, timeout)
+        self._link.check_open()
+        return self._link.router.store_pages(wanted, prefix, self._timeout(timeout_seconds))
 
-    def _control_timeout_seconds(self, timeout_seconds: float | None) -> float:
-        if timeout_seconds is None:
-            return min(self._link.timeout_seconds, CONTROL_TIMEOUT_SECONDS)
-        return timeout_seconds
+    def _timeout(self, timeout_seconds: float | None) -> float:
+        return self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
 
     def _follow(
         self,
@@ -345,6 +343,7 @@ class Connecting:
         self._name = name
         self._bus = bus
         self._compression = compression
+        check_options(nats_options)
         self._nats_options = {"inbox_prefix": inboxes_of(tenant), **nats_options}
         _check_inboxes(self._nats_options["inbox_prefix"], tenant)
         self._client: Client | None = None
@@ -406,9 +405,12 @@ def connect(
     all its retries, unless the call says otherwise. `bus` is used in place of a new NATS
     connection, and not closed. With `compression` values above 1 KiB are compressed with zstd where that
     saves an eighth, if the package is there (the extra `compression`) and the servers
-    say that readers know it; without it what others have compressed is read all the same. Other options go to nats-py's `connect` (`tls`, `user_credentials`,
-    `token`, ...). Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with
-    `inbox_prefix`, to some of them.
+    say that readers know it; without it what others have compressed is read all the same.
+
+    `nats_options` are those of nats-py's `connect` that say who one is and how the connection is secured:
+    `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and their like.
+    `connect_timeout` are the seconds after which connecting is given up, 5 by default.
+    Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with `inbox_prefix`, to some of them.
 
     Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
     awaited and NATS is not there.

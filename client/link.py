@@ -141,7 +141,7 @@ class Link:
 
     async def close(self) -> None:
         """End every task and fail what waits with ConnectionFailedError. Idempotent."""
-        self._fail(ConnectionFailedError(url="NATS", reason="the client has been closed"))
+        self._fail(ConnectionFailedError(url="", reason="the client"))
         if self._main is not None:
             self._main.cancel()
             await asyncio.wait([self._main])

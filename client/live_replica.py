@@ -236,7 +236,7 @@ class LiveReplica(ABC, Generic[C, V]):
         if self.error is not None:
             raise error_from_wire(self.error.code, self.error.fields)
         if self._closed:
-            raise ConnectionFailedError(url="NATS", reason=f"{self!r} has been closed")
+            raise ConnectionFailedError(url="", reason=repr(self))
         if not opening and not self._opened.is_set():
             raise ConnectionFailedError(url="NATS", reason=f"{self!r} is not open")
 

@@ -144,7 +144,7 @@ class PatternFeed:
                 return
             self._subscription = subscription
         await self._link.confirm_listening(subject)
-        async for name in self._existing():
+        async for name in self._existing(self._link.timeout_seconds):
             if name not in self._stores:
                 self._stores[name] = None
                 self._listed.append(name)
@@ -313,9 +313,9 @@ class PatternFeed:
         head = head_from_wire(wire)
         return Cursor(head.revision, head.last_seq)
 
-    async def _existing(self) -> AsyncIterator[str]:
+    async def _existing(self, timeout_seconds: float | None = None) -> AsyncIterator[str]:
         start = literal_start(self._pattern)
-        async for info in self._link.router.stores(int(self._kind), start):
+        async for info in self._link.router.stores(int(self._kind), start, timeout_seconds):
             # Of some it is only known that they were asked for.
             if info.state != StoreState.UNKNOWN and matches(self._pattern, info.name):
                 yield info.name

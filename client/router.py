@@ -34,8 +34,9 @@ from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
 #: Stores in one request: with the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
-#: A question is sent again after this long, and once more after twice as long: three copies within
-#: CONTROL_TIMEOUT_SECONDS, so a coordinator that is merely slow is not drowned in them.
+#: A question is sent again after this long, and again after twice as long each time, up to
+#: CONTROL_TIMEOUT_SECONDS: three copies within the first of these, so a coordinator that is merely slow is
+#: not drowned in them.
 RESEND_SECONDS: Final = 0.3
 #: How often it is looked whether a coordinator is there again.
 LOOK_SECONDS: Final = 0.05
@@ -79,11 +80,11 @@ class Router:
         return bool(fields.get("alive"))
 
     async def servers(self, timeout_seconds: float | None = None) -> list[ServerInfo]:
-        """Return every server that the coordinator knows.
+        """Return every server that the coordinator knows. Waits for a coordinator.
 
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
-        fields = await self._ask("servers", timeout_seconds=timeout_seconds)
+        fields = await self._ask("servers", patient=True, timeout_seconds=timeout_seconds)
         try:
             return [ServerInfo(*row[: len(ServerInfo._fields)]) for row in fields["servers"]]
         except (KeyError, TypeError) as error:
@@ -114,12 +115,15 @@ class Router:
             for tenant in page:
                 yield tenant
 
-    async def stores(self, kind: int | None, prefix: str) -> AsyncIterator[StoreInfo]:
-        """Yield the tenant's stores in order of (name, kind).
+    async def stores(
+        self, kind: int | None, prefix: str, timeout_seconds: float | None = None
+    ) -> AsyncIterator[StoreInfo]:
+        """Yield the tenant's stores in order of (name, kind). Waits for a coordinator;
+        `timeout_seconds` is for each page.
 
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
-        async with contextlib.aclosing(self.store_pages(kind, prefix)) as pages:
+        async with contextlib.aclosing(self.store_pages(kind, prefix, timeout_seconds)) as pages:
             async for page in pages:
                 for store in page:
                     yield store
@@ -135,6 +139,7 @@ class Router:
         while True:
             fields = await self._ask(
                 "stores",
+                patient=True,
                 timeout_seconds=timeout_seconds,
                 kind=kind,
                 prefix=prefix,
@@ -223,7 +228,7 @@ class Router:
                 done, _ = await asyncio.wait(
                     copies, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                wait_seconds *= 2
+                wait_seconds = min(2 * wait_seconds, CONTROL_TIMEOUT_SECONDS)
                 if not done:
                     continue
                 answered = next(copy for copy in copies if copy in done)

@@ -262,8 +262,8 @@ class Client:
         return PatternSubscription(self._background, subscription)
 
     def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
-        """Return every persist server that the coordinator knows. It is given CONTROL_TIMEOUT_SECONDS
-        or, if that is less, the client's timeout, unless the call says otherwise.
+        """Return every persist server that the coordinator knows. While there is none it is looked for,
+        until the client's timeout, or the call's.
 
         Raises NoCoordinatorError, ConnectionFailedError.
         """
@@ -325,9 +325,12 @@ def connect(
     `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
     all its retries, unless the call says otherwise. With `compression` values above 1 KiB are compressed
     with zstd where that saves an eighth, if the package is there (the extra `compression`) and
-    the servers say that readers know it; without it what others have compressed is read all the same. Other
-    options go to nats-py's `connect` (`tls`, `user_credentials`, `token`, ...). What they call is called on
-    the background's thread. Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with
+    the servers say that readers know it; without it what others have compressed is read all the same.
+
+    `nats_options` are those of nats-py's `connect` that say who one is and how the connection is secured:
+    `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and their like. What
+    they call is called on the background's thread. `connect_timeout` are the seconds after which connecting
+    is given up, 5 by default. Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with
     `inbox_prefix`, to some of them.
 
     Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError when NATS is not there.

@@ -27,7 +27,11 @@ from holdfast.protocol.bus import (
     check_subject,
     is_subject,
 )
-from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError, TooLargeError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    NotAllowedError,
+    TooLargeError,
+)
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
@@ -295,4 +299,4 @@ class MemoryBus(Bus):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectionFailedError(url="memory", reason="the connection is closed")
+            raise ConnectionFailedError(url="", reason="the connection in memory")

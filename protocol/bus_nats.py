@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib.util
 import logging
 import re
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
@@ -30,13 +31,38 @@ from holdfast.protocol.bus import (
     NoRespondersError,
     check_subject,
 )
-from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError, TooLargeError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    InvalidArgumentError,
+    NotAllowedError,
+    TooLargeError,
+)
 from holdfast.protocol.limits import BUS_CLOSE_SECONDS, MIN_PAYLOAD_BYTES
 from holdfast.protocol.nats_client import WatchedClient, WatchedTransport, check_nats_py
 from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
 logger = logging.getLogger("holdfast.bus")
 
+#: What of nats-py's `connect` may be given: who one is, and how the connection is secured.
+NATS_OPTIONS: Final = frozenset(
+    {
+        *("connect_timeout", "dont_randomize", "inbox_prefix", "nkeys_seed", "nkeys_seed_str"),
+        *("password", "signature_cb", "tls", "tls_handshake_first", "tls_hostname", "token", "user"),
+        *("user_credentials", "user_jwt_cb", "ws_connection_headers"),
+    }
+)
+#: Why others may not be, or what to use in their place.
+_RECONNECTS: Final = "connections are made anew for as long as it takes; `connected` of a client tells"
+_INSTEAD: Final = {
+    "servers": "the URL may hold several servers, joined by commas",
+    **dict.fromkeys(
+        ("allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait"), _RECONNECTS
+    ),
+    **dict.fromkeys(("closed_cb", "disconnected_cb", "error_cb", "reconnected_cb"), _RECONNECTS),
+    "max_outstanding_pings": "connections are watched: a silent one is replaced within 5 s",
+    "ping_interval": "connections are watched: a silent one is replaced within 5 s",
+    "timeout": "timeout_seconds bounds operations, connect_timeout the connecting",
+}
 #: So much published in one turn is written at once, and waits for room in the socket.
 _WRITE_BYTES = 256 * 1024
 
@@ -224,6 +250,8 @@ class NatsBus(Bus):
             # it is answered they have been written, and the second one follows them.
             await self._client.flush()
             await self._client.flush()
+        except nats.errors.ConnectionClosedError as error:
+            raise _closed() from error
         except nats.errors.Error as error:
             raise ConnectionFailedError(url="NATS", reason=str(error)) from error
 
@@ -256,7 +284,7 @@ class NatsBus(Bus):
 
 
 def _closed() -> ConnectionFailedError:
-    return ConnectionFailedError(url="NATS", reason="the connection is closed")
+    return ConnectionFailedError(url="", reason="the connection to NATS")
 
 
 def _too_large(payload: bytes, limit: int) -> TooLargeError:
@@ -266,6 +294,28 @@ def _too_large(payload: bytes, limit: int) -> TooLargeError:
 def without_passwords(url: str) -> str:
     """Return `url` as it may be shown: user, password and token left out."""
     return re.sub(r"(?<=//)[^/@,]*@", "***@", url)
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError for the first of `options` that a connection does not take."""
+    for name, value in options.items():
+        if name not in NATS_OPTIONS:
+            reason = _INSTEAD.get(name, f"there is no such option; there are {_listed(NATS_OPTIONS)}")
+            raise InvalidArgumentError(argument=name, reason=reason)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "connect_timeout" and not (is_number and value > 0):  # type: ignore[operator]
+            raise InvalidArgumentError(argument=name, reason="seconds, more than 0")
+        if name in ("user_credentials", "nkeys_seed", "nkeys_seed_str") and not _has_nkeys():
+            reason = "it needs the package nkeys: pip install 'nats-py[nkeys]'"
+            raise InvalidArgumentError(argument=name, reason=reason)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _has_nkeys() -> bool:
+    return importlib.util.find_spec("nkeys") is not None
 
 
 async def connect_nats(
@@ -283,10 +333,14 @@ async def connect_nats(
     (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
 
     `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
-    refused connection is an error at once. `options` go to nats-py's `connect` as they are (`tls`,
-    `user_credentials`, `token`, ...).
+    refused connection is an error at once. `options` are those of nats-py's `connect` in NATS_OPTIONS;
+    of them `connect_timeout` takes the place of `timeout_seconds`. Raises InvalidArgumentError for others.
     """
     check_nats_py()
+    check_options(options)
+    attempt_seconds = 2.0
+    if "connect_timeout" in options:
+        attempt_seconds = timeout_seconds = options.pop("connect_timeout")
     client = WatchedClient()
     bus = NatsBus(client, inbox_prefix)
 
@@ -312,7 +366,7 @@ async def connect_nats(
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1 if patient else 1,
                 allow_reconnect=True,
-                connect_timeout=2,
+                connect_timeout=attempt_seconds,  # type: ignore[arg-type]
                 ping_interval=10,
                 inbox_prefix=inbox_prefix,
                 **options,
@@ -329,6 +383,12 @@ async def connect_nats(
         if not client.is_closed:
             await client.close()
         raise
+    except Exception as error:
+        # An option's value: a seed that is none, a TLS context that is something else, a callback that raises.
+        if not client.is_closed:
+            await client.close()
+        reason = f"{type(error).__name__}: {error}"
+        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
     client.start_watching()
     # Once connected, it comes back however long NATS stays away.
     client.options["max_reconnect_attempts"] = -1

@@ -246,8 +246,15 @@ class WriterGapError(UnavailableError):
 
 
 class ConnectionFailedError(UnavailableError):
+    """Without `url` the application has closed the connection itself, and `reason` says what it closed."""
+
     code = "connection_failed"
-    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
+    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats"
+
+    def _text(self) -> str:
+        if self.fields.get("url"):
+            return super()._text()
+        return f"{self.fields.get('reason', 'the connection')} has been closed. Try: connect again"
 
 
 class OperationTimeoutError(UnavailableError, TimeoutError):

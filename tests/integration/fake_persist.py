@@ -78,11 +78,14 @@ class FakeCluster:
         self._subscription: BusSubscription | None = None
 
     async def start(self, *names: str) -> None:
-        pattern = self.subjects.coordinator_pattern()
-        self._subscription = await self.bus.subscribe(pattern, self._on_coordinator)
+        await self.start_coordinator()
         for name in names:
             await self.add_server(name)
         await self.bus.flush()
+
+    async def start_coordinator(self) -> None:
+        pattern = self.subjects.coordinator_pattern()
+        self._subscription = await self.bus.subscribe(pattern, self._on_coordinator)
 
     async def stop_coordinator(self) -> None:
         assert self._subscription is not None

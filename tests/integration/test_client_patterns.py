@@ -115,6 +115,30 @@ def test_what_happens_from_now_on_in_every_store_that_matches() -> None:
     run(test)
 
 
+def test_listings_and_patterns_that_begin_wait_for_a_coordinator_that_restarts() -> None:
+    async def test(client: Client, cluster: FakeCluster, bus: MemoryBus) -> None:
+        await client.stream("p.1").append(b"before")
+        await cluster.stop_coordinator()
+
+        async def names() -> list[str]:
+            return [store.name async for store in client.stores()]
+
+        changes = client.subscribe("p.*", start_seq=1)
+        waiting = [
+            asyncio.create_task(each)
+            for each in (names(), client.servers(), anext(changes))
+        ]
+        await asyncio.wait(waiting, timeout=0.2)
+        assert not any(each.done() for each in waiting)
+        await cluster.start_coordinator()
+        found, servers, (name, change) = await asyncio.gather(*waiting)
+        assert (found, [each.server for each in servers]) == (["p.1"], ["a"])
+        assert (name, values([change])) == ("p.1", [b"before"])
+        await changes.aclose()
+
+    run(test)
+
+
 def test_history_comes_first_and_whole_though_the_stores_are_many() -> None:
     count = PATTERN_CATCH_UPS + 100
 

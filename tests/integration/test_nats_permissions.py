@@ -81,6 +81,10 @@ def test_the_permissions_of_the_document_let_a_tenant_do_its_work(nats: NatsServ
     _run(nats, _url(nats, "acme", "change-me-too"), _use)
 
 
+def test_user_and_password_may_be_options(nats: NatsServer) -> None:
+    _run(nats, nats.url, _use, user="acme", password="change-me-too")
+
+
 def test_a_user_may_be_given_inboxes_of_its_own(nats: NatsServer) -> None:
     _run(nats, _url(nats, "ada"), _use, inbox_prefix="_INBOX.acme.ada")
 

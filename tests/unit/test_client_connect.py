@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import inspect
 
-from holdfast.client import connect
-from holdfast.protocol.errors import InvalidArgumentError
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from holdfast.cli.advice import explain
+from holdfast.client import connect, sync
+from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus_nats import NATS_OPTIONS
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    InvalidArgumentError,
+    NotAllowedError,
+)
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX.acme", "_INBOX.acme.ada"])
@@ -18,3 +29,57 @@ def test_inboxes_that_no_server_replies_to_are_refused(prefix: object) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         connect(tenant="acme", inbox_prefix=prefix)
     assert caught.value.fields["argument"] == "inbox_prefix"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("servers", "ping_interval", "max_reconnect_attempts", "allow_reconnect", "error_cb"),
+        *("no_echo", "timeout", "conect_timeout"),
+    ],
+)
+def test_options_that_are_not_a_users_are_refused_by_name(name: str) -> None:
+    for connecting in (connect, sync.connect):
+        with pytest.raises(InvalidArgumentError) as caught:
+            connecting(**{name: 1})
+        assert caught.value.fields["argument"] == name
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", None, True])
+def test_a_connect_timeout_is_seconds(value: object) -> None:
+    with pytest.raises(InvalidArgumentError):
+        connect(connect_timeout=value)
+
+
+def test_every_option_that_is_taken_is_one_of_nats_py() -> None:
+    assert set(inspect.signature(NatsClient.connect).parameters) >= NATS_OPTIONS
+
+
+def test_what_an_option_says_wrong_is_a_typed_error() -> None:
+    async def main() -> None:
+        for options in ({"tls": "yes"}, {"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
+            async with asyncio.timeout(20):
+                with pytest.raises(ConnectionFailedError):
+                    await connect("nats://127.0.0.1:1", **options)
+
+    asyncio.run(main())
+
+
+def test_what_a_closed_client_and_nats_refuse_has_hints_that_fit() -> None:
+    closed = explain(ConnectionFailedError(url="", reason="the client"))
+    assert closed == "the client has been closed. Try: connect again"
+    refused = explain(NotAllowedError(action="publish to", subject="hf.acme.srv.a"))
+    assert "'hf.acme.srv.a'" in refused
+    assert "holdfast up" not in refused
+
+
+def test_a_closed_client_says_so() -> None:
+    async def main() -> None:
+        client = await connect(bus=MemoryNetwork().connect("client"))
+        await client.close()
+        with pytest.raises(ConnectionFailedError, match="the client has been closed"):
+            await client.stream("s").append(b"v")
+        with pytest.raises(ConnectionFailedError, match="the client has been closed"):
+            await client.servers()
+
+    asyncio.run(main())

@@ -121,6 +121,22 @@ def test_a_suspicion_waits_for_a_coordinator_to_come() -> None:
     run(test)
 
 
+def test_who_asks_for_servers_or_stores_waits_for_a_coordinator_to_come() -> None:
+    async def test(world: World) -> None:
+        async def stores() -> list[object]:
+            return [store async for store in world.router.stores(1, "")]
+
+        asking = [asyncio.create_task(each) for each in (world.router.servers(), stores())]
+        await asyncio.sleep(0)
+        await world.start()
+        empty = encode_control(servers=[], stores=[], next=None)
+        for count in (1, 2):
+            await world.reply(await world.question(count), empty)
+        assert await asyncio.gather(*asking) == [[], []]
+
+    run(test)
+
+
 def test_a_suspicion_is_told_that_no_coordinator_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_module, "CONTROL_TIMEOUT_SECONDS", 0.1)
 
@@ -136,7 +152,7 @@ def test_without_a_coordinator_every_other_question_fails_at_once() -> None:
         (answer,) = await world.router.resolve([(1, "s")])
         assert isinstance(answer, NoCoordinatorError)
         with pytest.raises(NoCoordinatorError):
-            await world.router.servers()
+            await world.router.drain("a")
 
     run(test)
 
