@@ -648,7 +648,7 @@ class Coordinator:
         return True
 
     def _on_request(self, message: BusMessage) -> None:
-        if not self._subjects.may_answer(message.reply) or self._stopping.is_set():
+        if not self._subjects.may_answer(message.subject, message.reply) or self._stopping.is_set():
             return
         tenant = self._subjects.tenant_of(message.subject)
         size_bytes = _room_of(message)

@@ -571,8 +571,8 @@ class PersistServer:
 
     # What arrives
     def _on_frame(self, message: BusMessage) -> None:
-        if not self._subjects.may_answer(message.reply):
-            # Nobody could learn what became of it.
+        if not self._subjects.may_answer(message.subject, message.reply):
+            # Nobody who may could learn what became of it.
             logger.debug("frame.without_reply subject=%s", message.subject)
             return
         try:
@@ -618,7 +618,7 @@ class PersistServer:
         return self._tier.request(stores)
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
-        if self._subjects.may_answer(message.reply):
+        if self._subjects.may_answer(message.subject, message.reply):
             self._spawn(self._bus.publish(message.reply, payload))
 
     def _spawn(self, work: Any) -> None:

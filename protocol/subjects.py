@@ -10,9 +10,11 @@ nowhere else, or a request could send a reply to somebody who did not ask.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.protocol.limits import MAX_SUBJECT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind, check_store
 
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
@@ -22,6 +24,10 @@ CLUSTER_TENANT: Final = "_"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
 #: By the kind as a number. A member of the enum would have to be looked up for each subject.
 _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
+
+
+#: What can be published to: no wildcards, no spaces, nothing but ASCII.
+_CONCRETE: Final = re.compile(r"[!-)+-=?-~]+")
 
 
 def inboxes_of(tenant: str) -> str:
@@ -85,13 +91,21 @@ class Subjects:
         """What operators ask of one server."""
         return f"{self.prefix}._.ops.{server}"
 
-    def may_answer(self, reply: str) -> bool:
-        """Tell if a reply may go to `reply`: never to holdfast's own subjects.
+    def may_answer(self, subject: str, reply: str) -> bool:
+        """Tell if a request on `subject` may be answered on `reply`: only on an inbox of the tenant in
+        whose name it is asked.
 
-        A request names its reply subject freely, and servers may publish what a tenant may not: a
-        reply on another tenant's change subject would pass for a change.
+        A request names its reply subject freely, and servers may publish what a tenant may not: a reply
+        on another tenant's inbox would pass for the answer to a request of that tenant's, and one on a
+        change subject for a change.
         """
-        return bool(reply) and not reply.startswith(f"{self.prefix}.")
+        inboxes = inboxes_of(self.tenant_of(subject))
+        return (
+            reply.startswith(f"{inboxes}.")
+            and len(reply) <= MAX_SUBJECT_BYTES
+            and _CONCRETE.fullmatch(reply) is not None
+            and not reply.startswith(f"{self.prefix}.")
+        )
 
     def tenant_of(self, subject: str) -> str:
         """The tenant token of any subject under this prefix."""

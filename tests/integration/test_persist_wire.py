@@ -300,3 +300,46 @@ def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
         assert (await peer.read("retry", [frames.HEAD], kind=kind))[0][0] == 2
 
     run(tmp_path, body)
+
+
+def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
+    """Nor to the cluster's inboxes, nor to change subjects, whoever of a server and the coordinator is asked."""
+
+    async def body(processes: Processes, peer: Peer) -> None:
+        heard: list[str] = []
+        for subject in ("_INBOX.>", f"{SUBJECTS.prefix}.*.chg.>", "reply"):
+            await peer.bus.subscribe(subject, lambda message: heard.append(message.subject))
+        wrong = [
+            "_INBOX.victim.x.1",
+            f"_INBOX.{TENANT}2.x.1",
+            "_INBOX._.x.1",
+            "_INBOX.x",
+            f"{SUBJECTS.prefix}.victim.chg.s.notes",
+            "reply",
+        ]
+        asked = [
+            (SUBJECTS.server(TENANT, "s1"), request((STREAM, "a", 1, 1, 0, [[frames.APPEND, b"v"]]))),
+            (SUBJECTS.server(TENANT, "s1"), request()),
+            (SUBJECTS.server(TENANT, "s1"), b"\x02"),
+            (SUBJECTS.destroy(TENANT, "s1"), frames.encode_control(job="j", store=[1, "a"], epoch=1)),
+            (SUBJECTS.coordinator(TENANT, "servers"), frames.encode_control()),
+            (SUBJECTS.coordinator(TENANT, "nonsense"), b""),
+        ]
+        for reply in wrong:
+            for subject, payload in asked:
+                await peer.bus.publish(subject, payload, reply)
+        for subject in (SUBJECTS.control("s1"), SUBJECTS.operator("s1"), SUBJECTS.cluster("drain")):
+            await peer.bus.publish(subject, frames.encode_control(), f"_INBOX.{TENANT}.x.1")
+        # What is asked rightly, and later, is answered.
+        good = f"_INBOX.{TENANT}.good"
+        for number, (subject, payload) in enumerate(asked):
+            await peer.bus.publish(subject, payload, f"{good}.{number}")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while sum(subject.startswith(good) for subject in heard) < len(asked):
+                await asyncio.sleep(0.01)
+        await peer.write("b", 1, [frames.APPEND, b"v"])
+        assert sum(subject.startswith(good) for subject in heard) == len(asked)
+        assert not set(wrong).intersection(heard)
+        assert f"_INBOX.{TENANT}.x.1" not in heard
+
+    run(tmp_path, body)

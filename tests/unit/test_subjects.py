@@ -64,3 +64,60 @@ def test_no_tenant_can_speak_as_the_cluster() -> None:
 def test_a_subject_of_no_store_is_refused(subject: str) -> None:
     with pytest.raises((InvalidNameError, KeyError)):
         Subjects().store_of(subject)
+
+
+TENANT_SUBJECTS = [
+    Subjects().server("acme", "p1"),
+    Subjects().coordinator("acme", "resolve"),
+    Subjects().destroy("acme", "p1"),
+]
+
+
+@pytest.mark.parametrize("subject", TENANT_SUBJECTS)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "_INBOX",
+        "_INBOX.acme",
+        "_INBOX.acme2.x.1",
+        "_INBOX.acm.x.1",
+        "_INBOX._.x.1",
+        "_INBOX.x.1",
+        "_inbox.acme.x",
+        "hf.acme.chg.s.notes",
+        "hf.other.chg.s.notes",
+        "hf._.hb",
+        "hf.acme.srv.p1",
+        "reply",
+        "_INBOX.acme.*",
+        "_INBOX.acme.>",
+        "_INBOX.acme.a b",
+        "_INBOX.acme.a\tb",
+        "_INBOX.acme.a\x0bb",
+        "_INBOX.acme.a\r\nPUB hf._.hb 0\r\n",
+        "_INBOX.acme.\u00e4",
+        "_INBOX.acme.\udcff",
+        "_INBOX.acme." + "x" * 1024,
+    ],
+)
+def test_a_tenants_requests_are_answered_on_its_own_inboxes_only(
+    subject: str, reply: str
+) -> None:
+    assert not Subjects().may_answer(subject, reply)
+    for good in ("_INBOX.acme.x7Qd2.1", "_INBOX.acme.ada.f-3_%.12"):
+        assert Subjects().may_answer(subject, good)
+        assert not Subjects().may_answer(subject.replace("acme", "other"), good)
+        assert not Subjects().may_answer(Subjects().cluster("open"), good)
+
+
+def test_the_clusters_requests_are_answered_on_the_clusters_inboxes() -> None:
+    subjects = Subjects("a.b")
+    for subject in (subjects.cluster("open"), subjects.control("p1"), subjects.operator("p1")):
+        assert subjects.may_answer(subject, "_INBOX._.x.1")
+        assert not subjects.may_answer(subject, "_INBOX.acme.x.1")
+
+
+def test_no_prefix_lets_a_reply_pass_for_something_of_the_clusters() -> None:
+    subjects = Subjects("_INBOX.acme")
+    assert not subjects.may_answer(subjects.server("acme", "p1"), "_INBOX.acme.acme.chg.s.x")
