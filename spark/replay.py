@@ -23,6 +23,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as columns
 
@@ -137,7 +138,11 @@ def _rows(
         return spark.sql(sql)
     if version is not None or time is not None:
         raise InvalidArgumentError(argument="source", reason=f"{source} has one state only")
-    found = spark.read.parquet(source)
+    try:
+        found = spark.read.parquet(source)
+    except AnalysisException as error:
+        reason = f"no table and no Parquet files at {source}: {str(error).splitlines()[0]}"
+        raise InvalidArgumentError(argument="source", reason=reason) from error
     missing = {"store", "value"} - set(found.columns)
     if missing:
         raise InvalidArgumentError(argument="source", reason=f"no column {min(missing)!r}")

@@ -366,3 +366,29 @@ def test_a_store_whose_file_is_lost_comes_back_from_its_backup(tmp_path: Path) -
             assert ack.seq == 2
 
     run(tmp_path, body)
+
+
+def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        other = await connect(scene.processes.nats.url, tenant="other")
+        async with scene.client() as client, other:
+            await client.stream("notes").append(b"x")
+            await other.kv("settings").set("theme", b"dark")
+        data = ("--data", str(scene.processes.layout.root), "--bucket", scene.bucket)
+        for which, expected in (
+            ("--all", {("acme", "notes")}),
+            ("--all-tenants", {("acme", "notes"), ("other", "settings")}),
+        ):
+            made = await scene.json("backup", which)
+            assert {(one["tenant"], one["name"]) for one in made["backups"]} == expected
+            assert made["failed"] == []
+            found = await scene.json("verify", which, *data)
+            assert {(one["tenant"], one["name"]) for one in found["stores"]} == expected
+        assert await scene.json("tenants") == {
+            "tenants": [
+                {"tenant": "acme", "streams": 1, "kvs": 0},
+                {"tenant": "other", "streams": 0, "kvs": 1},
+            ]
+        }
+
+    run(tmp_path, body)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
+from pyspark.errors import AnalysisException
 
 from holdfast.cli.command import holdfast
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket import open_bucket
 from holdfast.shared_fs.bucket_errors import NoBucketError
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.existing_bucket import existing_bucket
 from holdfast.shared_fs.layout import open_layout
 from holdfast.shared_fs.manifest import open_manifests
+from holdfast.spark.replay import import_table
 from holdfast.spark.snapshot_rows import opened_bucket
 
 COMMANDS = {
@@ -75,6 +79,21 @@ def test_a_bucket_that_a_server_has_opened_exists(tmp_path: Path) -> None:
 def test_the_source_of_spark_makes_no_bucket(tmp_path: Path) -> None:
     with pytest.raises(NoBucketError), opened_bucket(f"file://{tmp_path / 'bucket'}"):
         pass
+    assert everything_in(tmp_path) == {}
+
+
+def test_an_import_of_nothing_says_so_and_makes_nothing(tmp_path: Path) -> None:
+    class Reads:
+        @property
+        def read(self) -> Reads:
+            return self
+
+        def parquet(self, source: str) -> None:
+            raise AnalysisException("[PATH_NOT_FOUND] Path does not exist.\nand a plan")
+
+    source = f"file://{tmp_path / 'table'}"
+    with pytest.raises(InvalidArgumentError, match=r"no table and no Parquet files at file:.*exist\.$"):
+        import_table(cast("Any", Reads()), source, cast("Any", None))
     assert everything_in(tmp_path) == {}
 
 
