@@ -21,9 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from holdfast.client.dead_letters import (
-    CONSUMER_HEADER,
     DELIVERED,
-    STREAM_HEADER,
     TERMINATED,
     DeadLetter,
     copy_message,
@@ -61,6 +59,7 @@ from holdfast.protocol.frames import (
 from holdfast.protocol.limits import MAX_FETCH
 from holdfast.protocol.messages import Ack, Durability, Message, V
 from holdfast.protocol.names import check_consumer
+from holdfast.protocol.own_headers import DEAD_CONSUMER_HEADER, DEAD_STREAM_HEADER
 
 if TYPE_CHECKING:
     from holdfast.client.follower import Follower
@@ -287,7 +286,7 @@ class Consumer(Generic[V]):
             dead, pack([GET_MESSAGE, letter.message.seq]), False, 0, timeout_seconds
         )
         row = None if wire is None else message_from_wire(wire)
-        if row is None or row.headers.get(STREAM_HEADER) != self._key[1]:
+        if row is None or row.headers.get(DEAD_STREAM_HEADER) != self._key[1]:
             raise NotFoundError(what="dead letter", name=str(letter.message.seq))
         ack = await copy_message(
             self._link,
@@ -315,8 +314,8 @@ class Consumer(Generic[V]):
             )
             page: list[DeadLetter[V]] = []
             for row in messages_from_wire(rows):
-                mine = row.headers.get(CONSUMER_HEADER) == self.name
-                if mine and row.headers.get(STREAM_HEADER) == self._key[1]:
+                mine = row.headers.get(DEAD_CONSUMER_HEADER) == self.name
+                if mine and row.headers.get(DEAD_STREAM_HEADER) == self._key[1]:
                     plain = row._replace(headers=without_origin(row.headers))
                     letter = letter_of(row, self._values.listed_message(plain))
                     if letter is not None:

@@ -29,19 +29,15 @@ from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.frames import CONFIG, CONFIGURE, pack
 from holdfast.protocol.limits import MAX_DEDUPE_WINDOW_SECONDS, UPLOAD_ID_BYTES
 from holdfast.protocol.messages import Ack, Durability, LargeValue, Message, V
-
-STREAM_HEADER: Final = "hf-dead-stream"
-SEQ_HEADER: Final = "hf-dead-seq"
-CONSUMER_HEADER: Final = "hf-dead-consumer"
-DELIVERIES_HEADER: Final = "hf-dead-deliveries"
-REASON_HEADER: Final = "hf-dead-reason"
-_HEADERS: Final = (
-    STREAM_HEADER,
-    SEQ_HEADER,
-    CONSUMER_HEADER,
-    DELIVERIES_HEADER,
-    REASON_HEADER,
+from holdfast.protocol.own_headers import (
+    DEAD_CONSUMER_HEADER,
+    DEAD_DELIVERIES_HEADER,
+    DEAD_HEADERS,
+    DEAD_REASON_HEADER,
+    DEAD_SEQ_HEADER,
+    DEAD_STREAM_HEADER,
 )
+
 #: Why a message is dead: delivered `max_deliveries` times, or a worker said `term`.
 DELIVERED: Final = "max_deliveries"
 TERMINATED: Final = "term"
@@ -64,7 +60,7 @@ class DeadLetter(NamedTuple, Generic[V]):
 
 def without_origin(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a message had before it was dead."""
-    return {name: text for name, text in headers.items() if name not in _HEADERS}
+    return {name: text for name, text in headers.items() if name not in DEAD_HEADERS}
 
 
 def origin_headers(
@@ -72,11 +68,11 @@ def origin_headers(
 ) -> dict[str, str]:
     """Return the headers of the copy of `row`."""
     return without_origin(row.headers) | {
-        STREAM_HEADER: stream,
-        SEQ_HEADER: str(row.seq),
-        CONSUMER_HEADER: consumer,
-        DELIVERIES_HEADER: str(delivery_count),
-        REASON_HEADER: reason,
+        DEAD_STREAM_HEADER: stream,
+        DEAD_SEQ_HEADER: str(row.seq),
+        DEAD_CONSUMER_HEADER: consumer,
+        DEAD_DELIVERIES_HEADER: str(delivery_count),
+        DEAD_REASON_HEADER: reason,
     }
 
 
@@ -86,11 +82,11 @@ def letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
     try:
         return DeadLetter(
             told,
-            headers[STREAM_HEADER],
-            int(headers[SEQ_HEADER]),
-            headers[CONSUMER_HEADER],
-            int(headers[DELIVERIES_HEADER]),
-            headers[REASON_HEADER],
+            headers[DEAD_STREAM_HEADER],
+            int(headers[DEAD_SEQ_HEADER]),
+            headers[DEAD_CONSUMER_HEADER],
+            int(headers[DEAD_DELIVERIES_HEADER]),
+            headers[DEAD_REASON_HEADER],
         )
     except (KeyError, ValueError):
         return None

@@ -24,17 +24,17 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.client.live_notices import Notices, Origin, Rejection
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Headers, Message
+from holdfast.protocol.own_headers import LIVE_HEADER
 
 M = TypeVar("M")
 
 #: The header by which a live stream knows its messages again: `<writer>.<number>`.
-LIVE_HEADER: Final = "live"
 
 
 class MessageChangeKind(StrEnum):

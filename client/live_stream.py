@@ -35,7 +35,6 @@ from holdfast.client.codec import RAW, Codec
 from holdfast.client.follower import Follower
 from holdfast.client.link import Link
 from holdfast.client.live_messages import (
-    LIVE_HEADER,
     Draft,
     LiveMessages,
     MessageChange,
@@ -72,6 +71,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import DELETE_MESSAGES, pack
 from holdfast.protocol.messages import Durability, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind, StoreName
+from holdfast.protocol.own_headers import LIVE_HEADER
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -176,8 +176,6 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         check_headers_free(given)
         if LIVE_HEADER in given:
             raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is taken")
-        # With room for the header that is added.
-        checked_headers({**given, LIVE_HEADER: "." * 40})
         self._core.append(checked_value(self._codec.encode(value)), given)
         self._written()
 

@@ -40,6 +40,7 @@ from holdfast.protocol.messages import (
     Message,
 )
 from holdfast.protocol.names import check_key
+from holdfast.protocol.own_headers import given
 from holdfast.protocol.store_config import ttl_ms
 
 Value = bytes | bytearray | memoryview
@@ -212,12 +213,14 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
         return None
     if not isinstance(headers, Mapping):
         raise InvalidArgumentError(argument="headers", reason="a mapping of text to text is wanted")
-    size_bytes = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
             reason = f"names and values are text; {name!r} is not"
             raise InvalidArgumentError(argument="headers", reason=reason)
-        size_bytes += len(_utf8("headers", name)) + len(_utf8("headers", text))
+    size_bytes = sum(
+        len(_utf8("headers", name)) + len(_utf8("headers", text))
+        for name, text in given(headers).items()
+    )
     if size_bytes > MAX_HEADERS_BYTES:
         raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
     return dict(headers)

@@ -42,6 +42,7 @@ from holdfast.protocol.limits import (
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
+from holdfast.protocol.own_headers import given, given_value_bytes
 from holdfast.protocol.store_config import OF_STREAMS, ttl_ms
 from holdfast.shared_fs.applying import pack_headers
 
@@ -211,18 +212,30 @@ def _admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) ->
     retention.take(store.time, count, size_bytes)
 
 
-def _admit(store: Store, size_bytes: int, old_bytes: int | None) -> None:
+def _admit(
+    store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
+) -> None:
     """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
     in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
     retention = store.retention
     if retention is None:
         return
-    retention.check_size(size_bytes)
+    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers))
     if not store.in_batch:
         count = store.count + (old_bytes is None)
         total_bytes = store.bytes + size_bytes - (old_bytes or 0)
         retention.check_total((store.count, store.bytes), (count, total_bytes))
         retention.take(store.time, 1, size_bytes)
+
+
+def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
+    """Return how large what takes `size_bytes` was when the application gave it."""
+    if not headers or (applications := given(headers)) is headers:
+        return size_bytes
+    size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")
+    if type(value) is bytes:
+        size_bytes += given_value_bytes(value, headers) - len(value)
+    return size_bytes
 
 
 def _configure(store: Store, operation: list[Any]) -> Result:
@@ -266,7 +279,7 @@ def _set_message(
     size_bytes = _check_value(store, value) + _check_headers(headers)
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
-        _admit(store, size_bytes, store.message_bytes(seq))
+        _admit(store, size_bytes, store.message_bytes(seq), value, headers)
     change = [frames.CHANGE_SET_MESSAGE, seq, value]
     if expires is not None:
         change += [headers or None, msg_id, expires]
@@ -329,7 +342,7 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
         old = store.entry_state(key)
-        _admit(store, size_bytes, None if old is None else old[1])
+        _admit(store, size_bytes, None if old is None else old[1], value, headers)
     change = [frames.CHANGE_SET_ENTRY, key, value]
     if expires is not None:
         change += [headers or None, expires]
@@ -414,7 +427,9 @@ def _check_headers(headers: Any) -> int:
     packed = pack_headers(headers)
     size_bytes = len(packed) if packed else 0
     if size_bytes > MAX_HEADERS_BYTES:
-        raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
+        texts = (text.encode() for item in given(headers).items() for text in item)
+        if (given_bytes := sum(map(len, texts))) > MAX_HEADERS_BYTES:
+            raise TooLargeError(what="headers", size=given_bytes, limit=MAX_HEADERS_BYTES)
     return size_bytes
 
 

@@ -105,9 +105,11 @@ class Retention:
             largest <= (config.max_bytes or largest)
         )
 
-    def check_size(self, size_bytes: int) -> None:
-        """Raise LimitExceededError if a message or entry of this size could never be kept."""
-        _check("max_message_bytes", self.config.max_message_bytes, size_bytes)
+    def check_size(self, size_bytes: int, given_bytes: int | None = None) -> None:
+        """Raise LimitExceededError if a message or entry of this size could never be kept.
+        `given_bytes` is its size without what holdfast adds to it or saves, if that is another."""
+        given_bytes = size_bytes if given_bytes is None else given_bytes
+        _check("max_message_bytes", self.config.max_message_bytes, given_bytes)
         _check("max_bytes", self.config.max_bytes, size_bytes)
 
     def check_total(self, before: tuple[int, int], after: tuple[int, int]) -> None:

@@ -2,8 +2,8 @@
 
 A value above COMPRESS_ABOVE_BYTES is stored as a zstd frame where that is smaller by an eighth, and the
 header ENCODING_HEADER of its message or entry says so. It travels with the message like any other
-header, so servers, logs, files and followers need know nothing of it: they keep what they got, and
-limits count what is kept. Readers take the header off again.
+header, so servers, logs, files and followers need know nothing of it: they keep what they got. What a store
+may take counts what is kept, what one message may be what was given (`own_headers.py`). Readers take the header off again.
 
 What is read may be damaged or hostile: a frame says how large it is inside, no more than
 MAX_VALUE_BYTES is taken, and its checksum is compared.

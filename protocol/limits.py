@@ -52,7 +52,7 @@ SHA256_BYTES: Final = 32
 MAX_STAGED_UPLOADS: Final = 64
 #: An upload that gets no chunk for this long was given up, and is removed.
 UPLOAD_RETENTION_SECONDS: Final = 3600.0
-#: All header names and values of one message (JetStream: 64 KiB).
+#: All header names and texts of one message (JetStream: 64 KiB), but those that clients of ours add.
 MAX_HEADERS_BYTES: Final = 16 * KIB
 #: The smallest max_payload of a nats-server that holdfast works with: its own default.
 MIN_PAYLOAD_BYTES: Final = MIB

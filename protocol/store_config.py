@@ -59,7 +59,7 @@ class StoreConfig:
     max_bytes: int | None = None
     #: A message or key is gone so long after it was set.
     max_age_seconds: float | None = None
-    #: Of one message or entry, counted as in `max_bytes`.
+    #: Of one message or entry as the application gave it: not compressed, without our own headers.
     max_message_bytes: int | None = None
     #: Over time; one second's worth may come at once.
     max_messages_per_second: float | None = None

@@ -19,6 +19,7 @@ from holdfast.client import (
     LimitExceededError,
     RateLimitedError,
 )
+from holdfast.protocol.limits import MAX_HEADERS_BYTES
 
 
 def test_a_full_stream_lets_its_oldest_messages_go(run: Run) -> None:
@@ -144,5 +145,29 @@ def test_settings_that_make_no_sense_change_nothing(run: Run) -> None:
                 await hf.stream("s").configure(**wrong)
         config = await other.stream("s").config()
         assert (config.max_messages, config.description) == (5, "notes")
+
+    run(test)
+
+
+def test_what_one_message_may_be_counts_what_was_given(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        stream, kv = hf.stream("s"), hf.kv("k")
+        await stream.configure(max_message_bytes=2000)
+        await kv.configure(max_message_bytes=2000)
+        async with hf.live_stream("s") as live:
+            live.append(b"x" * 2000)
+            await live.save()
+            live.append(b"x" * 2001)
+            with pytest.raises(LimitExceededError) as refused:
+                await live.save()
+            assert refused.value.value == 2001
+        await kv.set("key", b"x" * 1997)
+        assert (await kv.head()).bytes < 100, "it is compressed"
+        with pytest.raises(LimitExceededError) as error:
+            await kv.set("key", b"x" * 1998)
+        assert (error.value.what, error.value.value) == ("max_message_bytes", 2001)
+        async with hf.live_stream("other") as live:
+            live.append(b"", headers={"a": "x" * (MAX_HEADERS_BYTES - 1)})
+            await live.save()
 
     run(test)

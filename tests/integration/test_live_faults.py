@@ -20,8 +20,8 @@ from holdfast.client import (
     ValueUnreadableError,
     connect,
 )
-from holdfast.client.live_messages import LIVE_HEADER
 from holdfast.protocol.names import StoreKind
+from holdfast.protocol.own_headers import LIVE_HEADER
 
 STREAM = (int(StoreKind.STREAM), "s")
 KV = (int(StoreKind.KV), "k")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from holdfast.client import live_messages
 from holdfast.client.live_messages import (
-    LIVE_HEADER,
     Draft,
     LiveMessages,
     MessageChange,
@@ -20,6 +19,7 @@ from holdfast.client.live_messages import (
 from holdfast.client.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Message
+from holdfast.protocol.own_headers import LIVE_HEADER
 
 
 class Owner:

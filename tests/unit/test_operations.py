@@ -27,6 +27,7 @@ from holdfast.persist import operations, reads
 from holdfast.persist.store import Store
 from holdfast.persist.takeover import plan
 from holdfast.protocol import frames
+from holdfast.protocol.compression import ENCODING_HEADER, compressed_always
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
 from holdfast.protocol.limits import (
     DEDUPE_WINDOW_SECONDS,
@@ -270,6 +271,26 @@ def test_a_clear_forgets_keys_but_no_revision(kv: Bench) -> None:
     assert kv.do(SET_ENTRY, "a", b"", None, 0) == [0, 4]
     kv.reopen()
     assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 1]
+
+
+def test_limits_of_one_message_leave_out_what_clients_add(stream: Bench, kv: Bench) -> None:
+    packed, marked = compressed_always(b"x" * 500, {"by": "ada"})
+    given_bytes = 500 + len(frames.pack({"by": "ada"}))
+    for limit, accepted in ((given_bytes, True), (given_bytes - 1, False)):
+        stream.do(frames.CONFIGURE, {"max_message_bytes": limit})
+        result = stream.do(APPEND, packed, {**marked, "live": "w1"})
+        assert (type(result[0]) is int) == accepted
+    stream.do(frames.CONFIGURE, {"max_message_bytes": None})
+    kv.do(frames.CONFIGURE, {"max_message_bytes": 501})
+    assert kv.do(SET_ENTRY, "k", packed, {ENCODING_HEADER: "zstd"})[0] == 0
+    assert code(kv.do(SET_ENTRY, "kk", packed, {ENCODING_HEADER: "zstd"})) == "limit_exceeded"
+    # Names of ours are no way around a limit.
+    kv.do(frames.CONFIGURE, {"max_message_bytes": 300})
+    assert code(kv.do(SET_ENTRY, "k", b"", {"live": "x" * 400})) == "limit_exceeded"
+    full = {"a": "x" * (MAX_HEADERS_BYTES - 1)}
+    assert stream.do(APPEND, b"", {**full, "live": "w1"})[0] == 2
+    assert code(stream.do(APPEND, b"", {**full, "b": "", "live": "w1"})) == "too_large"
+    assert code(stream.do(APPEND, b"", {"live": "x" * MAX_HEADERS_BYTES})) == "too_large"
 
 
 # Batches
