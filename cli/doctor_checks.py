@@ -221,6 +221,14 @@ DOUBTFUL_STORES = Check(
     "HF-028 say",
 )
 
+TIMES = Check(
+    "HF-031",
+    "times",
+    "no store's time is ahead of the clock of this machine",
+    "set the clock right, here or where it was ahead when the store was written; the store's time goes on "
+    "from where it is, so what is set expires in time, but times in it stay ahead",
+)
+
 CHECKS: Final = (
     FORMAT,
     FILE_SYSTEM,
@@ -252,6 +260,7 @@ CHECKS: Final = (
     MISSING_LOGS,
     DOUBTFUL_STORES,
     ACCESS,
+    TIMES,
 )
 
 

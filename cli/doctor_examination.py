@@ -23,7 +23,7 @@ from holdfast.cli.doctor_state import KnownStores, known_stores
 from holdfast.cli.render import size
 from holdfast.persist.takeover import DeadLog, FoundFile, doubts, plan
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
-from holdfast.protocol.limits import LOG_CAP_BYTES
+from holdfast.protocol.limits import CLOCK_LEAP_SECONDS, LOG_CAP_BYTES
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.commit_log import LogRecord
 from holdfast.shared_fs.disk import Disk
@@ -346,6 +346,10 @@ class Examination:
             return
         meta = verdict.meta
         self._check_sequence(where, found.store, records, meta.epoch, meta.revision)
+        ahead_seconds = meta.time / 1000 - time.time()
+        if ahead_seconds > CLOCK_LEAP_SECONDS:
+            what = f"the time of {found.store} is {ahead_seconds:,.0f} s ahead of this machine's clock"
+            self.findings.warn(checks.TIMES, where, what)
         file = FoundFile(meta.epoch, meta.revision, meta.incarnation, closed)
         self._check_doubt(where, found.store, file)
         if known is not None:

@@ -386,7 +386,7 @@ class Pipeline:
         takes more than this turn; the group then is the first of the next."""
         retention = store.retention
         assert retention is not None
-        if not retention.is_due(max(tick.time, store.time)) or (
+        if not retention.is_due(store.now(tick.time)) or (
             arrival.writes and store.is_stream and retention.config.discard is Discard.OLD
         ):
             return True
@@ -439,9 +439,9 @@ class Pipeline:
 
     def expire_due(self, stores: Iterable[Store]) -> None:
         """Look at open stores for what is due though nobody reads or writes."""
-        now = self._clock_ms()
+        time = self._clock_ms()
         for store in stores:
-            retention = store.retention
+            retention, now = store.retention, store.now(time)
             if (retention is not None and retention.is_due(now)) or store.uploads_due_at <= now:
                 self._overdue[store.id] = store
         if self._overdue:

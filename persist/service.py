@@ -43,6 +43,7 @@ from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.restoring import StoreRestorer
 from holdfast.persist.setting_aside import SettingAside
 from holdfast.persist.signs_of_life import SignsOfLife
+from holdfast.persist.steady_clock import SteadyClock
 from holdfast.persist.store import Store
 from holdfast.persist.stored_writer import StoredWriter
 from holdfast.persist.sync_thread import SyncThread
@@ -110,7 +111,7 @@ class PersistServer:
         *,
         prefix: str = DEFAULT_PREFIX,
         incarnation: str | None = None,
-        clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        clock_ms: Callable[[], int] | None = None,
         run_in_thread: RunInThread | None = None,
         durability: Durability = Durability.SYNCED,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
@@ -130,7 +131,7 @@ class PersistServer:
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
         self._subjects = Subjects(prefix)
-        self._clock_ms = clock_ms
+        self._clock_ms = clock_ms or SteadyClock()
         self._run_in_thread = run_in_thread or asyncio.to_thread
         #: The log's own thread, unless whoever made this runs everything in its own way.
         self._has_sync_thread = run_in_thread is None

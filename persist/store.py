@@ -135,6 +135,8 @@ class Store:
         self.count = meta.count if meta else 0
         self.bytes = meta.bytes if meta else 0
         self.time = meta.time if meta else 0
+        #: How far the store's time is ahead of the clock of this server.
+        self.lead = 0
         #: None: no limits and no ttl, and nothing of that costs anything.
         self.retention = _retention_of(file) if file is not None else None
         self.writers: dict[bytes, Writer] = {}
@@ -618,6 +620,18 @@ class Store:
             yield kept.batch
         if self.mark is not None:
             yield AppliedBatch(self.mark.revision, self.time, self.changes)
+
+    def now(self, time: int) -> int:
+        """Return the store's time when a server's clock says `time`: never before its last one.
+
+        A store that an owner with a clock ahead has written is ahead from then on; its time goes on
+        from there with the clock, or nothing in it would ever expire, be due or be forgotten.
+        """
+        now = time + self.lead
+        if now < self.time:
+            self.lead += self.time - now
+            now = self.time
+        return now
 
     # The life of a change
     def finish_tick(self, tick: int, segment: int) -> None:

@@ -97,7 +97,7 @@ class Tick:
 
         Returns False if there may be more of it than one tick should do. Raises StorageError.
         """
-        now = max(self.time, store.time)
+        now = store.now(self.time)
         if store.uploads_due_at <= now:
             uploads.collect(store, now)
         complete = store.retention is None or eviction.expire(store, now)
@@ -109,7 +109,7 @@ class Tick:
         """Let the values up to `end_seq` leave the store's file. Raises StorageError."""
         store.begin()
         self._stores[store] = None
-        store.time = max(self.time, store.time)
+        store.time = store.now(self.time)
         store.archive(end_seq, table)
 
     def limited(self) -> list[Store]:
@@ -149,11 +149,10 @@ class Tick:
         if store.mark is None:
             store.begin()
             self._stores[store] = None
-        time = self.time
-        if time > store.time:
-            store.time = time
-        else:
-            time = store.time
+        time = self.time + store.lead
+        if time < store.time:
+            time = store.now(self.time)
+        store.time = time
         results = operations.execute(store, group_operations, self.mishaps)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         before_bytes = writer.size_bytes

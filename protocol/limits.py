@@ -18,6 +18,15 @@ MAX_NAME_TOKENS: Final = 16
 #: 1,000 characters of four UTF-8 bytes each, rounded up.
 MAX_KEY_BYTES: Final = 4 * KIB
 
+# Time
+#: How much faster than time passes a server's clock may run to catch up with a wall clock that is ahead: an
+#: hour's excursion for five minutes then moves it by half a minute, and a right step is followed within
+#: ten times its length.
+CLOCK_GAIN_RATIO: Final = 0.1
+#: A wall clock so far ahead is told of in the log, and a store's time by the doctor. Hosts that keep time
+#: differ by less.
+CLOCK_LEAP_SECONDS: Final = 10.0
+
 # The bus
 #: Between two looks at a connection: whether anything was received since the last one.
 BUS_LOOK_SECONDS: Final = 0.8
@@ -283,6 +292,7 @@ assert SUBSCRIPTION_BUFFER_BYTES >= 16 * PAGE_BYTES
 assert FOLLOW_CHECK_STORES + PATTERN_CATCH_UPS <= MAX_FRAME_OPERATIONS
 assert DEDUPE_WINDOW_SECONDS <= MAX_DEDUPE_WINDOW_SECONDS <= MAX_RETENTION_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SILENCE_SECONDS
+assert 0 < CLOCK_GAIN_RATIO < 1
 assert PROBE_TIMEOUT_SECONDS < SILENCE_SECONDS
 assert SILENCE_SECONDS < LOOP_STALL_SECONDS
 assert LOOP_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -476,3 +477,13 @@ def test_every_check_is_documented() -> None:
     document = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     rows = re.findall(r"^\| (HF-\d+) \| ([^|]+) \| ([^|]+) \|", document, re.MULTILINE)
     assert rows == [(one.code, one.name, one.about) for one in CHECKS]
+
+
+def test_a_store_whose_time_is_ahead_is_named(layout: Layout) -> None:
+    later = StoreId("acme", StoreKind.STREAM, "later")
+    file = StoreFile.open(make_store(layout, later), later)
+    file.go_on_from(file.meta.revision + 1, time=int((time.time() + 3600) * 1000))
+    file.close()
+    findings = look(layout)
+    assert outcomes(findings)[checks.TIMES.code] == "warning"
+    assert "s ahead of this machine's clock" in text_of(findings, checks.TIMES)

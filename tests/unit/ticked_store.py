@@ -32,12 +32,13 @@ class Bench:
     def tick(self, *wanted: list[Any], commit: bool = True) -> list[Any]:
         """Execute one group in a tick of its own; return its results."""
         store = self.store
-        if store.retention is not None and store.retention.is_due(max(self.time, store.time)):
-            assert eviction.expire(store, max(self.time, store.time))
+        now = store.now(self.time)
+        if store.retention is not None and store.retention.is_due(now):
+            assert eviction.expire(store, now)
         results: Any = []
         if wanted:
             store.begin()
-            store.time = max(store.time, self.time)
+            store.time = store.now(self.time)
             results = operations.execute(store, frames.unpack(frames.pack(wanted)))
             if isinstance(results, frames.Run):
                 acks = results.acks(store.time, Durability.SYNCED)
