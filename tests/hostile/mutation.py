@@ -11,15 +11,17 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
 
-_DEPTHS: Final = (5, 31, 33, 100, 500, 990, 1_000, 2_000, 100_000)
+_DEPTHS: Final = (5, 31, 33, 100, 500, 990, 1_000, 2_000, 20_000)
 #: Stands for a Packed until all is packed.
 _STAND_IN: Final = b"\x00stand-in\x00%06d"
 _STAND_IN_BYTES: Final = 16
+_STAND_INS: Final = re.compile(rb"\xc4\x10\x00stand-in\x00([0-9]{6})")
 _FEW_PLACES: Final = 50
 
 
@@ -246,9 +248,7 @@ def pack(value: Any) -> bytes:
         return one
 
     body: bytes = msgpack.packb(stand_in(value), use_bin_type=True)
-    for number, one in enumerate(packed):
-        body = body.replace(b"\xc4\x10" + _STAND_IN % number, one)
-    return body
+    return _STAND_INS.sub(lambda match: packed[int(match[1])], body)
 
 
 def damage(payload: bytes, rng: random.Random) -> bytes:

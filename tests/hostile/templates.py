@@ -327,6 +327,8 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "vacate": _of_server(),
     "drain": _of_server(),
     "undrain": _of_server(),
+    "tenants": _of_server(),
+    "cluster": _of_server(),
 }
 
 

@@ -15,7 +15,7 @@ from hostile.templates import KVS, STREAMS, World
 
 from holdfast.protocol import frames
 from holdfast.protocol.bus import NoRespondersError
-from holdfast.protocol.errors import UnavailableError
+from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
 from simulation.simulated_cluster import SERVERS, TENANT, Simulation
 
 STRANGER: Final = "evil"
@@ -53,13 +53,14 @@ class Stranger:
         volley = chance.choice(_ATTACKS)(chance, self._world, b"_INBOX.evil.x")
         messages = list(published(volley.data))
         for message in chance.sample(messages, min(_MESSAGES, len(messages))):
-            try:
-                subject, reply = message.subject.decode(), message.reply.decode()
-            except UnicodeDecodeError:
-                # The bus of NATS lets none of these through: `test_bus_contract.py`.
+            subject = message.subject.decode("latin-1")
+            if not subject.startswith(f"hf.{STRANGER}.") or len(message.payload) > _MAX_BYTES:
                 continue
-            if subject.startswith(f"hf.{STRANGER}.") and len(message.payload) < _MAX_BYTES:
-                await self._bus.publish(subject, message.payload, reply)
+            try:
+                await self._bus.publish(subject, message.payload, message.reply.decode("latin-1"))
+            except InvalidArgumentError:
+                # No bus delivers these: `test_bus_contract.py`.
+                continue
 
     async def _learn(self) -> None:
         """Ask who owns what, now and then."""
