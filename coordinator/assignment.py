@@ -3,7 +3,8 @@
 Pure and deterministic. Kept:
 
 - An assignment changes only when its owner's incarnation has ended or has released the store.
-- The epoch starts at 1 and grows by one at each change of owner.
+- The epoch of a name grows with each change of owner, also where its row went meanwhile: `first_epoch`
+  is above the epochs of all rows that went.
 - New work goes to the least loaded server that takes new stores, ties by name; a burst is spread,
   since each choice counts at once.
 
@@ -92,18 +93,24 @@ class Balancer:
         return server, incarnation
 
 
-def decide(current: Assignment | None, balancer: Balancer) -> Keep | Assign | NoServer:
+def decide(
+    current: Assignment | None, balancer: Balancer, first_epoch: int = 1
+) -> Keep | Assign | NoServer:
     """Return who serves a store that a client asks for; `current` is None of a new one."""
     if current is not None and not current.owner_ended:
         return Keep(Owner(current.server, current.incarnation, current.epoch))
     chosen = balancer.choose()
     if chosen is None:
         return NoServer()
-    return Assign(Owner(*chosen, epoch=current.epoch + 1 if current is not None else 1))
+    return Assign(Owner(*chosen, epoch=current.epoch + 1 if current else first_epoch))
 
 
 def decide_open(
-    current: Assignment | None, server: str, incarnation: str, state: ServerState | None
+    current: Assignment | None,
+    server: str,
+    incarnation: str,
+    state: ServerState | None,
+    first_epoch: int = 1,
 ) -> Keep | Assign | NotOwner:
     """Return if a server may open a store. `state` is the asker's, None if it is not present.
 
@@ -113,7 +120,7 @@ def decide_open(
         return NotOwner()
     if current is None:
         if state is ServerState.LIVE:
-            return Assign(Owner(server, incarnation, epoch=1))
+            return Assign(Owner(server, incarnation, first_epoch))
         return NotOwner()
     if not current.owner_ended and (current.server, current.incarnation) == (server, incarnation):
         return Keep(Owner(server, incarnation, current.epoch))

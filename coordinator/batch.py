@@ -240,10 +240,13 @@ class _Transaction:
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
             case Release(server, incarnation, released):
-                for store, epoch in released:
+                for store, epoch, nothing in released:
                     row = self._owned(server, incarnation, store)
-                    if row is not None and epoch in (None, row.epoch):
-                        self._state.release(store)
+                    if row is None or epoch not in (None, row.epoch):
+                        continue
+                    self._state.release(store)
+                    if nothing and row.state != StoreState.DURABLE and row.cold is None:
+                        self._state.forget(store, row.epoch)
             case Vacate(server, incarnation, number):
                 self._state.vacate(server, incarnation, number, self._now_ms)
             case Drain(server, draining):
@@ -261,15 +264,31 @@ class _Transaction:
     def _owner(self, store: StoreId | HoldfastError) -> Sequence[object]:
         if isinstance(store, HoldfastError):
             return _error_slot(store)
-        decision = decide(_assignment(self._state.store(store)), self._balancer)
+        row = self._state.store(store)
+        if row is not None and row.promised and not self._takes_new(row.server, row.incarnation):
+            row = None
+        decision = decide(_assignment(row), self._balancer, self._first_epoch())
         match decision:
             case Keep(owner):
                 return owner
             case Assign(owner):
-                self._state.assign(store, owner)
+                if row is None or row.promised:
+                    self._state.promise(store, owner)
+                else:
+                    self._state.assign(store, owner)
                 return owner
             case _:
                 return _error_slot(NoServerError())
+
+    def _takes_new(self, server: str, incarnation: str) -> bool:
+        return any(
+            each.takes_new_stores
+            for each in self._members
+            if (each.server, each.incarnation) == (server, incarnation)
+        )
+
+    def _first_epoch(self) -> int:
+        return self._state.last_forgotten_epoch() + 1
 
     def _grant(
         self, server: str, incarnation: str, opened: OpenStore | HoldfastError
@@ -278,13 +297,16 @@ class _Transaction:
             return _error_slot(opened)
         row = self._state.store(opened.store)
         member_state = self._states.get((server, incarnation))
-        decision = decide_open(_assignment(row), server, incarnation, member_state)
+        decision = decide_open(
+            _assignment(row), server, incarnation, member_state, self._first_epoch()
+        )
         if isinstance(decision, NotOwner):
             return _error_slot(NotOwnerError(server=server))
         owner = decision.owner
         if opened.known_epoch is not None:
             owner = owner._replace(epoch=max(owner.epoch, opened.known_epoch + 1))
-        if isinstance(decision, Assign) or owner != decision.owner:
+        promised = row is not None and row.promised
+        if promised or isinstance(decision, Assign) or owner != decision.owner:
             self._state.assign(opened.store, owner)
         before = known = StoreState.UNKNOWN if row is None else StoreState(row.state)
         if opened.create and known is StoreState.UNKNOWN:
@@ -301,7 +323,7 @@ class _Transaction:
         decision = decide_adopt(
             _assignment(row), server, incarnation, self._states.get((server, incarnation))
         )
-        if row is None or isinstance(decision, NotOwner):
+        if row is None or row.promised or isinstance(decision, NotOwner):
             return _error_slot(NotOwnerError(server=server))
         if isinstance(decision, Assign):
             self._state.assign(store, decision.owner)

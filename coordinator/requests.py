@@ -140,10 +140,12 @@ class Deleted:
 
 
 class ReleasedStore(NamedTuple):
-    """With an epoch, only if that is still the store's: a late repetition changes nothing."""
+    """With an epoch, only if that is still the store's: a late repetition changes nothing. `nothing`:
+    there is no file of it, nor any record in a log."""
 
     store: StoreId
     epoch: int | None = None
+    nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,7 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
         return ReleaseAll(*_peer(fields))
 
     def slot(item: list[Any]) -> ReleasedStore:
-        return ReleasedStore(_store(*item[:3]), _epoch(item[3:]))
+        return ReleasedStore(_store(*item[:3]), _epoch(item[3:]), item[4:5] == [True])
 
     return Release(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 

@@ -7,7 +7,8 @@ drained, and the term. Kept:
 - A coordinator that has a successor writes nothing and says nothing (`term.py`).
 - A file that is empty, foreign, corrupt or of a later format is refused and left alone; a new one
   appears whole, by a rename, or not at all.
-- Nothing per store is held in memory, and opening does not depend on how many stores there are.
+- Nothing per store is held in memory, and opening does not depend on how many stores there are. But for
+  those of which only clients have asked: some of them are held in memory, and none is in the file.
 - A file that is older than what was last committed is refused as well: see `progress.py`.
 - After an error whose effect is unknown (an I/O error at a commit) the file is closed, and opened
   again before it is used next: only what is then read counts.
@@ -19,6 +20,7 @@ while it is open here: closing any descriptor of it would drop SQLite's lock.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -43,6 +45,8 @@ from holdfast.shared_fs.disk import Disk
 #: "hfCo": marks the file as ours.
 APPLICATION_ID: Final = 0x6866436F
 FORMAT_VERSION: Final = 4
+#: Stores that clients were sent to a server for, and that no server has asked for yet.
+MAX_PROMISED_STORES: Final = 16_384
 #: The WAL is moved into the file when it is so large. SQLite's own default.
 _CHECKPOINT_PAGES: Final = 1000
 
@@ -77,18 +81,24 @@ class StoreRow(NamedTuple):
     state: int
     #: The revision at which it went cold; None of a hot one.
     cold: int | None = None
+    #: Only told to clients so far, and not in the file: no server has asked for it.
+    promised: bool = False
 
 
+#: Serves `_FORGET_OF`: stores that were only read, and that do not exist.
+_UNWRITTEN_INDEX: Final = "CREATE INDEX stores_unwritten ON stores(owner) WHERE state = 0"
 _SCHEMA: Final = (
     # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
     # only the manifests in the bucket are. commits: of transactions that changed anything. base: the
-    # commits that the file itself had when the WAL was begun.
+    # commits that the file itself had when the WAL was begun. forgotten_epoch: the highest of a store
+    # whose row went, so that no epoch of a name is ever used twice.
     """CREATE TABLE cluster(
         id INTEGER PRIMARY KEY CHECK (id = 1),
         term INTEGER NOT NULL,
         surveying INTEGER NOT NULL DEFAULT 0,
         commits INTEGER NOT NULL DEFAULT 0,
-        base INTEGER NOT NULL DEFAULT 0
+        base INTEGER NOT NULL DEFAULT 0,
+        forgotten_epoch INTEGER NOT NULL DEFAULT 0
     ) STRICT""",
     "INSERT INTO cluster(id, term) VALUES (1, 0)",
     "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
@@ -114,6 +124,7 @@ _SCHEMA: Final = (
         cold INTEGER,
         PRIMARY KEY (tenant, kind, name)
     ) STRICT, WITHOUT ROWID""",
+    _UNWRITTEN_INDEX,
     """CREATE TRIGGER stores_counted AFTER INSERT ON stores BEGIN
         UPDATE incarnations SET assigned_stores = assigned_stores + 1 WHERE id = new.owner;
     END""",
@@ -134,6 +145,8 @@ _UPGRADES: Final = {
     3: (
         "ALTER TABLE cluster ADD COLUMN commits INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE cluster ADD COLUMN base INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE cluster ADD COLUMN forgotten_epoch INTEGER NOT NULL DEFAULT 0",
+        _UNWRITTEN_INDEX,
     ),
 }
 
@@ -196,12 +209,20 @@ _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch,
     VALUES (?, ?, ?, 0, ?, {StoreState.UNKNOWN:d})
     ON CONFLICT DO UPDATE SET epoch = max(epoch, excluded.epoch)"""
 _RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
+_FORGOTTEN: Final = "SELECT forgotten_epoch FROM cluster"
+_FORGET_EPOCH: Final = "UPDATE cluster SET forgotten_epoch = max(forgotten_epoch, ?)"
+_FORGET: Final = "DELETE FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
+_FORGET_EPOCH_OF: Final = f"""UPDATE cluster SET forgotten_epoch = max(forgotten_epoch, (
+        SELECT coalesce(max(epoch), 0) FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
+            SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)))"""
+_FORGET_OF: Final = f"""DELETE FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
+        SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)"""
 _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
         s.state, s.cold IS NOT NULL
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner AND i.state <> 'released'
     WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
-        AND NOT (s.owner = 0 AND s.state = 0)
+        AND s.state <> 0
     ORDER BY s.name LIMIT ?7"""
 
 # Skips from tenant to tenant, a look into the primary key each, however many stores they have.
@@ -240,6 +261,9 @@ class StateFile:
         self._connection: apsw.Connection | None = None
         #: The commits in the file itself, without its WAL.
         self._base = 0
+        #: Whom clients were told to ask for stores that nobody has opened yet; the oldest go first. Whom
+        #: a client asks who was told another one, learns that it is not the owner.
+        self._promised: dict[StoreId, Owner] = {}
         self._wal_pages = 0
 
     @property
@@ -310,8 +334,10 @@ class StateFile:
 
     def present(self) -> dict[tuple[str, str], int]:
         """Return the number of assigned stores of each (server, incarnation) that is present."""
+        promised = Counter((owner.server, owner.incarnation) for owner in self._promised.values())
         return {
-            (server, incarnation): count for server, incarnation, count in self._execute(_PRESENT)
+            (server, incarnation): count + promised[server, incarnation]
+            for server, incarnation, count in self._execute(_PRESENT)
         }
 
     def ended(self, limit: int) -> list[tuple[str, str]]:
@@ -331,7 +357,10 @@ class StateFile:
     def end_incarnation(
         self, server: str, incarnation: str, state: IncarnationState, now_ms: int
     ) -> None:
-        """Record for ever that an incarnation ended. O(1): its stores are not touched."""
+        """Record for ever that an incarnation ended. Its stores are not touched, but for those that
+        nobody ever wrote to, of which it had some open at the most."""
+        self._execute(_FORGET_EPOCH_OF, (server, incarnation))
+        self._execute(_FORGET_OF, (server, incarnation))
         self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))
 
     def vacate(self, server: str, incarnation: str, number: int, now_ms: int) -> None:
@@ -381,10 +410,24 @@ class StateFile:
         for server, incarnation, owner_state, epoch, state, cold in self._execute(_STORE, store):
             ended = owner_state != IncarnationState.PRESENT
             return StoreRow(server or "", incarnation or "", ended, epoch, state, cold)
-        return None
+        owner = self._promised.get(store)
+        if owner is None:
+            return None
+        known = self.incarnation(owner.server, owner.incarnation)
+        ended = known is None or known[0] is not IncarnationState.PRESENT
+        unknown = int(StoreState.UNKNOWN)
+        return StoreRow(*owner[:2], ended, owner.epoch, unknown, promised=True)
+
+    def promise(self, store: StoreId, owner: Owner) -> None:
+        """Remember for a while whom clients are told to ask for a store that nobody has opened."""
+        self._promised.pop(store, None)
+        if len(self._promised) >= MAX_PROMISED_STORES:
+            del self._promised[next(iter(self._promised))]
+        self._promised[store] = owner
 
     def assign(self, store: StoreId, owner: Owner) -> None:
         """Record the owner, a known incarnation; what is known of the file stays."""
+        self._promised.pop(store, None)
         self._execute(_ASSIGN, (*store, owner.server, owner.incarnation, owner.epoch))
 
     def raise_state(self, store: StoreId, state: int) -> None:
@@ -409,7 +452,18 @@ class StateFile:
 
     def release(self, store: StoreId) -> None:
         """Record that nobody owns the store; epoch and state stay."""
+        self._promised.pop(store, None)
         self._execute(_RELEASE, store)
+
+    def forget(self, store: StoreId, epoch: int) -> None:
+        """Keep nothing of a store that nobody owns and that does not exist, but its epoch."""
+        self._execute(_FORGET, store)
+        self._execute(_FORGET_EPOCH, (epoch,))
+
+    def last_forgotten_epoch(self) -> int:
+        """Return the highest epoch of a store that was forgotten."""
+        ((epoch,),) = self._execute(_FORGOTTEN)
+        return int(epoch)
 
     def stores(
         self,

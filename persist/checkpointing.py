@@ -138,12 +138,14 @@ class Checkpointer:
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         closed: Callable[[Store, StoreFile], None] | None = None,
         set_aside: Callable[[], Awaitable[None]] | None = None,
+        unwritten: Callable[[Store], None] | None = None,
         idle_close_seconds: float = IDLE_CLOSE_SECONDS,
         max_open_stores: int = MAX_OPEN_STORES,
     ) -> None:
         """`confirm` tells the coordinator that these stores' files are durable at a revision each.
         `closed` hears of each store whose file has been closed because nobody uses it. `set_aside`
-        takes the stores out of service that turned out to be damaged."""
+        takes the stores out of service that turned out to be damaged. `unwritten` hears of each that
+        was closed and does not exist: nobody ever wrote to it."""
         self._log = log
         self._gate = gate
         self._ownership = ownership
@@ -152,6 +154,7 @@ class Checkpointer:
         self._confirm = confirm
         self._closed = closed
         self._set_aside = set_aside
+        self._unwritten = unwritten
         self._idle_close_seconds = idle_close_seconds
         self._max_open_stores = max_open_stores
 
@@ -415,4 +418,6 @@ class Checkpointer:
             if self._closed is not None:
                 self._closed(store, store.file)
         self._ownership.closed(store)
+        if store.file is None and self._unwritten is not None:
+            self._unwritten(store)
         return True

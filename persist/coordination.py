@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from holdfast.protocol import frames
@@ -39,6 +40,8 @@ from holdfast.protocol.subjects import Subjects
 logger = logging.getLogger("holdfast.persist")
 
 _RETRY_SECONDS: Final = 0.1
+#: Of stores that this server has not given back.
+NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
 #: How often a server whose tree has no id yet looks again before it takes a coordinator for another's.
 _LATE_TRIES: Final = 20
 
@@ -169,10 +172,12 @@ class Coordination:
             self._register_again.clear()
             await self.register(give_up)
 
-    async def open(self, wanted: Sequence[tuple[StoreId, bool]]) -> list[list[Any]]:
-        """Ask for stores `(store, create)`; return for each `[epoch, state, state_before]` or
-        `[None, code, fields]`. Raises NoCoordinatorError, FencedError."""
-        stores = [[*store, create] for store, create in wanted]
+    async def open(
+        self, wanted: Sequence[tuple[StoreId, bool]], above: Mapping[StoreId, int] = NO_EPOCHS
+    ) -> list[list[Any]]:
+        """Ask for stores `(store, create)`, of some with an epoch above one; return for each `[epoch,
+        state, state_before]` or `[None, code, fields]`. Raises NoCoordinatorError, FencedError."""
+        stores = [[*store, create, above.get(store)] for store, create in wanted]
         grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
         return grants
 
@@ -215,9 +220,14 @@ class Coordination:
         recorded: list[bool] = answer["cold"]
         return recorded
 
-    async def release(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Give up `(store, epoch)`, none of which is open. Raises NoCoordinatorError."""
-        await self._ask("release", stores=[[*store, epoch] for store, epoch in stores])
+    async def release(
+        self, stores: Sequence[tuple[StoreId, int]], *, nothing: bool = False
+    ) -> None:
+        """Give up `(store, epoch)`, none of which is open; with `nothing` none of which exists. Raises
+        NoCoordinatorError."""
+        more = [True] if nothing else []
+        released = [[*store, epoch, *more] for store, epoch in stores]
+        await self._ask("release", stores=released)
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:
         """Tell that nothing of a store counts any more; return if that is recorded. Raises

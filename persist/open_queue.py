@@ -46,6 +46,9 @@ _OPEN_BATCH: Final = 512
 _PARALLEL_OPENS: Final = 8
 #: An opening that takes longer than this (a large file is checked or copied) lets another begin.
 _LONG_OPEN_SECONDS: Final = 0.25
+#: Stores that do not exist and were given back, without a word yet that they are: beyond it they stay this
+#: server's until it ends.
+_MAX_GIVEN_BACK: Final = 4096
 #: How long stores that are asked for wait until others can be closed for them.
 _ROOM_SECONDS: Final = 2.0
 _ROOM_LOOK_SECONDS: Final = 0.01
@@ -173,10 +176,40 @@ class OpenQueue:
         self.opens = Opens()
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
+        #: The epochs of stores that were given back and may still be this server's: a release that is
+        #: late must not be of the epoch that they are opened with again.
+        self._given_back: dict[StoreId, int] = {}
+        #: Those of them that the coordinator is yet to be told of.
+        self._untold: list[StoreId] = []
 
     def wake(self) -> None:
         """Stores are wanted."""
         self._wanted.set()
+
+    def give_back(self, store: Store) -> None:
+        """A store was closed that does not exist, so nobody has to own it."""
+        if len(self._given_back) >= _MAX_GIVEN_BACK:
+            return
+        self._given_back[store.id] = store.epoch
+        self._untold.append(store.id)
+        if len(self._untold) == 1:
+            self._spawn(self._tell_given_back())
+
+    async def _tell_given_back(self) -> None:
+        # What is closed in one pass goes in one request.
+        await asyncio.sleep(0)
+        while untold := self._untold[:_OPEN_BATCH]:
+            stores = [(each, self._given_back[each]) for each in untold if each in self._given_back]
+            try:
+                await self._coordination.release(stores, nothing=True)
+            except HoldfastError as error:
+                # They stay this server's, or not: whoever opens one again asks for a higher epoch.
+                logger.info("store.not_given_back stores=%d reason=%s", len(stores), error)
+            else:
+                for store, epoch in stores:
+                    if self._given_back.get(store) == epoch:
+                        del self._given_back[store]
+            del self._untold[: len(untold)]
 
     def ask_again(self, wanted: Wanted) -> None:
         """What kept a store from being opened may be over."""
@@ -212,7 +245,10 @@ class OpenQueue:
             wanted = self._free(wanted)
             if not wanted:
                 return
-            grants = await self._coordination.open(wanted)
+            grants = await self._coordination.open(wanted, self._given_back)
+            for each, grant in zip(wanted, grants, strict=True):
+                if grant[0] is not None:
+                    self._given_back.pop(each.store, None)
             if self._opens_nothing():
                 await self._turn_away(wanted, grants)
                 return

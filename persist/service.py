@@ -306,6 +306,8 @@ class PersistServer:
             run_in_thread=self._run_in_thread,
             confirm=self._confirm_files,
             closed=self._tier.closed if self._tier is not None else None,
+            # Without a shared file system what is assigned goes with the incarnation.
+            unwritten=self._open_queue.give_back if ground is None else None,
             set_aside=set_aside.run_pass,
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,

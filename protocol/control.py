@@ -39,8 +39,9 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
     deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
               -> {term, deleted: [bool, ...]}           nothing of it counts any more, nobody owns it;
               true if it is recorded. Its next owner has a higher epoch
-    release   {server, incarnation, stores: [[tenant, kind, name, epoch], ...] | nil} -> {term}
-              closed and checkpointed; with an epoch only if that is still the store's;
+    release   {server, incarnation, stores: [[tenant, kind, name, epoch, nothing], ...] | nil} -> {term}
+              closed and checkpointed; with an epoch only if that is still the store's; with `nothing`
+              there is no file and no record of it, and the coordinator keeps nothing either;
               nil releases all and ends the incarnation
     vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
               released, and it lives on. A number that was used already changes nothing

@@ -108,7 +108,7 @@ def test_a_killed_servers_stores_move_after_a_suspicion_once_its_fence_is_writte
         async with cluster.coordinator():
             a = await cluster.server("a")
             client = await cluster.client()
-            assert await client.owner("one") == ["a", "1", 1]
+            await a.open("one", create=True)
             await cluster.server("b")
             await a.kill()
             assert a.fence_is_open
@@ -126,7 +126,7 @@ def test_a_silent_server_is_noticed_without_any_client(run: Run) -> None:
         async with cluster.coordinator():
             a = await cluster.server("a")
             client = await cluster.client()
-            await client.owner("one")
+            await a.open("one", create=True)
             await cluster.server("b")
             a.mute = True
 
@@ -171,7 +171,7 @@ def test_a_server_that_cannot_be_fenced_keeps_its_stores_until_it_can(run: Run) 
         async with cluster.coordinator(disk):
             a = await cluster.server("a")
             client = await cluster.client()
-            await client.owner("one")
+            await a.open("one", create=True)
             await cluster.server("b")
             disk.refuses = True
             await a.kill()
@@ -201,7 +201,7 @@ def test_a_new_incarnation_is_let_in_after_the_older_is_fenced_which_never_retur
         async with cluster.coordinator():
             old = await cluster.server("a", "1")
             client = await cluster.client()
-            await client.owner("one")
+            await old.open("one", create=True)
             await cluster.server("a", "2")
             assert not old.fence_is_open
             assert await client.owner("one") == ["a", "2", 2]
@@ -251,7 +251,7 @@ def test_a_server_that_releases_everything_is_gone_and_its_stores_move(run: Run)
         async with cluster.coordinator():
             a = await cluster.server("a")
             client = await cluster.client()
-            await client.owner("one")
+            await a.open("one", create=True)
             a.state = "stopping"
 
             async def draining() -> bool:
@@ -277,6 +277,8 @@ def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(run: R
             a, b = await cluster.server("a"), await cluster.server("b")
             before = [await client.owner(f"s{number}") for number in range(10)]
             assert {owner[0] for owner in before} == {"a", "b"}
+            for number, (server, *_) in enumerate(before):
+                await {"a": a, "b": b}[server].open(f"s{number}", create=True)
         with pytest.raises(NoRespondersError):
             await client.owner("s0")
         async with cluster.coordinator():
@@ -284,7 +286,7 @@ def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(run: R
             assert reply["term"] == 2
             assert reply["owners"] == before
             owner = a if before[0][0] == "a" else b
-            assert await owner.open("s0") == [1, StoreState.UNKNOWN, StoreState.UNKNOWN]
+            assert await owner.open("s0") == [1, StoreState.CREATED, StoreState.CREATED]
             assert (await client.settled_owner("new"))[2] == 1
             assert a.fence_is_open
             assert b.fence_is_open

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from persist_processes import (
     until,
 )
 
+from holdfast.client import connect
 from holdfast.protocol import frames
 from holdfast.protocol.bus import BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -332,3 +335,24 @@ def test_a_damaged_store_is_reported_and_the_others_are_served(tmp_path: Path) -
         assert reply[0][1:3] == [1, "store_damaged"]
 
     run(tmp_path, body)
+
+
+def test_a_store_that_was_only_read_leaves_nothing_with_server_and_coordinator(
+    tmp_path: Path,
+) -> None:
+    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+        async with connect(processes.nats.url, tenant=TENANT) as client:
+            for name in ("nosuch", "nothing"):
+                assert await client.stream(name).get(1) is None
+            assert [store async for store in client.stores()] == []
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while any(each.assigned_stores for each in await client.servers()):
+                    await asyncio.sleep(0.05)
+            assert (await client.stream("nosuch").append(b"1")).seq == 1
+            assert [store.name async for store in client.stores()] == ["nosuch"]
+        assert server.stop() == 0
+        processes.coordinator.stop()
+        with closing(sqlite3.connect(processes.layout.coordinator / "state.db")) as state:
+            assert state.execute("SELECT name FROM stores").fetchall() == [("nosuch",)]
+
+    run(tmp_path, body, "--idle-close-seconds", "0.2")

@@ -7,7 +7,7 @@ import msgpack
 from holdfast.coordinator.batch import Batch, Record, Reply, execute
 from holdfast.coordinator.events import RecordDead, RecordLive
 from holdfast.coordinator.membership import MemberView
-from holdfast.coordinator.requests import Request
+from holdfast.coordinator.requests import Open, OpenStore, Request
 from holdfast.coordinator.state_file import StateFile
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import HoldfastError
@@ -39,3 +39,15 @@ def fields(reply: Reply) -> dict[str, list[object]]:
     assert not isinstance(reply, HoldfastError), reply
     decoded: dict[str, list[object]] = msgpack.unpackb(msgpack.packb(dict(reply)))
     return decoded
+
+
+def own(
+    state: StateFile,
+    *stores: StoreId,
+    records: tuple[Record, ...] = (LIVE_A,),
+    members: tuple[MemberView, ...] = (member("a"),),
+) -> None:
+    """Let server `a` open the stores, to write to them."""
+    opened = Open("a", "a1", tuple(OpenStore(store, True) for store in stores))
+    (reply,) = run(state, opened, records=records, members=members)
+    assert all(grant[0] is not None for grant in fields(reply)["grants"])  # type: ignore[index]

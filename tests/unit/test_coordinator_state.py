@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from coordinator_batches import DEAD_A, LIVE_A, LIVE_B, ONE, TWO, fields, member, run
+from coordinator_batches import DEAD_A, LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
+from holdfast.coordinator import state_file
 from holdfast.coordinator.batch import RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.events import RecordDead, RecordLive
 from holdfast.coordinator.requests import (
@@ -61,7 +62,7 @@ def test_a_restart_keeps_owners_epochs_and_states_and_begins_a_new_term(path: Pa
         with closing(open_state_file(path, Disk())) as state:
             assert state.term == term
             if term == 1:
-                run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+                own(state, ONE, records=(LIVE_A,), members=(member("a"),))
                 run(state, Open("a", "a1", (OpenStore(ONE, True),)), members=(member("a"),))
             (reply,) = run(state, Resolve((ONE,)))
             assert (fields(reply)["term"], fields(reply)["owners"]) == (term, [["a", "a1", 1]])
@@ -74,7 +75,7 @@ def test_a_restart_keeps_owners_epochs_and_states_and_begins_a_new_term(path: Pa
 
 def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
     with closing(open_state_file(path, Disk())) as state:
-        run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+        own(state, ONE, records=(LIVE_A,), members=(member("a"),))
         copies = tmp_path / "after"
         copies.mkdir()
         # As a crash leaves them: the file and its log, never closed. The log is read by itself,
@@ -94,7 +95,7 @@ def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
 def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
     state: StateFile,
 ) -> None:
-    run(state, Resolve((ONE, TWO)), records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE, TWO, records=(LIVE_A,), members=(member("a"),))
     (reply,) = run(state, Resolve((ONE,)), records=(DEAD_A, LIVE_B), members=(member("b"),))
     assert fields(reply)["owners"] == [["b", "b1", 2]]
     with state.transaction():
@@ -103,7 +104,7 @@ def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
 
 
 def test_a_suspect_owner_keeps_its_stores_but_gets_no_new_one(state: StateFile) -> None:
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A,), members=(member("a"),))
     (reply,) = run(state, Resolve((ONE, TWO)), members=(member("a", ServerState.SUSPECT),))
     kept, refused = fields(reply)["owners"]
     assert kept == ["a", "a1", 1]
@@ -173,7 +174,7 @@ def test_an_ended_incarnation_is_refused_for_ever(state: StateFile) -> None:
 
 
 def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> None:
-    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A, LIVE_B), members=(member("a"),))
     replies = run(
         state,
         Created("a", "a1", (CreatedStore(ONE),)),
@@ -258,7 +259,7 @@ def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) 
 
 def test_who_does_not_own_a_store_cannot_raise_its_epoch(state: StateFile) -> None:
     members = (member("a"), member("b"))
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    own(state, ONE, records=(LIVE_A,), members=members)
     refused, kept = run(
         state,
         Open("b", "b1", (OpenStore(ONE, False, 7),)),
@@ -274,7 +275,7 @@ def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) ->
     members = (member("a"),)
     replies = run(
         state,
-        Resolve((ONE,)),
+        Open("a", "a1", (OpenStore(ONE, True),)),
         Release("a", "a1", (ReleasedStore(ONE, 1),)),
         Resolve((ONE,)),
         Release("a", "a1", (ReleasedStore(ONE, 1),)),
@@ -283,12 +284,12 @@ def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) ->
         members=members,
     )
     assert fields(replies[2])["owners"] == [["a", "a1", 2]]
-    assert fields(replies[4])["grants"] == [[2, 0, 0]]
+    assert fields(replies[4])["grants"] == [[2, 1, 1]]
 
 
 def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     members = (member("a"), member("b"))
-    run(state, Resolve((ONE, TWO)), records=(LIVE_A,), members=members[:1])
+    own(state, ONE, TWO, records=(LIVE_A,), members=members[:1])
     replies = run(
         state,
         Vacate("a", "a1", 1),
@@ -301,7 +302,7 @@ def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     )
     assert fields(replies[0]) == {"term": 1}
     stores = fields(replies[1])["stores"]
-    assert stores == [[1, "one", "", "", 1, 0, False], [1, "two", "", "", 1, 0, False]]
+    assert stores == [[1, "one", "", "", 1, 1, False], [1, "two", "", "", 1, 1, False]]
     assert fields(replies[2])["grants"] == [[None, "not_owner", {"server": "a"}]]
     assert fields(replies[3]) == {"term": 1}
     assert fields(replies[4])["owners"] == [["b", "b1", 2]]
@@ -315,7 +316,7 @@ def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_s
     members = (member("a"),)
     replies = run(
         state,
-        Resolve((ONE,)),
+        Open("a", "a1", (OpenStore(ONE, True),)),
         Vacate("a", "a1", 1),
         Resolve((ONE,)),
         Vacate("a", "a1", 1),
@@ -326,7 +327,7 @@ def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_s
         members=members,
     )
     assert fields(replies[2])["owners"] == [["a", "a1", 2]]
-    assert fields(replies[4])["grants"] == [[2, 0, 0]]
+    assert fields(replies[4])["grants"] == [[2, 1, 1]]
     assert fields(replies[6])["grants"] == [[None, "not_owner", {"server": "a"}]]
 
 
@@ -338,7 +339,7 @@ def test_an_incarnation_that_has_ended_vacates_nothing(state: StateFile) -> None
 
 def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile) -> None:
     members = (member("a"),)
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    own(state, ONE, records=(LIVE_A,), members=members)
     listed, resolved = run(
         state,
         ListStores("acme", None, "", None, 10),
@@ -453,7 +454,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
 
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
     members = (member("a"),)
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    own(state, ONE, records=(LIVE_A,), members=members)
     (reply,) = run(state, ListServers(), members=members)
     assert fields(reply)["servers"] == [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0]]
 
@@ -485,7 +486,7 @@ def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> No
     names = ["a", "a.b", "b", "b0", "c"]
     stores = [StoreId("acme", kind, name) for name in names for kind in (1, 2)]
     other = StoreId("other", 1, "a")
-    run(state, Resolve((*reversed(stores), other)), records=(LIVE_A,), members=(member("a"),))
+    own(state, *reversed(stores), other)
     for limit in (1, 2, 3, 100):
         for kind, prefix in ((None, ""), (1, ""), (2, "b"), (None, "a"), (None, "zz")):
             wanted = [
@@ -503,3 +504,71 @@ def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> No
                     if after is None:
                         break
             assert found == wanted
+
+
+def test_names_that_are_only_asked_for_leave_no_row_and_are_kept_in_a_bounded_memory(
+    state: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "MAX_PROMISED_STORES", 4)
+    members = (member("a"), member("b"))
+    names = [StoreId("acme", 1, f"random.{number}") for number in range(100)]
+    run(state, records=(LIVE_A, LIVE_B))
+    for name in names:
+        (first, again) = run(state, Resolve((name,)), Resolve((name,)), members=members)
+        assert fields(first)["owners"] == fields(again)["owners"]
+    with state.transaction():
+        assert all(state.store(name) is None for name in names[:-4])
+        assert sum(state.present().values()) == 4
+    connection = state._connection
+    assert connection is not None
+    assert connection.execute("SELECT count(*) FROM stores").get == 0
+    # Whom a client was sent to may open it, and then it is recorded.
+    ((server, incarnation, epoch),) = fields(first)["owners"]  # type: ignore[misc]
+    opened = Open(server, incarnation, (OpenStore(names[-1], True),))
+    (reply,) = run(state, opened, members=members)
+    assert fields(reply)["grants"] == [[epoch, 1, 0]]
+    other = "b" if server == "a" else "a"
+    refused = Open(other, f"{other}1", (OpenStore(names[-1], True),))
+    assert fields(run(state, refused, members=members)[0])["grants"][0][0] is None  # type: ignore[index]
+
+
+def test_a_store_that_was_only_read_leaves_no_row_and_no_epoch_of_it_is_used_again(
+    state: StateFile,
+) -> None:
+    members = (member("a"),)
+    read = Open("a", "a1", (OpenStore(ONE, False),))
+    let_go = Release("a", "a1", (ReleasedStore(ONE, 1, nothing=True),))
+    listed = ListStores("acme", None, "", None, 10)
+    replies = run(state, read, listed, let_go, records=(LIVE_A,), members=members)
+    assert fields(replies[0])["grants"] == [[1, 0, 0]]
+    assert fields(replies[1])["stores"] == []
+    with state.transaction():
+        assert state.store(ONE) is None
+        assert state.present() == {("a", "a1"): 0}
+    write = Open("a", "a1", (OpenStore(ONE, True),))
+    # A late repetition of the release is of the epoch before.
+    replies = run(state, write, let_go, read, members=members)
+    assert fields(replies[0])["grants"] == [[2, 1, 0]]
+    assert fields(replies[2])["grants"] == [[2, 1, 1]]
+
+
+def test_a_store_that_exists_is_not_forgotten_whatever_a_release_says(state: StateFile) -> None:
+    own(state, ONE)
+    run(state, Created("a", "a1", (CreatedStore(ONE),)))
+    run(state, Release("a", "a1", (ReleasedStore(ONE, 1, nothing=True),)))
+    with state.transaction():
+        row = state.store(ONE)
+        assert row is not None and row.state == StoreState.DURABLE
+
+
+def test_what_a_dead_server_only_read_is_forgotten_and_what_it_may_have_written_is_not(
+    state: StateFile,
+) -> None:
+    opened = Open("a", "a1", (OpenStore(ONE, False), OpenStore(TWO, True)))
+    run(state, opened, records=(LIVE_A,), members=(member("a"),))
+    run(state, records=(DEAD_A, LIVE_B))
+    with state.transaction():
+        assert state.store(ONE) is None
+        assert state.store(TWO) is not None
+    (reply,) = run(state, Resolve((ONE, TWO)), members=(member("b"),))
+    assert fields(reply)["owners"] == [["b", "b1", 2], ["b", "b1", 2]]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import apsw
 import pytest
-from coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, run
+from coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
 from holdfast.coordinator.batch import Batch, execute
 from holdfast.coordinator.events import RecordDead
-from holdfast.coordinator.requests import ReleaseAll, Resolve
+from holdfast.coordinator.requests import Open, OpenStore, ReleaseAll, Resolve
 from holdfast.coordinator.state_file import (
     APPLICATION_ID,
     FORMAT_VERSION,
@@ -46,12 +46,14 @@ def state(path: Path) -> Iterator[StateFile]:
 
 def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
     with closing(open_state_file(path, Disk())) as state:
-        run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+        own(state, ONE, records=(LIVE_A,), members=(member("a"),))
     with closing(sqlite3.connect(path)) as older:
         older.execute("DROP TABLE drains")
         older.execute("ALTER TABLE cluster DROP COLUMN surveying")
         older.execute("ALTER TABLE cluster DROP COLUMN commits")
         older.execute("ALTER TABLE cluster DROP COLUMN base")
+        older.execute("ALTER TABLE cluster DROP COLUMN forgotten_epoch")
+        older.execute("DROP INDEX stores_unwritten")
         older.execute("ALTER TABLE stores DROP COLUMN cold")
         older.execute("PRAGMA user_version = 1")
         older.commit()
@@ -69,7 +71,7 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
 def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(
     state: StateFile, path: Path
 ) -> None:
-    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A, LIVE_B), members=(member("a"),))
     log = path.with_name("state.db-wal")
     before = (path.read_bytes(), log.read_bytes())
     successor = TermFile(Disk(), path.with_name("term"))
@@ -124,10 +126,11 @@ def test_a_term_never_goes_back_when_the_state_file_or_the_term_file_is_lost(pat
 
 
 def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: StateFile) -> None:
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A,), members=(member("a"),))
     connection = state._connection
     assert connection is not None
-    new = Resolve(tuple(StoreId("acme", 1, f"new{number}" * 20) for number in range(500)))
+    names = [StoreId("acme", 1, f"new{number}" * 20) for number in range(500)]
+    new = Open("a", "a1", tuple(OpenStore(name, True) for name in names))
     limit = connection.pragma("max_page_count")
     connection.pragma("max_page_count", connection.pragma("page_count"))
     outcome = execute(state, Batch((), (Resolve((ONE,)), new), (member("a"),), 0))
@@ -135,8 +138,8 @@ def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: Sta
     assert fields(outcome.replies[0])["owners"] == [["a", "a1", 1]]
     assert isinstance(outcome.replies[1], StorageFailedError)
     connection.pragma("max_page_count", limit)
-    resolved = fields(run(state, new, members=(member("a"),))[0])["owners"]
-    assert resolved == [["a", "a1", 1]] * 500
+    granted = fields(run(state, new, members=(member("a"),))[0])["grants"]
+    assert granted == [[1, 1, 0]] * 500
 
 
 def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
@@ -157,7 +160,7 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
 
 
 def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A,), members=(member("a"),))
     with pytest.raises(StorageFailedError), state.transaction():
         state.assign(ONE, Owner("a", "a1", 9))
         raise apsw.IOError("disk gone")
