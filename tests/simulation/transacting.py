@@ -73,8 +73,11 @@ class Transactor(Application):
         await self._commit(noted, transaction.commit())
 
     async def _read(self, noted: Transaction, transaction: Any, keys: Sequence[Key]) -> bool:
+        began = None
         for key in keys:
             operation = self._invoke(noted.store, "get", keys=(key,))
+            # What an earlier attempt had read comes in one answer, with the first of them.
+            began = operation.invoked = operation.invoked if began is None else began
             await self._get(operation, key, transaction.get(key))
             if operation.outcome is not Outcome.OK:
                 return False
