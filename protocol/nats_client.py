@@ -344,7 +344,8 @@ def check_nats_py() -> None:
         version = importlib.metadata.version("nats-py")
         raise ConnectionFailedError(
             url="NATS",
-            reason=f"nats-py {version} is not one that holdfast knows: it has no {', '.join(missing)}",
+            reason=f"nats-py {version} is not one that holdfast knows, it has no {', '.join(missing)}: "
+            "install holdfast's own requirements anew",
         )
 
 

@@ -30,6 +30,11 @@ class StallingProxy:
         """Pass on what is connected from now on."""
         self._stalled = asyncio.Event()
 
+    def drop(self) -> None:
+        """Break the connections that there are."""
+        for task in self._tasks:
+            task.cancel()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until either side ends it."""
         self.accepted_count += 1

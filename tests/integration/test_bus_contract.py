@@ -548,6 +548,25 @@ def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_bus_can_be_closed_in_any_turn_after_its_connection_broke(
+    nats_server: NatsServer, turns: int
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+            bus = await connect_nats(proxy.url, name="test")
+            await bus.flush()
+            proxy.drop()
+            while bus.connected:
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await bus.close()
+            assert not bus.connected
+
+    asyncio.run(main())
+
+
 def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(
     nats_server: NatsServer,
 ) -> None:

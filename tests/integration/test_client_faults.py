@@ -9,6 +9,7 @@ import pytest
 from client_of_fakes import STREAM, all_of, run, take, values
 from fake_persist import FakeCluster, fake_cluster, until
 from nats_server import NatsServer, running_nats_server
+from stalling_proxy import stalling_proxy
 
 from holdfast.client import (
     BusyError,
@@ -307,6 +308,38 @@ def test_callers_beyond_the_limit_wait_for_room_in_order(
         await asyncio.gather(*blocked, return_exceptions=True)
 
     run(nats, test)
+
+
+def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_write(
+    nats: NatsServer,
+) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(100),
+            fake_cluster(nats.url, "a") as cluster,
+            stalling_proxy(nats.port) as proxy,
+            connect(proxy.url, timeout_seconds=60.0) as client,
+        ):
+            stream = client.stream("s")
+            await stream.append(b"first")
+            proxy.stall()
+            # More than the sockets on the way hold, so that some of it stays unsent.
+            values = [b"%d " % number + bytes(200_000) for number in range(100)]
+            appends = [asyncio.create_task(stream.append(value)) for value in values]
+            await until(lambda: proxy.accepted_count > 1, 30.0)
+            proxy.heal()
+            acks = await asyncio.gather(*appends)
+            assert [ack.seq for ack in acks] == list(range(2, 102))
+            assert len(cluster.owner) == 1
+            # And it closes while the next one is stalled.
+            proxy.stall()
+            waiting = asyncio.create_task(stream.append(bytes(900_000)))
+            await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(ConnectionFailedError):
+                await waiting
+
+    asyncio.run(main())
 
 
 # When there is nobody to ask
