@@ -39,7 +39,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.commit_log import Log
 from holdfast.shared_fs.fence import FenceGate
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import Forgotten, StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -103,8 +103,7 @@ def choose(
     return Choice(close, list(islice(due, limit - len(close))))
 
 
-def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> bool:
-    """Return whether something was forgotten."""
+def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> Forgotten:
     forgotten = file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
     file.sweep()
     file.checkpoint()
@@ -373,8 +372,7 @@ class Checkpointer:
             if not file.is_sealed:
                 forgotten = await self._run_in_thread(lambda: _tidy_and_checkpoint(file, *before))
                 store.needs_sweep = file.needs_sweep()
-                if forgotten:
-                    store.count_outcomes()
+                store.forgot(forgotten)
         except FencedError:
             raise
         except StorageError as error:

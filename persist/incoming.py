@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
-from holdfast.protocol.limits import ELEMENT_BYTES, MAX_NESTING
+from holdfast.protocol.limits import ELEMENT_BYTES, GROUP_BYTES, MAX_NESTING
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 
 #: For the operations of a group: they lie in it, in the groups, and in the request.
@@ -39,7 +39,7 @@ def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) ->
         return incoming
     find = ownership.find
     arrivals = incoming.arrivals
-    share_bytes = len(payload) // len(groups)
+    share_bytes = len(payload) // len(groups) + GROUP_BYTES
     for index, group in enumerate(groups):
         kind, name, counter, _, _, operations = group
         store = tuple.__new__(StoreId, (tenant, kind, name))

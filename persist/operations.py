@@ -21,6 +21,7 @@ from holdfast.protocol.errors import (
     InvalidArgumentError,
     InvalidNameError,
     InvalidSeqError,
+    LimitExceededError,
     MalformedFrameError,
     ProtocolError,
     RateLimitedError,
@@ -37,6 +38,7 @@ from holdfast.protocol.limits import (
     MAX_HEADERS_BYTES,
     MAX_INTEGER,
     MAX_MSG_ID_BYTES,
+    MAX_MSG_IDS,
     MAX_VALUE_BYTES,
     MIN_INTEGER,
     PAGE_BYTES,
@@ -259,6 +261,8 @@ def _append(store: Store, operation: list[Any]) -> Result:
         window_ms = store.config.dedupe_ms
         if known is not None and known[2] > store.time - window_ms:
             return [known[0], known[1], known[2], True]
+        if known is None and store.msg_id_count >= MAX_MSG_IDS:
+            raise LimitExceededError(what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1)
     if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
         store.last_seq
     ):

@@ -11,8 +11,8 @@ and a lone write waits for one sync only. Invariants:
   read after that sync (`releasing.py`).
 - Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
-- Inbox and unsynced bytes are bounded: over the first the answer is `busy`, over the second the
-  server gathers and applies nothing.
+- Inbox, unsynced bytes and the answers that wait for a sync are bounded: over the first the answer is `busy`,
+  over the others the server gathers and applies nothing. A read counts in the inbox until it is answered.
 - An exception that nobody expected is the answer to the group that raised it, and takes back what the tick
   did to its store: it ends nothing.
 """
@@ -48,6 +48,8 @@ from holdfast.protocol.limits import (
     MAX_PENDING_CHANGES,
     MAX_PENDING_MESSAGES,
     MAX_UNSYNCED_BYTES,
+    MAX_WAITING_ANSWERS,
+    MAX_WAITING_REFUSALS,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.mishaps import Mishaps
@@ -150,6 +152,8 @@ class Pipeline:
         self._loop_time: Callable[[], float] = time.monotonic
         self._unsynced_bytes = 0
         self._waiting: deque[Release] = deque()
+        #: In `_waiting`.
+        self._waiting_answers = 0
         self._to_sync = asyncio.Event()
         #: Set by the next sync, and then replaced.
         self._next_sync = asyncio.Event()
@@ -194,7 +198,8 @@ class Pipeline:
         size_bytes = sum([arrival.size_bytes for arrival in arrivals])
         if self._inbox_bytes + size_bytes > MAX_INBOX_BYTES:
             error = BusyError(what=f"the inbox of server {self._server!r}")
-            self._refusals.extend((each.reply, each.position, error) for each in arrivals)
+            for each in arrivals:
+                self.refuse(each.reply, each.position, error)
         else:
             self._inbox_bytes += size_bytes
             self._inbox.extend(arrivals)
@@ -202,7 +207,8 @@ class Pipeline:
 
     def answer_empty(self, reply: str) -> None:
         """Answer a frame without groups, which only asks whether this server is there."""
-        self._pings.append(reply)
+        if len(self._pings) < MAX_WAITING_REFUSALS:
+            self._pings.append(reply)
         self._schedule_turn()
 
     def submit_again(self, arrivals: list[Arrival]) -> None:
@@ -212,7 +218,8 @@ class Pipeline:
 
     def refuse(self, reply: str, index: int, error: HoldfastError) -> None:
         """Answer a group that was not submitted, or with index -1 a whole frame, with an error."""
-        self._refusals.append((reply, index, error))
+        if len(self._refusals) < MAX_WAITING_REFUSALS:
+            self._refusals.append((reply, index, error))
         self._schedule_turn()
 
     def refuse_waiting(self, arrivals: Iterable[Arrival], error: HoldfastError) -> None:
@@ -261,7 +268,11 @@ class Pipeline:
 
     # Turn: build one tick
     def _schedule_turn(self) -> None:
-        if not self._turn_scheduled and self._unsynced_bytes <= MAX_UNSYNCED_BYTES:
+        if (
+            not self._turn_scheduled
+            and self._unsynced_bytes <= MAX_UNSYNCED_BYTES
+            and self._waiting_answers <= MAX_WAITING_ANSWERS
+        ):
             self._turn_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -347,7 +358,8 @@ class Pipeline:
         self._go_on()
 
     def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
-        """Return False if the group has to wait for its store, and still counts as waiting."""
+        """Return False if the group still counts as waiting: for its store or, a read, for its turn
+        after the sync."""
         store = self._ownership.find(arrival.store)
         if store is not None and store.busy and not self._goes_on(store, arrival):
             return self._hold(tick, store, arrival)
@@ -361,7 +373,8 @@ class Pipeline:
             return False
         if not writes:
             tick.read(store, arrival)
-        elif log_is_full:
+            return False
+        if log_is_full:
             tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
         else:
             try:
@@ -494,6 +507,7 @@ class Pipeline:
             self._releaser.add(release)
         else:
             self._waiting.append(release)
+            self._waiting_answers += release.answer_count
 
     # Sync
     async def _sync_loop(self) -> None:
@@ -528,7 +542,9 @@ class Pipeline:
             self._next_sync = asyncio.Event()
             self._unsynced_bytes -= size_bytes
             while self._waiting and self._waiting[0].wait_for <= tick:
-                self._releaser.add(self._waiting.popleft())
+                release = self._waiting.popleft()
+                self._waiting_answers -= release.answer_count
+                self._releaser.add(release)
             self._go_on()
 
     def _after_release(self, released: list[Release]) -> None:

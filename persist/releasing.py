@@ -62,6 +62,11 @@ class Release:
     #: Set when everything before it, and this, has left.
     left: asyncio.Event | None = None
 
+    @property
+    def answer_count(self) -> int:
+        """The answers in it, and the reads."""
+        return len(self.reads) + sum(map(len, self.answers.values()))
+
 
 class Releaser:
     """Lets out what one incarnation answers and broadcasts. `run` it in a task."""
@@ -83,8 +88,8 @@ class Releaser:
         confirm_open: Callable[[], Awaitable[None]] | None,
         archive_reads: ArchiveReads | None,
     ) -> None:
-        """`count_waiting` hears how many bytes of requests more, or fewer, wait here; `submit_again`
-        and `refuse` take such requests back, and go on counting or stop it. `has_left` hears of releases
+        """`count_waiting` hears how many bytes of requests wait no longer; `submit_again` and `refuse` take
+        requests back, and go on counting or stop it. `has_left` hears of releases
         whose answers and broadcasts have left."""
         self._server = server
         self._gate = gate
@@ -151,7 +156,6 @@ class Releaser:
                 except TooLargeError as error:
                     _lost(store.changes_subject, error)
             for store, arrival in release.reads:
-                self._count_waiting(arrival.size_bytes)
                 self._reads.append((store, arrival))
             if release.left is not None:
                 self._reads.append(release.left)

@@ -66,6 +66,7 @@ from holdfast.protocol.limits import (
     EXPIRY_CHECK_SECONDS,
     IDLE_CLOSE_SECONDS,
     MAX_OPEN_STORES,
+    MAX_WAITING_REFUSALS,
     PUT_STALL_SECONDS,
     SYNC_STALL_SECONDS,
 )
@@ -621,7 +622,10 @@ class PersistServer:
         return self._tier.request(stores)
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
-        if self._subjects.may_answer(message.subject, message.reply):
+        if (
+            self._subjects.may_answer(message.subject, message.reply)
+            and len(self._opening) < MAX_WAITING_REFUSALS
+        ):
             self._spawn(self._bus.publish(message.reply, payload))
 
     def _spawn(self, work: Any) -> None:

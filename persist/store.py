@@ -43,7 +43,7 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import Forgotten, StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -148,6 +148,9 @@ class Store:
         self._msg_ids_horizon = Horizon(self.time)
         self._outcomes_counted = False
         self._writers_limit = _MAX_WRITERS
+        #: The msg_ids that are remembered: those in the file too, once it was checkpointed. Rather too many.
+        self.msg_id_count = 0
+        self._msg_ids_counted = False
         self.pending: deque[PendingTick] = deque()
         self.pending_bytes = 0
         #: Changes and outcomes of the tick being built, and where it started.
@@ -427,6 +430,7 @@ class Store:
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
+        self.msg_id_count += 1
         self._overlay.put(self._overlay.msg_ids, msg_id, (seq, revision, time))
 
     def delete_messages(self, seqs: list[int]) -> None:
@@ -810,6 +814,14 @@ class Store:
             self._msg_ids_horizon.before(window_seconds, now, self.time),
             self._outcomes_horizon.before(OUTCOME_RETENTION_SECONDS, now, self.time),
         )
+
+    def forgot(self, forgotten: Forgotten) -> None:
+        """The file let go what it did not need any more, and counted what it has."""
+        if forgotten.has_gone:
+            self.count_outcomes()
+        if forgotten.has_gone or not self._msg_ids_counted:
+            self.msg_id_count = forgotten.msg_id_count + len(self._overlay.msg_ids)
+            self._msg_ids_counted = True
 
     def checkpointed(self) -> None:
         """The file is durable with everything that was materialised."""

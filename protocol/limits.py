@@ -180,6 +180,14 @@ NETWORK_CACHE_SECONDS: Final = 1.2
 # Persist server
 #: Bytes of frames that wait for a tick; beyond it the answer is `busy`.
 MAX_INBOX_BYTES: Final = 64 * MIB
+#: What a group counts there beside its bytes on the wire and ELEMENT_BYTES: a frame can be ten thousand of them.
+GROUP_BYTES: Final = 128
+#: Refusals, and answers to pings, that wait for a turn of a server; and answers of control messages that wait
+#: for the bus. Further ones are dropped, as if lost: their askers ask again.
+MAX_WAITING_REFUSALS: Final = 16384
+#: Answers and reads that wait for a sync. With more of them a server gathers instead of answering: retries and
+#: refusals put nothing into the log, and would wait without bound behind a sync that hangs.
+MAX_WAITING_ANSWERS: Final = 65536
 #: Bytes of effects applied but not yet synced; beyond it the server gathers instead of applying.
 MAX_UNSYNCED_BYTES: Final = 8 * MIB
 #: One commit log segment; retired whole.
@@ -252,6 +260,9 @@ MAX_WRITERS: Final = 65536
 DEDUPE_WINDOW_SECONDS: Final = 120.0
 #: The longest that `dedupe_window_seconds` of a store may be: every msg_id of a window is a row.
 MAX_DEDUPE_WINDOW_SECONDS: Final = 86_400.0
+#: The msg_ids that a store remembers, some hundred bytes of its file each: 35,000 a second for the default
+#: window. With so many, new ones are refused rather than old ones forgotten early.
+MAX_MSG_IDS: Final = 4 * MIB
 #: The longest ttl and max_age_seconds: a hundred years, so that times stay in 64 bits.
 MAX_RETENTION_SECONDS: Final = 100.0 * 366 * 86_400
 #: The description of a store. It lies in the one row that every transaction writes.

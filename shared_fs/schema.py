@@ -240,7 +240,8 @@ CREATE_MESSAGES_BY_EXPIRES: Final = (
 )
 UPSERT_MSG_ID: Final = "INSERT OR REPLACE INTO msg_ids VALUES (?, ?, ?, ?)"
 SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?"
-#: A scan; the table holds one window's ids.
+COUNT_MSG_IDS: Final = "SELECT count(*) FROM msg_ids"
+#: A scan, as that; the table holds one window's ids.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
 
 # Archived messages of a stream: by end_seq, the primary key

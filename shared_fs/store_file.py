@@ -28,7 +28,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -80,6 +80,13 @@ _DISK: Final = Disk()
 #: Two threads that need a sealed file at once must not both open it: closing a second descriptor drops
 #: the lock.
 _unsealing: Final = threading.Lock()
+
+
+class Forgotten(NamedTuple):
+    """What `StoreFile.forget` did: whether something has gone, and how many msg_ids are left."""
+
+    has_gone: bool
+    msg_id_count: int
 
 
 class StoreFile(StoreRows):
@@ -457,16 +464,17 @@ class StoreFile(StoreRows):
             backup.step()
 
     @raises_ours
-    def forget(self, *, msg_ids_before: int, outcomes_before: int) -> bool:
-        """Drop msg_ids and outcomes older than these times, and changes over their bound; return
-        whether there were such outcomes or msg_ids."""
+    def forget(self, *, msg_ids_before: int, outcomes_before: int) -> Forgotten:
+        """Drop msg_ids and outcomes older than these times, and changes over their bound; return what is
+        left of msg_ids."""
         if self.is_sealed:
-            return False
-        gone_count = 0
+            return Forgotten(False, 0)
+        gone_count = msg_id_count = 0
         with self._transaction():
             if self.store.kind == StoreKind.STREAM:
                 self._execute(schema.DELETE_OLD_MSG_IDS, (msg_ids_before,))
                 gone_count += self._connection.changes()
+                msg_id_count = self._execute(schema.COUNT_MSG_IDS).get
             self._execute(schema.DELETE_OLD_OUTCOMES, (outcomes_before,))
             gone_count += self._connection.changes()
             horizon = self._execute(schema.SELECT_CHANGE_FROM_END, (MAX_CHANGE_LOG_ROWS,)).get
@@ -475,7 +483,7 @@ class StoreFile(StoreRows):
                 meta = replace(self.meta, changes_from=horizon)
                 self._write_meta(meta)
                 self.meta = meta
-        return gone_count > 0
+        return Forgotten(gone_count > 0, msg_id_count)
 
     @raises_ours
     def shrink(self) -> bool:

@@ -543,8 +543,9 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     for now, code in ((10.0, "busy"), (500.0, "busy"), (620.0, "ok")):
         msg_ids_before, outcomes_before = store.forgets_before(now)
         assert store.file is not None
-        store.file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
-        store.count_outcomes()
+        store.forgot(
+            store.file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+        )
         assert refused(store, b"3", 1, 1) == code
     assert store.file is not None
     store.materialise(store.last_tick)
