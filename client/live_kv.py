@@ -26,7 +26,8 @@ the LargeValue that stands for it is the value, and `entry(key).large` is it too
 set and deleted as any other. A merge needs all its values: where one of them is large, the local write is
 rejected (`on_reject`, `save`) and what the owner has shows.
 
-A value is decoded anew at each read, so to change a dictionary that is a value, assign it again.
+A value is decoded anew at each read, and its dictionaries and lists are read-only: a change in place would be
+lost, so it raises TypeError. Change a copy and assign that: `live["votes"] = {**live["votes"], "bob": 2}`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from holdfast.client.operations import (
     delete_entries_operation,
     set_entry_operation,
 )
+from holdfast.client.read_only import read_only
 from holdfast.client.subscription import Subscription
 from holdfast.client.values import Values, decoded_or_raise
 from holdfast.protocol.errors import (
@@ -121,7 +123,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         value = self._core.visible[key]
         if isinstance(value, LargeValue):
             raise LargeValueNotHeldError(what=f"the value of {key!r}")
-        return self._decoded(value)
+        return self._visible(value)
 
     def __setitem__(self, key: str, value: V) -> None:
         self._check_open()
@@ -269,7 +271,12 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return EntryChange(key, self._shown(value), self._shown(previous), origin)
 
     def _shown(self, value: Held | None) -> V | LargeValue | None:
-        return self._decoded(value) if isinstance(value, bytes) else value
+        return self._visible(value) if isinstance(value, bytes) else value
+
+    def _visible(self, value: bytes) -> V:
+        """Return a value as the application sees it, who cannot change it in place."""
+        shown: V = read_only(self._decoded(value))
+        return shown
 
     def _decoded(self, value: bytes) -> V:
         return decoded_or_raise(self._codec, value)

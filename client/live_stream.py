@@ -53,6 +53,7 @@ from holdfast.client.operations import (
     checked_value,
     range_start,
 )
+from holdfast.client.read_only import read_only
 from holdfast.client.stream import Stream
 from holdfast.client.subscription import Subscription
 from holdfast.client.values import Values, check_headers_free, decoded_or_raise
@@ -308,7 +309,9 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return _live(message, self._decoded(message.value))
 
     def _decoded(self, value: bytes) -> V:
-        return decoded_or_raise(self._codec, value)
+        """Return a value as the application sees it, who cannot change it in place."""
+        shown: V = read_only(decoded_or_raise(self._codec, value))
+        return shown
 
 
 def _live(message: Held, value: T) -> LiveMessage[T]:

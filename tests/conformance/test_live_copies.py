@@ -190,3 +190,24 @@ def test_a_large_value_is_never_taken_for_an_empty_one(run: Run) -> None:
             assert await kv.get("a") == entries.entry("a")
 
     run(test)
+
+
+def test_nested_values_of_live_copies_are_read_only(run: Run) -> None:
+    async def test(hf: Client, other: Client) -> None:
+        async with hf.live_kv("k", codec="json") as kv, hf.live_stream("s", codec="json") as lines:
+            kv["votes"] = {"ada": 1}
+            lines.append(["a"])
+            with pytest.raises(TypeError, match="assign"):
+                kv["votes"]["bob"] = 2
+            with pytest.raises(TypeError, match="assign"):
+                lines[0].value.append("b")
+            with pytest.raises(TypeError, match="assign"):
+                dict(kv.items())["votes"]["bob"] = 2
+            kv["votes"] = {**kv["votes"], "bob": 2}
+            await kv.save()
+            entry = await other.kv("k", codec="json").get("votes")
+            assert entry is not None
+            assert entry.value == kv["votes"] == {"ada": 1, "bob": 2}
+            entry.value["eve"] = 3  # no live copy: it is the reader's own
+
+    run(test)
