@@ -10,7 +10,8 @@ whatever the stream holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.persist.retention import NEVER
@@ -32,21 +33,56 @@ class Consumer:
     acked_count: int = 0
     given_up_count: int = 0
     pending: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: No deadline is before this.
+    #: No deadline is before this, but for those of `overdue`, which were found due at `looked_at`: by
+    #: seq, some of them settled or delivered since, those before `overdue_from` all.
     due_at: int = 0
+    looked_at: int = -1
+    overdue: list[int] = field(default_factory=list)
+    overdue_from: int = 0
 
-    def due(self, now: int) -> list[int]:
-        """Return the seqs whose deadline has passed, lowest first, and find out when the next is due."""
-        if self.due_at > now:
-            return []
-        self.due_at = min(
-            [deadline for deadline, _ in self.pending.values() if deadline > now], default=NEVER
-        )
-        found = sorted(seq for seq, (deadline, _) in self.pending.items() if deadline <= now)
-        if found:
-            # Who asked may not take them all.
-            self.due_at = 0
-        return found
+    def due(self, now: int) -> Iterator[int]:
+        """Yield the seqs whose deadline has passed, lowest first.
+
+        All of `pending` is looked through only when another deadline has passed since the last time:
+        any number of fetches that take a few each cost no more than what they take.
+        """
+        if self.due_at <= now:
+            self.looked_at = now
+            self.due_at = min(
+                [deadline for deadline, _ in self.pending.values() if deadline > now], default=NEVER
+            )
+            self.overdue = sorted(
+                seq for seq, (deadline, _) in self.pending.items() if deadline <= now
+            )
+            self.overdue_from = 0
+        while self.overdue_from < len(self.overdue) and not self._is_due(
+            self.overdue[self.overdue_from], now
+        ):
+            self.overdue_from += 1
+        last = 0
+        for index in range(self.overdue_from, len(self.overdue)):
+            seq = self.overdue[index]
+            if seq != last and self._is_due(seq, now):
+                last = seq
+                yield seq
+
+    def retry_after_ms(self, now: int) -> int | None:
+        """Return when, at the earliest, a delivery is due again; None if that takes an event first."""
+        if next(self.due(now), None) is not None:
+            return 1
+        return None if self.due_at == NEVER else max(1, self.due_at - now)
+
+    def set_deadline(self, seq: int, deadline: int, delivery_count: int) -> None:
+        """Let a delivery be due again at a deadline."""
+        self.pending[seq] = (deadline, delivery_count)
+        if deadline <= self.looked_at:
+            insort(self.overdue, seq, lo=self.overdue_from)
+        else:
+            self.due_at = min(self.due_at, deadline)
+
+    def _is_due(self, seq: int, now: int) -> bool:
+        found = self.pending.get(seq)
+        return found is not None and found[0] <= now
 
     def info(self, last_seq: int) -> ConsumerInfo:
         """Return where it stands in a stream with this last seq."""
@@ -129,7 +165,6 @@ class Consumers:
             for seq in seqs:
                 del pending[seq]
         for seq, deadline, count in moved:
-            pending[seq] = (deadline, count)
-            consumer.due_at = min(consumer.due_at, deadline)
+            consumer.set_deadline(seq, deadline, count)
         consumer.acked_count += len(acked)
         consumer.given_up_count += len(given_up)

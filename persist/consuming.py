@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast.persist.consumers import Consumer
-from holdfast.persist.retention import NEVER
 from holdfast.persist.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.consumers import ConsumerConfig
@@ -110,7 +109,7 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
         store.change_consumer([frames.CHANGE_CONSUMER_ACK, consumer.id, [], [], later])
     found = again + [[seq, 1] for seq in first]
     blocked = len(found) < limit and wanted < limit - len(again)
-    answer = [found, store.revision, _retry_after_ms(consumer, now), blocked]
+    answer = [found, store.revision, consumer.retry_after_ms(now), blocked]
     return [*answer, [config.dead_letter, dead]] if dead else answer
 
 
@@ -168,14 +167,6 @@ def _find(store: Store, id_: Any) -> Consumer:
 
 def _note_config(store: Store, id_: int, name: str, config: ConsumerConfig, next_seq: int) -> None:
     store.change_consumer([frames.CHANGE_CONSUMER_CONFIGURE, id_, name, config.to_wire(), next_seq])
-
-
-def _retry_after_ms(consumer: Consumer, now: int) -> int | None:
-    """Return when, at the earliest, a delivery is due again; None if that takes an event first."""
-    consumer.due(now)
-    if not consumer.pending or consumer.due_at == NEVER:
-        return None
-    return max(1, consumer.due_at - now)
 
 
 def _check_integer(argument: str, value: Any, least: int, most: int) -> int:

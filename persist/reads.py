@@ -6,6 +6,7 @@ client asks again for the rest; one page of messages is bounded by PAGE_BYTES an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.change_sizes import bytes_of
@@ -52,11 +53,13 @@ def execute(
     operations: list[list[Any]],
     archived: Bodies | None = None,
     mishaps: list[Exception] | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
     """Return a result, or an error's wire form, for the first of `operations`, at least one.
 
-    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our bugs. Raises ArchiveNeededError if the first one needs
-    others, StorageError when the file cannot be read.
+    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our bugs.
+    None is begun once `is_late` says so: whoever asked asks again for the rest. Raises
+    ArchiveNeededError if the first one needs others, StorageError when the file cannot be read.
     """
     results: list[Any] = []
     size_bytes = 0
@@ -92,6 +95,8 @@ def execute(
             break
         results.append(result)
         size_bytes += result_bytes
+        if is_late():
+            break
     if needed:
         raise ArchiveNeededError(needed)
     return results

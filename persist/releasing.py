@@ -36,6 +36,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     PAGE_BYTES,
+    READ_SLICE_SECONDS,
 )
 from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
@@ -171,7 +172,13 @@ class Releaser:
         left: list[asyncio.Event] = []
         room = _SLICE_OPERATIONS
         room_bytes = PAGE_BYTES
-        while self._reads and room > 0 and room_bytes > 0:
+        clock = asyncio.get_running_loop().time
+        late_at = clock() + READ_SLICE_SECONDS
+
+        def is_late() -> bool:
+            return clock() >= late_at
+
+        while self._reads and room > 0 and room_bytes > 0 and not is_late():
             read = self._reads.popleft()
             if isinstance(read, asyncio.Event):
                 left.append(read)
@@ -180,7 +187,7 @@ class Releaser:
             room -= len(arrival.group.operations)
             if store.pending:
                 room -= MATERIALISE_OPERATIONS
-            room_bytes -= self._read(store, arrival, answers)
+            room_bytes -= self._read(store, arrival, answers, is_late)
         # The fence is read after what was read, and before any of it leaves.
         await self._pass_gate()
         await self._send_answers(answers)
@@ -206,7 +213,9 @@ class Releaser:
                     warned = True
                 await asyncio.sleep(_GATE_RETRY_SECONDS)
 
-    def _read(self, store: Store, arrival: Arrival, answers: Answers) -> int:
+    def _read(
+        self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
+    ) -> int:
         """Execute a group of reads; return how many bytes the answer takes."""
         if store.busy or self._ownership.find(store.id) is not store:
             self._submit_again([arrival])
@@ -217,7 +226,7 @@ class Releaser:
             self._submit_again([arrival])
             return 0
         try:
-            results = self._read_synced(store, arrival)
+            results = self._read_synced(store, arrival, is_late)
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         except FencedError:
             raise
@@ -250,7 +259,9 @@ class Releaser:
             return
         self._archive_reads.want(arrival, needed.messages)
 
-    def _read_synced(self, store: Store, arrival: Arrival) -> list[Any]:
+    def _read_synced(
+        self, store: Store, arrival: Arrival, is_late: Callable[[], bool]
+    ) -> list[Any]:
         operations, archived = arrival.group.operations, arrival.archived
         mishaps: list[Exception] = []
         try:
@@ -259,9 +270,9 @@ class Releaser:
             # The disk takes no writes; what is acknowledged can be read all the same.
             logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
             with store.previewed(self._synced_tick()):
-                results = reads.execute(store, self._server, operations, archived, mishaps)
+                results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
         else:
-            results = reads.execute(store, self._server, operations, archived, mishaps)
+            results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
         for mishap in mishaps:
             self._mishaps.note("read.failed", store.id, mishap)
         return results

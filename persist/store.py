@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -159,6 +159,8 @@ class Store:
         self.outcomes: list[WriterOutcome] = []
         self.mark: Mark | None = None
         self._overlay = Overlay()
+        #: It has nothing of what the file has.
+        self._overlay_is_exact = False
         #: Some change of the running tick is a chunk, which goes to the log but not to followers.
         self.has_chunks = False
         #: Chunks of large values that are gone may be left in the file.
@@ -298,14 +300,20 @@ class Store:
         """Return how many messages lie up to `end_seq`, and their bytes."""
         if end_seq >= self.last_seq:
             return self.count, self.bytes
-        # Each message in the overlay is looked up: only those that the file has not shall be there.
-        self._overlay.rebuild(self.unwritten())
+        if not self._overlay_is_exact:
+            # Each message in it is looked up: only those that the file has not shall be there.
+            self._overlay.rebuild(self.unwritten())
+            self._overlay_is_exact = True
+        messages, start_seq = self._overlay.messages, self._overlay.trimmed_to + 1
         count = size_bytes = 0
-        if self.file is not None and end_seq > self._overlay.trimmed_to:
-            count, size_bytes = self.file.sum_messages(self._overlay.trimmed_to + 1, end_seq)
-        for seq, new in self._overlay.messages.items():
-            if seq > end_seq:
+        if self.file is not None and end_seq >= start_seq:
+            count, size_bytes = self._sum_in_file(self.file, start_seq, end_seq)
+        # Whichever is shorter is looked through. What was trimmed may have been set again.
+        seqs: Iterable[int] = messages if end_seq > len(messages) else range(1, end_seq + 1)
+        for seq in seqs:
+            if seq > end_seq or seq not in messages:
                 continue
+            new = messages[seq]
             if self.file is not None and seq > self._overlay.trimmed_to:
                 old = self.file.message_bytes(seq)
                 if old is not None:
@@ -315,6 +323,14 @@ class Store:
                 count += 1
                 size_bytes += new
         return count, size_bytes
+
+    def _sum_in_file(self, file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:
+        """Return what the file has in a range, counted on the shorter side of its end."""
+        last_seq = file.meta.last_seq
+        if last_seq - end_seq < end_seq - start_seq and file.first_seq() >= start_seq:
+            count, size_bytes = file.sum_messages(end_seq + 1, last_seq)
+            return file.meta.count - count, file.meta.bytes - size_bytes
+        return file.sum_messages(start_seq, end_seq)
 
     def writer(self, writer: bytes) -> Writer:
         """Return the outcomes of a writer, loaded from the file the first time."""
@@ -777,7 +793,7 @@ class Store:
                 self.pending.popleft()
                 self.pending_bytes -= applied.size_bytes
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
-        self.apply_failed = False
+        self.apply_failed = self._overlay_is_exact = False
         if self._trims:
             self._trims = [trim for trim in self._trims if trim.revision > self.file_revision]
         if self.watcher is not None:

@@ -113,6 +113,10 @@ PAGE_ROWS: Final = 4096
 #: Tenants in one answer of the coordinator: some 60 bytes and one look into its index each.
 TENANTS_PAGE_ROWS: Final = 1024
 
+#: How long a slice of reads takes before the answers to writes have their turn, but for the read that it
+#: is at: what 4,096 reads of one message take.
+READ_SLICE_SECONDS: Final = 0.02
+
 # Client
 #: Frames one client may have in flight to one server: one being synced, one being applied, and
 #: two on the way. More only moves the queue from the client to the server.

@@ -213,6 +213,7 @@ SELECT_FIRST_SEQ: Final = "SELECT min(seq) FROM messages"
 SELECT_SEQ_FROM_END: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
 )
+SELECT_SEQ_FROM_START: Final = "SELECT seq FROM messages ORDER BY seq LIMIT 1 OFFSET ?"
 #: One probe of the binary searches by time and by revision: the first message from a seq on that was
 #: only appended.
 SELECT_APPENDED_FROM: Final = (

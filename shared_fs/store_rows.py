@@ -199,10 +199,21 @@ class StoreRows(ABC):
     @raises_ours
     def seq_from_end(self, count: int, end_seq: int | None = None) -> int:
         """Return the seq from which on there are `count` messages up to `end_seq`, or up to the end
-        (1 if there are fewer)."""
+        (1 if there are fewer).
+
+        Without a look at the messages where none between the first and the last is missing; else it
+        steps over them, from the nearer end.
+        """
         if count > self.meta.count:
             return 1
-        upto = LARGEST_SEQ if end_seq is None else end_seq
+        last_seq = self.meta.last_seq
+        upto = last_seq if end_seq is None else min(end_seq, last_seq)
+        first_seq = self.first_seq()
+        if last_seq + 1 - first_seq == self.meta.count:
+            return max(1, upto + 1 - count)
+        if upto == last_seq and 2 * count > self.meta.count and not self._archived.exists:
+            skipped = self.meta.count - count
+            return int(self._execute(schema.SELECT_SEQ_FROM_START, (skipped,)).get)
         found: Any = self._execute(schema.SELECT_SEQ_FROM_END, (upto, count - 1)).get
         if self._archived.exists and (found is None or found <= self._archived.last_seq()):
             return self._archived_from_end(count, upto)
