@@ -23,7 +23,15 @@ from holdfast.client.operations import (
     set_entry_operation,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Headers, V
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Deleted,
+    Entry,
+    Head,
+    Headers,
+    V,
+)
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
@@ -56,7 +64,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Set `key`, any text of at most MAX_KEY_BYTES. A value above MAX_VALUE_BYTES is uploaded in
@@ -93,7 +101,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
         """Start a `set`, with the same arguments, and return without waiting for its ack.
@@ -116,7 +124,7 @@ class KV(Generic[V]):
         items: Mapping[str, V | Value] | Iterable[tuple[str, V | Value]],
         *,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the keys or none; return an ack for each, in order, so [] for no keys at all.
@@ -173,7 +181,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
@@ -237,7 +245,7 @@ class KV(Generic[V]):
     def transaction(
         self,
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> KVTransaction[V]:
         """Return a transaction: `with kv.transaction() as t:` reads, sets and deletes by `t`, and
@@ -256,7 +264,7 @@ class KV(Generic[V]):
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack | Deleted:
         """Set `key` to what `function` makes of its entry (None: there is none); None deletes it.

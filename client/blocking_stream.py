@@ -19,7 +19,15 @@ from holdfast.client.operations import Value, checked_durability, packed_append
 from holdfast.client.stream import Stream as AsyncStream
 from holdfast.client.stream import _ack
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.messages import Ack, Deleted, Durability, Head, Headers, Message, V
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Deleted,
+    Head,
+    Headers,
+    Message,
+    V,
+)
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
@@ -52,7 +60,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Append a message; return its seq and revision. A value above MAX_VALUE_BYTES is uploaded in
@@ -91,7 +99,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
@@ -113,7 +121,7 @@ class Stream(Generic[V]):
         self,
         values: Sequence[V | Value | tuple[V | Value, Headers | None]],
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
@@ -142,7 +150,7 @@ class Stream(Generic[V]):
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Replace message `seq`, deleted ones too; at the last seq + 1 append.
@@ -164,7 +172,7 @@ class Stream(Generic[V]):
         self,
         items: Sequence[tuple[int, V | Value]],
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the `(seq, value)` pairs or none; return an ack for each. Errors as `set`."""
@@ -215,7 +223,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
@@ -286,7 +294,7 @@ class Stream(Generic[V]):
         self,
         *,
         expected_last_seq: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> StreamTransaction[V]:
         """Return a transaction: `with stream.transaction() as t:` reads, appends, sets and

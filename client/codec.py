@@ -7,7 +7,7 @@ application for itself, and is no property of the store: all that write to one s
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from holdfast.client.operations import checked_value
 from holdfast.protocol.errors import (
@@ -18,6 +18,9 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import pack, unpack
 
 V = TypeVar("V")
+
+#: The codecs that have a name.
+CodecName = Literal["raw", "json", "msgpack"]
 
 
 class Codec(Protocol[V]):

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from holdfast.client.codec import Codec, codec_of
+from holdfast.client.codec import Codec, CodecName, codec_of
 from holdfast.client.follower import Follower
 from holdfast.client.kv import KV
 from holdfast.client.link import Link, check_timeout
@@ -30,7 +30,7 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
     OPERATION_TIMEOUT_SECONDS,
 )
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import AnyDurability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Subjects, inboxes_of
 
@@ -66,10 +66,10 @@ class Client:
     @overload
     def stream(self, name: str, *, codec: Literal["raw"]) -> Stream[bytes]: ...
     @overload
-    def stream(self, name: str, *, codec: str) -> Stream[Any]: ...
+    def stream(self, name: str, *, codec: Literal["json", "msgpack"]) -> Stream[Any]: ...
     @overload
     def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
-    def stream(self, name: str, *, codec: Codec[Any] | str | None = None) -> Stream[Any]:
+    def stream(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> Stream[Any]:
         """Return a handle on a stream; no round trip.
 
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
@@ -83,10 +83,10 @@ class Client:
     @overload
     def kv(self, name: str, *, codec: Literal["raw"]) -> KV[bytes]: ...
     @overload
-    def kv(self, name: str, *, codec: str) -> KV[Any]: ...
+    def kv(self, name: str, *, codec: Literal["json", "msgpack"]) -> KV[Any]: ...
     @overload
     def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
-    def kv(self, name: str, *, codec: Codec[Any] | str | None = None) -> KV[Any]:
+    def kv(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> KV[Any]:
         """Return a handle on a kv; no round trip.
 
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
@@ -102,7 +102,7 @@ class Client:
         *,
         merge: MergeFunction[bytes] | None = None,
         codec: None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[bytes]: ...
     @overload
     def live_kv(
@@ -110,8 +110,8 @@ class Client:
         name: str,
         *,
         merge: MergeFunction[Any] | None = None,
-        codec: str,
-        durability: Durability | str | None = None,
+        codec: CodecName,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[Any]: ...
     @overload
     def live_kv(
@@ -120,15 +120,15 @@ class Client:
         *,
         merge: MergeFunction[V] | None = None,
         codec: Codec[V],
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[V]: ...
     def live_kv(
         self,
         name: str,
         *,
         merge: MergeFunction[Any] | None = None,
-        codec: Codec[Any] | str | None = None,
-        durability: Durability | str | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[Any]:
         """Return a local copy of a kv that follows it and is written at once: `async with` it.
 
@@ -154,7 +154,7 @@ class Client:
         start_seq: int | None = None,
         last: int | None = None,
         codec: None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[bytes]: ...
     @overload
     def live_stream(
@@ -163,8 +163,8 @@ class Client:
         *,
         start_seq: int | None = None,
         last: int | None = None,
-        codec: str,
-        durability: Durability | str | None = None,
+        codec: CodecName,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[Any]: ...
     @overload
     def live_stream(
@@ -174,7 +174,7 @@ class Client:
         start_seq: int | None = None,
         last: int | None = None,
         codec: Codec[V],
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[V]: ...
     def live_stream(
         self,
@@ -182,8 +182,8 @@ class Client:
         *,
         start_seq: int | None = None,
         last: int | None = None,
-        codec: Codec[Any] | str | None = None,
-        durability: Durability | str | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[Any]:
         """Return a local copy of a stream that follows it and is appended to at once: `async with` it.
 

@@ -50,6 +50,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
 from holdfast.protocol.messages import (
     Ack,
+    AnyDurability,
     Deleted,
     Durability,
     Entry,
@@ -102,7 +103,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Set `key`, any text of at most MAX_KEY_BYTES. A value above MAX_VALUE_BYTES is uploaded in
@@ -136,7 +137,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
         """Start a `set`, with the same arguments, and return without waiting for its ack.
@@ -161,7 +162,7 @@ class KV(Generic[V]):
         items: Mapping[str, V | Value] | Iterable[tuple[str, V | Value]],
         *,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the keys or none; return an ack for each, in order, so [] for no keys at all.
@@ -238,7 +239,7 @@ class KV(Generic[V]):
         headers: Headers | None = None,
         expected_revision: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
@@ -303,7 +304,7 @@ class KV(Generic[V]):
     def transaction(
         self,
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> KVTransaction[V]:
         """Return a transaction: `async with kv.transaction() as t:` reads, sets and deletes by `t`, and
@@ -321,7 +322,7 @@ class KV(Generic[V]):
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack | Deleted:
         """Set `key` to what `function` makes of its entry (None: there is none); None deletes it.
@@ -402,7 +403,7 @@ class KV(Generic[V]):
         ask: Callable[[Entry[V] | None], Awaitable[V | Value | None]],
         headers: Headers | None,
         ttl_seconds: float | None,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> Ack | Deleted:
         """Do what `update` does; `ask` may wait."""
@@ -458,7 +459,7 @@ class KV(Generic[V]):
         headers: Headers | None,
         expected_revision: int | None,
         ttl_seconds: float | None,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
         """Return what makes a value, or what was uploaded, that of `key`. Raises before anything is

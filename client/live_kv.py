@@ -66,7 +66,7 @@ from holdfast.protocol.errors import (
     WrongRevisionError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue
+from holdfast.protocol.messages import Ack, AnyDurability, Entry, LargeValue
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 
 V = TypeVar("V")
@@ -106,7 +106,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         name: StoreName,
         codec: Codec[V],
         merge: MergeFunction[V] | None,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
         # What cannot be decompressed is kept as it is, and an error where it is read.

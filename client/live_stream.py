@@ -70,7 +70,7 @@ from holdfast.protocol.errors import (
     StorageFailedError,
 )
 from holdfast.protocol.frames import DELETE_MESSAGES, pack
-from holdfast.protocol.messages import Durability, Headers, LargeValue, Message
+from holdfast.protocol.messages import AnyDurability, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.own_headers import LIVE_HEADER
 
@@ -123,7 +123,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         codec: Codec[V],
         start_seq: int | None,
         last: int | None,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
         if start_seq is not None and last is not None:

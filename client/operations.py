@@ -32,6 +32,7 @@ from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
 )
 from holdfast.protocol.messages import (
+    AnyDurability,
     Durability,
     Entry,
     Head,
@@ -260,7 +261,7 @@ def check_count(argument: str, count: int) -> int:
     return count
 
 
-def checked_durability(durability: Durability | str | None) -> int:
+def checked_durability(durability: AnyDurability | None) -> int:
     """Return the number of a durability, given as such or by its word; 0 is the server's default."""
     if durability is None:
         return 0

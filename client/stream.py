@@ -51,6 +51,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
 from holdfast.protocol.messages import (
     Ack,
+    AnyDurability,
     Deleted,
     Durability,
     Head,
@@ -100,7 +101,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Append a message; return its seq and revision. A value above MAX_VALUE_BYTES is uploaded in
@@ -137,7 +138,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> PendingAck:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
@@ -161,7 +162,7 @@ class Stream(Generic[V]):
         self,
         values: Sequence[V | Value | tuple[V | Value, Headers | None]],
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
@@ -190,7 +191,7 @@ class Stream(Generic[V]):
         *,
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Replace message `seq`, deleted ones too; at the last seq + 1 append.
@@ -212,7 +213,7 @@ class Stream(Generic[V]):
         self,
         items: Sequence[tuple[int, V | Value]],
         *,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
         """Set all of the `(seq, value)` pairs or none; return an ack for each. Errors as `set`."""
@@ -277,7 +278,7 @@ class Stream(Generic[V]):
         msg_id: str | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
@@ -352,7 +353,7 @@ class Stream(Generic[V]):
         self,
         *,
         expected_last_seq: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> StreamTransaction[V]:
         """Return a transaction: `async with stream.transaction() as t:` reads, appends, sets and
@@ -502,7 +503,7 @@ class Stream(Generic[V]):
         msg_id: str | None,
         expected_last_seq: int | None,
         ttl_seconds: float | None,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
         """Return what makes a value, or what was uploaded, a message. Raises before anything is sent."""
@@ -525,7 +526,7 @@ class Stream(Generic[V]):
     async def _batch(
         self,
         operations: list[list[object]],
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> list[Ack]:
         level = checked_durability(durability)

@@ -33,13 +33,13 @@ from holdfast.client.blocking_stream import Stream
 from holdfast.client.blocking_subscription import PatternSubscription, Subscription
 from holdfast.client.blocking_transaction import KVTransaction, StreamTransaction
 from holdfast.client.blocking_value import ValueReader
-from holdfast.client.codec import Codec
+from holdfast.client.codec import Codec, CodecName
 from holdfast.client.connection import Client as AsyncClient
 from holdfast.client.connection import connect as async_connect
 from holdfast.client.live_kv import DELETE, MergeFunction
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import AnyDurability
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
@@ -92,10 +92,10 @@ class Client:
     @overload
     def stream(self, name: str, *, codec: Literal["raw"]) -> Stream[bytes]: ...
     @overload
-    def stream(self, name: str, *, codec: str) -> Stream[Any]: ...
+    def stream(self, name: str, *, codec: Literal["json", "msgpack"]) -> Stream[Any]: ...
     @overload
     def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
-    def stream(self, name: str, *, codec: Codec[Any] | str | None = None) -> Stream[Any]:
+    def stream(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> Stream[Any]:
         """Return a handle on a stream; no round trip.
 
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
@@ -108,10 +108,10 @@ class Client:
     @overload
     def kv(self, name: str, *, codec: Literal["raw"]) -> KV[bytes]: ...
     @overload
-    def kv(self, name: str, *, codec: str) -> KV[Any]: ...
+    def kv(self, name: str, *, codec: Literal["json", "msgpack"]) -> KV[Any]: ...
     @overload
     def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
-    def kv(self, name: str, *, codec: Codec[Any] | str | None = None) -> KV[Any]:
+    def kv(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> KV[Any]:
         """Return a handle on a kv; no round trip.
 
         `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
@@ -126,7 +126,7 @@ class Client:
         *,
         merge: MergeFunction[bytes] | None = None,
         codec: None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[bytes]: ...
     @overload
     def live_kv(
@@ -134,8 +134,8 @@ class Client:
         name: str,
         *,
         merge: MergeFunction[Any] | None = None,
-        codec: str,
-        durability: Durability | str | None = None,
+        codec: CodecName,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[Any]: ...
     @overload
     def live_kv(
@@ -144,15 +144,15 @@ class Client:
         *,
         merge: MergeFunction[V] | None = None,
         codec: Codec[V],
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[V]: ...
     def live_kv(
         self,
         name: str,
         *,
         merge: MergeFunction[Any] | None = None,
-        codec: Codec[Any] | str | None = None,
-        durability: Durability | str | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveKV[Any]:
         """Return a local copy of a kv that follows it and is written at once: `with` it.
 
@@ -178,7 +178,7 @@ class Client:
         start_seq: int | None = None,
         last: int | None = None,
         codec: None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[bytes]: ...
     @overload
     def live_stream(
@@ -187,8 +187,8 @@ class Client:
         *,
         start_seq: int | None = None,
         last: int | None = None,
-        codec: str,
-        durability: Durability | str | None = None,
+        codec: CodecName,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[Any]: ...
     @overload
     def live_stream(
@@ -198,7 +198,7 @@ class Client:
         start_seq: int | None = None,
         last: int | None = None,
         codec: Codec[V],
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[V]: ...
     def live_stream(
         self,
@@ -206,8 +206,8 @@ class Client:
         *,
         start_seq: int | None = None,
         last: int | None = None,
-        codec: Codec[Any] | str | None = None,
-        durability: Durability | str | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+        durability: AnyDurability | None = None,
     ) -> LiveStream[Any]:
         """Return a local copy of a stream that follows it and is appended to at once: `with` it.
 

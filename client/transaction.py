@@ -61,7 +61,16 @@ from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     PAGE_ROWS,
 )
-from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Headers, Message, V
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Deleted,
+    Durability,
+    Entry,
+    Headers,
+    Message,
+    V,
+)
 from holdfast.protocol.names import check_key
 
 _Key = TypeVar("_Key", str, int)
@@ -76,7 +85,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
         link: Link,
         key: StoreKey,
         values: Values[V],
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> None:
         self._link = link

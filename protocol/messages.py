@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -40,6 +40,10 @@ class Durability(IntEnum):
     @property
     def word(self) -> str:
         return self.name.lower()
+
+
+#: A durability as applications name it.
+AnyDurability = Durability | Literal["default", "applied", "synced", "stored"]
 
 
 class LargeValue(NamedTuple):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Final, Self, TypedDict
+from typing import Any, Final, Literal, Self, TypedDict
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
@@ -21,7 +21,7 @@ from holdfast.protocol.limits import (
     MAX_DESCRIPTION_BYTES,
     MAX_RETENTION_SECONDS,
 )
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import AnyDurability, Durability
 
 
 class Discard(StrEnum):
@@ -42,8 +42,8 @@ class ConfigSettings(TypedDict, total=False):
     max_message_bytes: int | None
     max_messages_per_second: float | None
     max_bytes_per_second: float | None
-    discard: Discard | str | None
-    durability: Durability | str | None
+    discard: Discard | Literal["old", "new"] | None
+    durability: AnyDurability | None
     dedupe_window_seconds: float | None
     archive_after_seconds: float | None
     description: str | None
