@@ -40,7 +40,8 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "drain"): {"server": "b"},
     ("_", "undrain"): {"server": "b"},
     ("_", "tenants"): {"after": "a", "limit": 10},
-    ("_", "register"): {**PEER},
+    ("_", "register"): {**PEER, "cluster": "c1"},
+    ("_", "cluster"): {"cluster": "c1"},
     ("_", "open"): {**PEER, "stores": [["acme", 1, "one", True, 4]]},
     ("_", "adopt"): {**PEER, "stores": [["acme", 1, "one"]]},
     ("_", "created"): {**PEER, "stores": [["acme", 1, "one", 5]]},
@@ -95,7 +96,7 @@ def test_whatever_the_coordinator_is_asked_it_answers(
     asked = []
     for message in mutations(VERBS[tenant, verb]):
         try:
-            asked.append(parse(tenant, verb, message))
+            asked.append(parse(tenant, verb, message, "c1"))
         except HoldfastError as error:
             assert error.code != "internal_error"
             assert len(encode_control_error(error)) < 4096
@@ -120,14 +121,14 @@ def test_a_request_that_raises_fails_alone(
     with closing(open_state_file(tmp_path / "state.db", Disk())) as state:
         execute(state, Batch((LIVE_A, LIVE_B), (), members, now_ms=1))
         requests = [parse("acme", "resolve", payload({"stores": [[1, name]]})) for name in "abc"]
-        plain = state.assign
+        plain = state.store
 
-        def assign(store: Any, owner: Any) -> None:
-            plain(store, owner)
-            if store.name == "b":
+        def store(store_id: Any) -> Any:
+            if store_id.name == "b":
                 raise RecursionError
+            return plain(store_id)
 
-        monkeypatch.setattr(state, "assign", assign)
+        monkeypatch.setattr(state, "store", store)
         outcome = execute(state, Batch((), requests, members, now_ms=1))
         assert [isinstance(reply, HoldfastError) for reply in outcome.replies] == [False, True, False]
         [mishap] = outcome.mishaps
