@@ -164,7 +164,7 @@ class Coordinator:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._membership = Membership()
-        self._inbox: FairQueue[tuple[str, BusMessage]] = FairQueue(TENANT_TURN_STORES)
+        self._inbox: FairQueue[BusMessage] = FairQueue(TENANT_TURN_STORES)
         self._inbox_room = SharedRoom(MAX_INBOX_BYTES)
         self._replies: deque[tuple[str, bytes]] = deque()
         self._records: list[Record] = []
@@ -375,28 +375,37 @@ class Coordinator:
         asked: list[tuple[Request, str]] = []
         stores = 0
         while self._inbox and stores < MAX_BATCH_STORES:
-            tenant, message = self._inbox.pop()
-            self._inbox_room.give_back(tenant, _room_of(message))
-            verb = message.subject.rpartition(".")[2]
-            try:
-                request = parse(tenant, verb, message.payload, self._cluster)
-            except HoldfastError as error:
-                self._reply(message.reply, error)
-                continue
-            except Exception as error:  # noqa: BLE001 (it is this request's answer)
-                self._mishaps.note("coordinator.request_failed", message.subject, error)
-                self._reply(message.reply, internal_error(f"{verb:.40}", error))
-                continue
-            cost = store_count(request)
-            self._inbox.spend(cost)
-            stores += cost
-            if isinstance(request, Suspect):
-                self._suspect(request, message.reply)
-                continue
-            if isinstance(request, ReleaseAll):
-                self._step(Released(request.server, request.incarnation))
-            asked.append((request, message.reply))
+            tenant, messages, allowance = self._inbox.begin_turn()
+            spent = 0
+            while messages and spent < allowance:
+                message = messages.popleft()
+                self._inbox_room.give_back(tenant, _room_of(message))
+                request = self._parse(tenant, message)
+                if request is None:
+                    spent += 1
+                    continue
+                spent += store_count(request)
+                if isinstance(request, Suspect):
+                    self._suspect(request, message.reply)
+                    continue
+                if isinstance(request, ReleaseAll):
+                    self._step(Released(request.server, request.incarnation))
+                asked.append((request, message.reply))
+            self._inbox.end_turn(spent)
+            stores += spent
         return asked
+
+    def _parse(self, tenant: str, message: BusMessage) -> Request | None:
+        """Return what is asked; None if it was refused."""
+        verb = message.subject.rpartition(".")[2]
+        try:
+            return parse(tenant, verb, message.payload, self._cluster)
+        except HoldfastError as error:
+            self._reply(message.reply, error)
+        except Exception as error:  # noqa: BLE001 (it is this request's answer)
+            self._mishaps.note("coordinator.request_failed", message.subject, error)
+            self._reply(message.reply, internal_error(f"{verb:.40}", error))
+        return None
 
     def _records_due(self) -> bool:
         return bool(self._records) and self._now() >= self._records_due_at
@@ -658,7 +667,7 @@ class Coordinator:
             if len(self._replies) < MAX_WAITING_REFUSALS:
                 self._reply(message.reply, BusyError(what="the coordinator's queue"))
         else:
-            self._inbox.push(tenant, (tenant, message))
+            self._inbox.push(tenant, message)
             self._inbox_room.take(tenant, size_bytes)
         self._wake.set()
 

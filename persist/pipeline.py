@@ -13,6 +13,7 @@ and a lone write waits for one sync only. Invariants:
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
 - Inbox, unsynced bytes and the answers that wait for a sync are bounded: over the first the answer is `busy`,
   over the others the server gathers and applies nothing. A read counts in the inbox until it is answered.
+  Tenants have their turns in the inbox, and none can fill it alone.
 - An exception that nobody expected is the answer to the group that raised it, and takes back what the tick
   did to its store: it ends nothing.
 """
@@ -24,7 +25,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.persist import eviction
 from holdfast.persist.archive_reads import ArchiveReads
@@ -40,6 +41,7 @@ from holdfast.protocol.errors import (
     StorageError,
     internal_error,
 )
+from holdfast.protocol.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.limits import (
     LOG_CAP_BYTES,
     MAX_FRAME_OPERATIONS,
@@ -68,6 +70,8 @@ _GROUP_OPERATIONS = 24
 #: The same while a sync is under way in its thread: what waits for that shall not wait for more than some
 #: 2 ms of this.
 _TURN_OPERATIONS_BESIDE = MAX_FRAME_OPERATIONS // 2
+#: Of a turn, what one tenant may have before the next one's: an eighth.
+TENANT_TURN_OPERATIONS: Final = _TURN_OPERATIONS // 8
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
@@ -131,15 +135,18 @@ class Pipeline:
             submit_again=self.submit_again,
             refuse=self.refuse_waiting,
             apply_much=apply_much,
-            count_waiting=self._count_waiting,
+            waits_no_longer=self._waits_no_longer,
             has_left=self._after_release,
             confirm_open=confirm_open,
             archive_reads=archive_reads,
         )
-        self._inbox: deque[Arrival] = deque()
+        self._inbox: FairQueue[Arrival] = FairQueue(TENANT_TURN_OPERATIONS)
         self._refusals: list[tuple[str, int, HoldfastError]] = []
         self._pings: list[str] = []
-        self._inbox_bytes = 0
+        #: Of the inbox, and of what waits for its store or for its turn to be read.
+        self._room = SharedRoom(MAX_INBOX_BYTES)
+        #: Whatever there may be room for: what came first takes more than this turn.
+        self._turn_is_over = False
         self._held: dict[StoreId, list[Arrival]] = {}
         #: Stores of which something may have to go, though nobody asks for them.
         self._overdue: dict[StoreId, Store] = {}
@@ -196,13 +203,14 @@ class Pipeline:
     def submit(self, arrivals: list[Arrival]) -> None:
         """Take the groups of one frame."""
         size_bytes = sum([arrival.size_bytes for arrival in arrivals])
-        if self._inbox_bytes + size_bytes > MAX_INBOX_BYTES:
+        tenant = arrivals[0].store.tenant
+        if not self._room.has(tenant, size_bytes):
             error = BusyError(what=f"the inbox of server {self._server!r}")
             for each in arrivals:
                 self.refuse(each.reply, each.position, error)
         else:
-            self._inbox_bytes += size_bytes
-            self._inbox.extend(arrivals)
+            self._room.take(tenant, size_bytes)
+            self._inbox.extend(tenant, arrivals)
         self._schedule_turn()
 
     def answer_empty(self, reply: str) -> None:
@@ -213,7 +221,8 @@ class Pipeline:
 
     def submit_again(self, arrivals: list[Arrival]) -> None:
         """Take groups that have waited for their store."""
-        self._inbox.extendleft(reversed(arrivals))
+        for arrival in reversed(arrivals):
+            self._inbox.push_front(arrival.store.tenant, arrival)
         self._schedule_turn()
 
     def refuse(self, reply: str, index: int, error: HoldfastError) -> None:
@@ -225,11 +234,11 @@ class Pipeline:
     def refuse_waiting(self, arrivals: Iterable[Arrival], error: HoldfastError) -> None:
         """Answer submitted groups, which have waited for their store, with an error."""
         for arrival in arrivals:
-            self._inbox_bytes -= arrival.size_bytes
+            self._room.give_back(arrival.store.tenant, arrival.size_bytes)
             self.refuse(arrival.reply, arrival.position, error)
 
-    def _count_waiting(self, size_bytes: int) -> None:
-        self._inbox_bytes += size_bytes
+    def _waits_no_longer(self, arrival: Arrival) -> None:
+        self._room.give_back(arrival.store.tenant, arrival.size_bytes)
 
     def unhold(self, store: StoreId) -> None:
         """The store's file is back from the other thread: go on with what waited for it."""
@@ -331,19 +340,26 @@ class Pipeline:
             self._archive(tick, store, end_seq, table)
         # Only `_append` makes it larger.
         log_is_full = self._log.size_bytes > 2 * LOG_CAP_BYTES
-        while self._inbox and room > 0:
-            arrival = self._inbox.popleft()
-            length = len(arrival.group.operations)
-            operation_count += length
-            room -= length + _GROUP_OPERATIONS
-            try:
-                if self._execute(tick, arrival, now, log_is_full):
-                    self._inbox_bytes -= arrival.size_bytes
-                elif self._inbox and self._inbox[0] is arrival:
-                    break
-            except Exception as error:  # noqa: BLE001 (it is this group's answer)
-                self._inbox_bytes -= arrival.size_bytes
-                self._give_up(tick, arrival, error)
+        self._turn_is_over = False
+        while self._inbox and room > 0 and not self._turn_is_over:
+            tenant, arrivals, allowance = self._inbox.begin_turn()
+            allowance = min(allowance, room)
+            spent = answered_bytes = 0
+            while arrivals and spent < allowance and not self._turn_is_over:
+                arrival = arrivals.popleft()
+                length = len(arrival.group.operations)
+                operation_count += length
+                spent += length + _GROUP_OPERATIONS
+                try:
+                    waits = not self._execute(tick, arrival, now, log_is_full)
+                except Exception as error:  # noqa: BLE001 (it is this group's answer)
+                    waits = False
+                    self._give_up(tick, arrival, error)
+                if not waits:
+                    answered_bytes += arrival.size_bytes
+            self._inbox.end_turn(spent)
+            self._room.give_back(tenant, answered_bytes)
+            room -= spent
         self.operation_count += operation_count
         self._evict(tick)
         records = self._append(tick)
@@ -405,7 +421,8 @@ class Pipeline:
             return True
         if self._expire(tick, store):
             return True
-        self._inbox.appendleft(arrival)
+        self._inbox.push_front(arrival.store.tenant, arrival)
+        self._turn_is_over = True
         return False
 
     def _expire(self, tick: Tick, store: Store) -> bool:

@@ -5,7 +5,8 @@ Whoever adds a release vouches that what it rests on is synced. Kept:
 - Nothing leaves before the fence was read, after the last sync that it rests on, and said `open`.
 - Releases leave in the order in which they were added, so a store's broadcasts are in its order.
 - Reads run on what is durable, in slices between the answers to writes, and each slice has a look
-  at the fence of its own: no reader keeps an ack back.
+  at the fence of its own: no reader keeps an ack back. Tenants have their turns: nor does one keep the
+  reads of another back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from holdfast.protocol.errors import (
     TooLargeError,
     internal_error,
 )
+from holdfast.protocol.fair_queue import FairQueue
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     PAGE_BYTES,
@@ -48,6 +50,8 @@ logger = logging.getLogger("holdfast.persist")
 #: the store's file has to be brought up to date first.
 _SLICE_OPERATIONS: Final = 1024
 MATERIALISE_OPERATIONS: Final = 64
+#: What so many bytes of an answer cost, another operation.
+_OPERATION_BYTES: Final = PAGE_BYTES // _SLICE_OPERATIONS
 #: Between two tries to read a fence file that cannot be read.
 _GATE_RETRY_SECONDS: Final = 0.05
 
@@ -69,6 +73,14 @@ class Release:
         return len(self.reads) + sum(map(len, self.answers.values()))
 
 
+@dataclass(slots=True, eq=False)
+class _ReadsBefore:
+    """How many reads that were added before a mark have not been answered, and the mark: set then."""
+
+    count: int = 0
+    left: asyncio.Event | None = None
+
+
 class Releaser:
     """Lets out what one incarnation answers and broadcasts. `run` it in a task."""
 
@@ -84,13 +96,13 @@ class Releaser:
         submit_again: Callable[[list[Arrival]], None],
         refuse: Callable[[list[Arrival], HoldfastError], None],
         apply_much: Callable[[Store], None],
-        count_waiting: Callable[[int], None],
+        waits_no_longer: Callable[[Arrival], None],
         has_left: Callable[[list[Release]], None],
         confirm_open: Callable[[], Awaitable[None]] | None,
         archive_reads: ArchiveReads | None,
     ) -> None:
-        """`count_waiting` hears how many bytes of requests wait no longer; `submit_again` and `refuse` take
-        requests back, and go on counting or stop it. `has_left` hears of releases
+        """`waits_no_longer` hears which reads are answered; `submit_again` and `refuse` take reads back,
+        and go on counting or stop it. `has_left` hears of releases
         whose answers and broadcasts have left."""
         self._server = server
         self._gate = gate
@@ -101,14 +113,16 @@ class Releaser:
         self._submit_again = submit_again
         self._refuse = refuse
         self._apply_much = apply_much
-        self._count_waiting = count_waiting
+        self._waits_no_longer = waits_no_longer
         self._has_left = has_left
         self._confirm_open = confirm_open
         self._archive_reads = archive_reads
         self._mishaps = Mishaps(logger)
         self._ready: deque[Release] = deque()
-        #: Reads of what is durable, and marks to be set when everything before them has left.
-        self._reads: deque[tuple[Store, Arrival] | asyncio.Event] = deque()
+        #: Reads of what is durable, by turns of the tenants.
+        self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(_SLICE_OPERATIONS // 8)
+        #: Of each mark that waits, the reads before it; the last has those after all marks.
+        self._marks: deque[_ReadsBefore] = deque([_ReadsBefore()])
         self._to_release = asyncio.Event()
         self._releasing = False
         #: Of what was added, besides reads, not all has left.
@@ -117,7 +131,11 @@ class Releaser:
     @property
     def idle(self) -> bool:
         """Everything that was added has left."""
-        return not (self._ready or self._reads or self._releasing)
+        return self._all_left and not self._releasing
+
+    @property
+    def _all_left(self) -> bool:
+        return not (self._ready or self._reads) and len(self._marks) == 1
 
     def add(self, release: Release) -> None:
         """Let go what rests on nothing that is not synced."""
@@ -131,10 +149,10 @@ class Releaser:
             await self._to_release.wait()
             self._to_release.clear()
             self._releasing = True
-            while self._ready or self._reads:
+            while not self._all_left:
                 if self._ready:
                     await self._release_ready()
-                if self._reads:
+                if self._reads or len(self._marks) > 1:
                     await self._release_reads()
             self._releasing = False
 
@@ -156,10 +174,13 @@ class Releaser:
                     await publish(store.changes_subject, payload)
                 except TooLargeError as error:
                     _lost(store.changes_subject, error)
+            before = self._marks[-1]
             for store, arrival in release.reads:
-                self._reads.append((store, arrival))
+                self._reads.push(arrival.store.tenant, (store, arrival, before))
+            before.count += len(release.reads)
             if release.left is not None:
-                self._reads.append(release.left)
+                before.left = release.left
+                self._marks.append(_ReadsBefore())
             # Publishing seldom suspends: heartbeats and new frames must have their turn.
             await asyncio.sleep(0)
         self.releasing_answers = bool(self._ready)
@@ -169,7 +190,6 @@ class Releaser:
         """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
         keep the answers to writes back."""
         answers: Answers = {}
-        left: list[asyncio.Event] = []
         room = _SLICE_OPERATIONS
         room_bytes = PAGE_BYTES
         clock = asyncio.get_running_loop().time
@@ -179,19 +199,29 @@ class Releaser:
             return clock() >= late_at
 
         while self._reads and room > 0 and room_bytes > 0 and not is_late():
-            read = self._reads.popleft()
-            if isinstance(read, asyncio.Event):
-                left.append(read)
-                continue
-            store, arrival = read
-            room -= len(arrival.group.operations)
-            if store.pending:
-                room -= MATERIALISE_OPERATIONS
-            room_bytes -= self._read(store, arrival, answers, is_late)
+            _, waiting, allowance = self._reads.begin_turn()
+            allowance = min(allowance, room)
+            spent = 0
+            while waiting and spent < allowance and room_bytes > 0 and not is_late():
+                store, arrival, before = waiting.popleft()
+                spent += len(arrival.group.operations)
+                if store.pending:
+                    spent += MATERIALISE_OPERATIONS
+                answer_bytes = self._read(store, arrival, answers, is_late)
+                before.count -= 1
+                room_bytes -= answer_bytes
+                spent += answer_bytes // _OPERATION_BYTES
+            # Who has made a slice late has had all of it.
+            self._reads.end_turn(_SLICE_OPERATIONS if is_late() else spent)
+            room -= spent
+        left = []
+        while self._marks[0].left is not None and not self._marks[0].count:
+            left.append(self._marks.popleft().left)
         # The fence is read after what was read, and before any of it leaves.
         await self._pass_gate()
         await self._send_answers(answers)
         for each in left:
+            assert each is not None
             each.set()
         await asyncio.sleep(0)
 
@@ -234,19 +264,19 @@ class Releaser:
             self._wait_for_archive(arrival, needed)
             return 0
         except StorageError as error:
-            self._count_waiting(-arrival.size_bytes)
+            self._waits_no_longer(arrival)
             logger.warning("store.read_failed store=%s reason=%s", store.id, error)
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, error))
             return 0
         except Exception as error:  # noqa: BLE001 (it is this group's answer)
-            self._count_waiting(-arrival.size_bytes)
+            self._waits_no_longer(arrival)
             self._mishaps.note("read.failed", store.id, error)
             refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, refusal))
             return 0
-        self._count_waiting(-arrival.size_bytes)
+        self._waits_no_longer(arrival)
         elements = answers.setdefault(arrival.reply, [])
         elements.append([arrival.position, 0, outcome])
         return len(outcome)

@@ -16,66 +16,76 @@ place at the end of its queue.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Items in the order of each tenant, and of the tenants by turns."""
+    """Items in the order of each tenant, and of the tenants by turns:
+
+        while queue:
+            tenant, items, allowance = queue.begin_turn()
+            spent = 0
+            while items and spent < allowance:
+                spent += work_on(items.popleft())
+            queue.end_turn(spent)
+    """
 
     def __init__(self, share: int) -> None:
         """`share` is what a tenant may spend before the next one has its turn."""
         assert share > 0
         self._share = share
-        #: Never an empty one.
+        #: Never an empty one, but in its turn.
         self._queues: dict[str, deque[T]] = {}
         #: The tenants of `_queues`, the one whose turn it is first.
         self._turns: deque[str] = deque()
         #: Of tenants in `_turns` that have had a turn: what they have left, or owe.
         self._left: dict[str, int] = {}
-        self._length = 0
-        #: Who spends: the tenant of the item that was taken last.
-        self._spender = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
 
     def __len__(self) -> int:
-        return self._length
+        return sum(map(len, self._queues.values()))
 
     def push(self, tenant: str, item: T) -> None:
         """Add `item` behind the others of `tenant`."""
         self._queue_of(tenant).append(item)
-        self._length += 1
+
+    def extend(self, tenant: str, items: Iterable[T]) -> None:
+        """Add `items`, at least one, behind the others of `tenant`, in their order."""
+        self._queue_of(tenant).extend(items)
 
     def push_front(self, tenant: str, item: T) -> None:
         """Add `item` before the others of `tenant`."""
         self._queue_of(tenant).appendleft(item)
-        self._length += 1
 
-    def pop(self) -> T:
-        """Return the next item of the tenant whose turn it is. Raises IndexError if all is empty."""
+    def begin_turn(self) -> tuple[str, deque[T], int]:
+        """Return whose turn it is, its items, to be taken from the left, and what it may spend. Raises
+        IndexError if there are none."""
         turns = self._turns
         tenant = turns[0]
-        if len(turns) > 1:
-            left = self._left
-            while left.setdefault(tenant, self._share) <= 0:
-                left[tenant] += self._share
-                turns.rotate(-1)
-                tenant = turns[0]
-        queue = self._queues[tenant]
-        item = queue.popleft()
-        self._length -= 1
-        self._spender = tenant
-        if not queue:
-            # What it owes is forgotten: it has nothing that could wait for it.
-            del self._queues[tenant]
-            self._left.pop(tenant, None)
-            turns.popleft()
-        return item
+        if len(turns) == 1:
+            self._left[tenant] = self._share
+            return tenant, self._queues[tenant], self._share
+        left = self._left
+        while left.setdefault(tenant, self._share) <= 0:
+            left[tenant] += self._share
+            turns.rotate(-1)
+            tenant = turns[0]
+        return tenant, self._queues[tenant], left[tenant]
 
-    def spend(self, cost: int) -> None:
-        """The item that `pop` returned last costs this much."""
-        if len(self._turns) > 1 and self._spender in self._queues:
-            self._left[self._spender] = self._left.get(self._spender, self._share) - cost
+    def end_turn(self, spent: int) -> None:
+        """The turn that began last has ended, and what was taken costs this much."""
+        tenant = self._turns[0]
+        if self._queues[tenant]:
+            self._left[tenant] -= spent
+        else:
+            # What it owes is forgotten: it has nothing that could wait for it.
+            del self._queues[tenant], self._left[tenant]
+            self._turns.popleft()
 
     def _queue_of(self, tenant: str) -> deque[T]:
         queue = self._queues.get(tenant)
@@ -112,9 +122,9 @@ class SharedRoom:
     def give_back(self, tenant: str, size: int) -> None:
         """Remove `size` that `tenant` had added."""
         self._taken -= size
-        left = self._by_tenant[tenant] - size
+        left = self._by_tenant.get(tenant, 0) - size
         assert left >= 0
         if left:
             self._by_tenant[tenant] = left
         else:
-            del self._by_tenant[tenant]
+            self._by_tenant.pop(tenant, None)

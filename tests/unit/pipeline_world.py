@@ -47,13 +47,13 @@ class World:
             want_stores=lambda: None,
             apply_much=lambda store: pytest.fail(f"{store.id} removes little"),
         )
-        self.stores = [self._open(layout, name) for name in ("a", "b")]
+        self.stores = [self.open(layout, name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
         self._counters: dict[StoreId, int] = {}
 
-    def _open(self, layout: Layout, name: str) -> Store:
-        id_ = StoreId("acme", StoreKind.STREAM, name)
+    def open(self, layout: Layout, name: str, tenant: str = "acme") -> Store:
+        id_ = StoreId(tenant, StoreKind.STREAM, name)
         path = layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))

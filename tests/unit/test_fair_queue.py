@@ -11,12 +11,26 @@ from holdfast.protocol.fair_queue import FairQueue, SharedRoom
 
 
 def _take(queue: FairQueue[tuple[str, int]], count: int) -> list[str]:
-    taken = []
-    for _ in range(count):
-        tenant, cost = queue.pop()
-        queue.spend(cost)
-        taken.append(tenant)
+    taken: list[str] = []
+    while queue and len(taken) < count:
+        tenant, items, allowance = queue.begin_turn()
+        spent = 0
+        while items and spent < allowance and len(taken) < count:
+            name, cost = items.popleft()
+            assert name == tenant
+            taken.append(name)
+            spent += cost
+        queue.end_turn(spent)
     return taken
+
+
+def _take_one(queue: FairQueue[tuple[str, int, int]], model: dict[str, deque[int]]) -> None:
+    whose, items, allowance = queue.begin_turn()
+    assert allowance > 0
+    tenant, cost, item = items.popleft()
+    queue.end_turn(cost)
+    assert tenant == whose
+    assert model[tenant].popleft() == item
 
 
 def test_a_flood_costs_another_tenant_one_turn_and_not_a_place_behind_it() -> None:
@@ -61,9 +75,7 @@ def test_each_tenant_keeps_its_order_and_nothing_is_lost(
     for number, step in enumerate(steps):
         if isinstance(step, str):
             if queue:
-                tenant, cost, item = queue.pop()
-                queue.spend(cost)
-                assert model[tenant].popleft() == item
+                _take_one(queue, model)
         else:
             tenant, cost, in_front = step
             if in_front:
@@ -74,8 +86,7 @@ def test_each_tenant_keeps_its_order_and_nothing_is_lost(
                 model[tenant].append(number)
         assert len(queue) == sum(map(len, model.values()))
     while queue:
-        tenant, _, item = queue.pop()
-        assert model[tenant].popleft() == item
+        _take_one(queue, model)
     assert not any(model.values())
 
 

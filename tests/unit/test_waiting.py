@@ -56,7 +56,7 @@ def with_a_hanging_disk(
         async with asyncio.timeout(20):
             while not world.pipeline.idle or written.reply not in world.answers:
                 await asyncio.sleep(0.005)
-        assert world.pipeline._inbox_bytes == world.pipeline._waiting_answers == 0
+        assert world.pipeline._room.taken == world.pipeline._waiting_answers == 0
 
     run(tmp_path, main)
 
@@ -76,7 +76,8 @@ def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
             world.pipeline.submit([read])
             await turns()
         refused = [each for [each] in world.answers.values() if each[1] == 1]
-        assert len(refused) == 40
+        # One tenant alone may have half of the room, and what it fills it with last may go beyond that.
+        assert len(refused) == 44
         assert {each[2] for each in refused} == {"busy"}
         disk.is_back.set()
         async with asyncio.timeout(20):
