@@ -78,7 +78,10 @@ def test_a_durable_file_that_is_damaged_is_refused_though_a_log_holds_its_beginn
             await app.append(CHAT, b"in no log once the store is closed")
             # Three times what a store may be idle before it is closed, in virtual time.
             await asyncio.sleep(1.5)
-            inode = cluster.files.file(LAYOUT.store(CHAT), "onlooker")
+            disk = cluster.disk_of_nobody()
+            [generation] = LAYOUT.generations(disk, CHAT)
+            disk.close()
+            inode = cluster.files.file(LAYOUT.store(CHAT, generation), "onlooker")
             inode.write("onlooker", 0, b"not a database " * 20)
             with pytest.raises(Violation, match="StoreDamagedError"):
                 await app.read(CHAT)
