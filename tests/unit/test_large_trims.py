@@ -216,7 +216,6 @@ class Server:
             ownership=self.ownership,
             pipeline=pipeline,  # type: ignore[arg-type]
             run_in_thread=self.thread,
-            clock_ms=lambda: 1000,
             confirm=lambda stores: asyncio.sleep(0),
         )
 
