@@ -124,7 +124,7 @@ class HostileRun:
             watching = tasks.create_task(watch.run())
             began_at = time.monotonic()
             attacking = tasks.create_task(hostile.run())
-            await self._let_it_attack(parts, hostile, attacking)
+            await self._let_it_attack(parts, watch, hostile, attacking)
             seconds = time.monotonic() - began_at
             self._say("the attack is over")
             watch.look_at_processes()
@@ -146,8 +146,15 @@ class HostileRun:
         return seconds, report, final
 
     async def _let_it_attack(
-        self, parts: Parts, hostile: ClientProcess[attacker.Task], attacking: asyncio.Task[None]
+        self,
+        parts: Parts,
+        watch: Watch,
+        hostile: ClientProcess[attacker.Task],
+        attacking: asyncio.Task[None],
     ) -> None:
+        hearing = asyncio.create_task(hostile.hear("connected"))
+        await asyncio.wait([hearing, attacking], return_when=asyncio.FIRST_COMPLETED)
+        hearing.cancel()
         give_up_at = time.monotonic() + self._seconds
         plant_at = time.monotonic() + self._seconds / 2
         say_at = time.monotonic() + _PROGRESS_SECONDS
@@ -158,11 +165,11 @@ class HostileRun:
                 self._say(f"{hostile.said.get('operations', 0):,} operations")
             if self._planted and time.monotonic() > plant_at:
                 self._planted = False
-                await self._plant(parts)
+                await self._plant(parts, watch)
         hostile.tell("finish")
         await asyncio.wait_for(attacking, _FINISH_SECONDS)
 
-    async def _plant(self, parts: Parts) -> None:
+    async def _plant(self, parts: Parts, watch: Watch) -> None:
         """Do what no attack may achieve: a server ends, a reply goes astray, a value is shown."""
         self._say("planted: a killed server, a reply to the victim, a value to the attacker")
         parts.servers[SERVERS[0]].signal(signal.SIGKILL)
@@ -171,6 +178,10 @@ class HostileRun:
         bus.send(publication(f"_INBOX.{HOSTILE}.1".encode(), self._secret.encode()))
         await bus.round_trip()
         bus.close()
+        # The next life of the server takes as long as it takes.
+        async with asyncio.timeout(_READY_SECONDS):
+            while len(watch.evidence.incarnations.get(SERVERS[0], ())) < 2:
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def _restart(self, parts: Parts, watch: Watch) -> None:
         """Kill every server, and wait until others serve in their place."""

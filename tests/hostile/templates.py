@@ -237,9 +237,20 @@ OPERATIONS: Final[dict[int, _Make]] = {
         frames.GET_SEQS,
         [_seq(rng) for _ in range(rng.choice((0, 1, 100)))],
     ],
+    frames.GET_KEYS: lambda rng, world: [
+        frames.GET_KEYS,
+        [_key(rng) for _ in range(rng.choice((0, 1, 100)))],
+    ],
 }
 _OF_A_KV: Final = frozenset(
-    (frames.SET_ENTRY, frames.DELETE_ENTRIES, frames.CLEAR, frames.GET_ENTRY, frames.GET_ENTRIES)
+    (
+        frames.SET_ENTRY,
+        frames.DELETE_ENTRIES,
+        frames.CLEAR,
+        frames.GET_ENTRY,
+        frames.GET_ENTRIES,
+        frames.GET_KEYS,
+    )
 )
 #: Removes much at once: drawn less often, so that there is something to read.
 _RARE: Final = frozenset((frames.TRIM, frames.CLEAR, frames.CONFIGURE))

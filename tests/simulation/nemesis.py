@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from simulation.expiring import ExpiringKeys
 from simulation.simulated_cluster import Node, ServerNode, Simulation
 from simulation.stranger import Stranger
 
@@ -69,15 +70,21 @@ class Nemesis:
         others: list[tuple[Fault, int]] = [
             (self._deafen, 2),
             (self._restore_state, 1),
+            (self._stranger, 4),
+            (self._leap_of_clock, 1),
         ]
         # Most runs have none or one of them.
         self._others = [fault for fault, _ in others]
         self._other_weights = [
             weight * self._other_chance.choice((0, 0, 0, 1)) for _, weight in others
         ]
+        if simulation.bucket is not None or simulation.history.ack_wait_seconds:
+            # What is judged there by the clocks of owners needs clocks that are nearly right.
+            self._other_weights[-1] = 0
         if only is not None:
             self._other_weights = []
         self._stranger_itself = Stranger(simulation)
+        self._leap_count = 0
 
     async def run(self, until: float) -> None:
         """Harm until the time `until`; return when everything has healed."""
@@ -326,3 +333,9 @@ class Nemesis:
         await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))
         for coordinator in simulation.coordinators:
             coordinator.start()
+
+    async def _leap_of_clock(self) -> None:
+        """Let the clocks of all servers be far ahead for a while; half of the time servers start so."""
+        self._leap_count += 1
+        expiring = ExpiringKeys(self._simulation, f"expiring.{self._leap_count}")
+        await expiring.run(self._other_chance)

@@ -25,11 +25,13 @@ from holdfast.persist.consumers import Consumer
 from holdfast.persist.cooling import Candidate, Cooler
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.steady_clock import SteadyClock
 from holdfast.persist.store import Store
 from holdfast.persist.takeover import Plan, plan
 from holdfast.persist.tick import Tick
 from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs import manifest
 from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.commit_log import LogRecord
@@ -224,6 +226,31 @@ def judge_without_hearing() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def answer_where_anybody_says() -> Iterator[None]:
+    """A reply goes to whatever subject its request names."""
+
+    def may_answer(subjects: Subjects, subject: str, reply: str) -> bool:
+        return bool(reply) and not reply.startswith(f"{subjects.prefix}.")
+
+    with patch.object(Subjects, "may_answer", may_answer):
+        yield
+
+
+@contextlib.contextmanager
+def wait_for_a_clock_that_was_ahead() -> Iterator[None]:
+    """The time of a store stands still until the clock of its owner has caught up."""
+    with patch.object(Store, "now", lambda store, time: max(time, store.time)):
+        yield
+
+
+@contextlib.contextmanager
+def follow_a_leap_of_the_clock() -> Iterator[None]:
+    """A server goes by the wall clock, whatever that says."""
+    with patch.object(SteadyClock, "__call__", lambda clock: int(clock._wall() * 1000)):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -242,5 +269,8 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         begin_births_at_the_head,
         believe_an_older_state,
         judge_without_hearing,
+        answer_where_anybody_says,
+        wait_for_a_clock_that_was_ahead,
+        follow_a_leap_of_the_clock,
     )
 }

@@ -28,6 +28,7 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.persist import checkpointing, pipeline
 from holdfast.persist.fence_watch import no_watch
 from holdfast.persist.service import PersistServer
+from holdfast.persist.steady_clock import SteadyClock
 from holdfast.protocol import frames
 from holdfast.protocol.bus import BusMessage
 from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
@@ -337,6 +338,8 @@ class Node(ABC):
         self.tasks: list[asyncio.Task[Any]] = []
         self.process: Process | None = None
         self._skew_ms = simulation.skew_ms()
+        #: How far the wall clock is ahead besides, for a while.
+        self.leap_ms = 0
         self._restart: asyncio.TimerHandle | None = None
         self._ended = False
         #: Calls in threads that have not ended.
@@ -416,7 +419,8 @@ class Node(ABC):
 
     def now_ms(self) -> int:
         """The wall clock of this host."""
-        return _EPOCH_MS + self._skew_ms + int(self.simulation.loop.time() * 1000)
+        now_ms = int(self.simulation.loop.time() * 1000)
+        return _EPOCH_MS + self._skew_ms + self.leap_ms + now_ms
 
     def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Call `function` as if in a thread: it takes a while, during which the loop goes on."""
@@ -506,7 +510,7 @@ class ServerNode(Node):
             self.disk,
             self.name,
             incarnation=incarnation,
-            clock_ms=self.now_ms,
+            clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
             run_in_thread=self.run_in_thread,
             idle_close_seconds=simulation.idle_close_seconds,
             max_open_stores=simulation.max_open_stores,

@@ -53,6 +53,9 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "begin_births_at_the_head": (3, None),
     "believe_an_older_state": (3, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
+    "answer_where_anybody_says": (3, "stranger"),
+    "wait_for_a_clock_that_was_ahead": (5, "leap_of_clock"),
+    "follow_a_leap_of_the_clock": (3, "leap_of_clock"),
 }
 #: These need a bucket.
 _PLANTED_IN_TIERS = {

@@ -1,0 +1,45 @@
+"""A bounded attack, as CI has it, and a run in which things go wrong that must be noticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEED = 15
+MINUTES = 0.55
+
+
+def attack(data: Path, *arguments: str) -> tuple[int, str]:
+    """Run the command; return its exit code and its report."""
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "hostile", "--data", str(data), *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(process.stdout)
+    return process.returncode, process.stdout
+
+
+@pytest.mark.timeout(60 * MINUTES + 400)
+def test_a_hostile_tenant_neither_stops_nor_reads_nor_loses_another_one(tmp_path: Path) -> None:
+    exit_code, report = attack(tmp_path / "data", "--minutes", str(MINUTES), "--seed", str(SEED))
+    assert exit_code == 0, report
+
+
+@pytest.mark.timeout(400)
+def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
+    exit_code, report = attack(
+        tmp_path / "data", "--minutes", "0.05", "--seed", str(SEED), "--planted"
+    )
+    assert exit_code == 1
+    assert "WRONG: a process ended: s1 was restarted" in report
+    assert "WRONG: a server began another life: s1" in report
+    assert "WRONG: came unasked: b'_INBOX.victim.canary.1': b'astray'" in report
+    assert "WRONG: readable by a stranger: b'_INBOX.evil.1'" in report
