@@ -59,7 +59,7 @@ class World:
     async def _refresh(self, *arguments: object) -> None:
         return None
 
-    async def _grant(self, wanted: list[Any]) -> list[list[Any]]:
+    async def _grant(self, wanted: list[Any], known: object = None) -> list[list[Any]]:
         return [[1, 1, 1, None] for _ in wanted]
 
     def _submitted(self, arrivals: list[Arrival]) -> None:
