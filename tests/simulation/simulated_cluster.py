@@ -18,6 +18,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Self
 from unittest.mock import patch
 
@@ -25,8 +26,9 @@ from holdfast.client.connection import Client
 from holdfast.client.follower import Follower
 from holdfast.client.link import Link
 from holdfast.coordinator.service import Coordinator
-from holdfast.persist import checkpointing, pipeline
+from holdfast.persist import checkpointing, pipeline, service
 from holdfast.persist.fence_watch import no_watch
+from holdfast.persist.loop_watch import Turns
 from holdfast.persist.service import PersistServer
 from holdfast.persist.steady_clock import SteadyClock
 from holdfast.protocol import frames
@@ -35,7 +37,7 @@ from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
 from holdfast.protocol.subjects import Subjects, inboxes_of
-from holdfast.shared_fs import commit_log
+from holdfast.shared_fs import cluster_id, commit_log
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.layout import Layout, open_layout
 from simulation.history import Broadcast, History, change_of_wire
@@ -643,4 +645,9 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(pipeline, "MAX_PENDING_CHANGES", changes))
         stack.enter_context(patch.object(pipeline, "MAX_PENDING_MESSAGES", changes))
+        # Neither what is drawn elsewhere nor the time of this machine may show in a trace.
+        tokens = SimpleNamespace(token_hex=lambda count: "5a" * count)
+        stack.enter_context(patch.object(cluster_id, "secrets", tokens))
+        clock = asyncio.get_running_loop().time
+        stack.enter_context(patch.object(service, "Turns", lambda server: Turns(server, clock)))
         yield
