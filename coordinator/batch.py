@@ -27,6 +27,7 @@ from holdfast.coordinator.events import (
     RecordDead,
     RecordLive,
 )
+from holdfast.coordinator.lost_state import FoundStore
 from holdfast.coordinator.membership import (
     MemberView,
 )
@@ -73,7 +74,7 @@ from holdfast.protocol.names import StoreId
 class RecordFound:
     """Stores whose files the survey found."""
 
-    stores: tuple[StoreId, ...]
+    stores: tuple[FoundStore, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,8 @@ def _write(state: StateFile, record: Record, now_ms: int) -> None:
             if released:
                 state.set_drain(server, False)
         case RecordFound(stores):
-            for store in stores:
-                state.found(store)
+            for found in stores:
+                state.found(*found)
         case RecordFoundCold(stores_found):
             for store, epoch, revision in stores_found:
                 if revision is None:

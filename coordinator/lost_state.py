@@ -6,6 +6,8 @@
   above the one that it was granted says so (`known_epoch`) and is granted a higher one.
 - The stores are found again by a survey of their files, in the background and in slices. Each is
   recorded as durable and without an owner, so it is listed, and noticed if its file goes missing.
+  But for a file that is to the byte as it was made: nothing was ever checkpointed into it, so the logs
+  still hold all of the store, and what a power cut leaves of the file says nothing.
   A store that is asked for before its turn works all the same. A survey that is cut short begins
   anew with the next coordinator.
 - Cold stores have no file: they are found in the bucket's manifests, after the files. Until that is
@@ -22,7 +24,8 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from holdfast.coordinator.state_file import (
     OldStateError,
@@ -30,6 +33,7 @@ from holdfast.coordinator.state_file import (
     is_missing,
     open_state_file,
 )
+from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.bucket import Bucket
@@ -37,6 +41,7 @@ from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fences import Fences
 from holdfast.shared_fs.layout import HASH_FOLDER, Layout
 from holdfast.shared_fs.manifest import open_manifests
+from holdfast.shared_fs.store_image import empty_store_image
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -45,6 +50,15 @@ _STORE_FILE: Final = re.compile(r"(.+)\.(stream|kv)\.([0-9]{1,9})\.db")
 _QUARANTINE: Final = "_coordinator"
 #: Stores recorded in one transaction.
 _WRITTEN_STORES: Final = 8192
+
+
+class FoundStore(NamedTuple):
+    """A store that has a file: the file's generation, which no owner's epoch was below, and what the
+    file says of its state."""
+
+    store: StoreId
+    generation: int
+    state: StoreState
 
 
 def has_past(layout: Layout, disk: Disk, fences: Fences) -> bool:
@@ -113,7 +127,7 @@ def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) ->
             disk.rename(layout.coordinator / name, folder / name)
 
 
-def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
+def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[FoundStore]:
     """Yield each store that has a file, once for each generation. What is not ours is passed over, and
     so are files of deleted stores, whose removal was cut short.
 
@@ -131,12 +145,14 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[StoreId]:
             names = disk.names(folder)
             has_graves = any(name.endswith(".deleted") for name in names)
             for name in names:
-                store = _store_of(tenant, name)
-                if store is None:
+                found = _store_of(tenant, name)
+                if found is None:
                     continue
+                store, generation = found
                 if layout.store(store).parent == folder:
                     if not (has_graves and _is_deleted(layout, disk, store)):
-                        yield store
+                        state = _state_of(disk, store, folder / name)
+                        yield FoundStore(store, generation, state)
                 else:
                     logger.warning("coordinator.survey_stranger path=%s", folder / name)
 
@@ -163,14 +179,29 @@ def _is_deleted(layout: Layout, disk: Disk, store: StoreId) -> bool:
         return False
 
 
-def _store_of(tenant: str, file_name: str) -> StoreId | None:
+def _state_of(disk: Disk, store: StoreId, path: Path) -> StoreState:
+    """Tell if a file may ever have been durable: of one that was not, everything is in its WAL and in
+    the logs. The first checkpoint brings the meta row, and a row stays. Raises StorageFailedError."""
+    made = empty_store_image(StoreKind(store.kind))
+    try:
+        if disk.size_bytes(path) == len(made) and disk.read_patiently(path) == made:
+            return StoreState.CREATED
+    except FileNotFoundError:
+        # Its owner put another in its place, or it was removed: that it was there is known.
+        pass
+    return StoreState.DURABLE
+
+
+def _store_of(tenant: str, file_name: str) -> tuple[StoreId, int] | None:
+    """Return the store that a file is of, and its generation."""
     match = _STORE_FILE.fullmatch(file_name)
     if match is None:
         return None
     try:
-        return StoreId(tenant, StoreKind[match[2].upper()], check_store(match[1]))
+        store = StoreId(tenant, StoreKind[match[2].upper()], check_store(match[1]))
     except InvalidNameError:
         return None
+    return store, int(match[3])
 
 
 def _fence_everyone(fences: Fences) -> None:

@@ -199,8 +199,8 @@ _FOUND_COLD: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, st
     VALUES (?, ?, ?, 0, ?, {StoreState.DURABLE:d}, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state, cold = excluded.cold
     WHERE state < excluded.state"""
-_FOUND: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
-    VALUES (?, ?, ?, 0, 0, {StoreState.DURABLE:d})
+_FOUND: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
+    VALUES (?, ?, ?, 0, ?, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
 #: The epoch stays: whoever has the name next has a higher one.
 _SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, state = {StoreState.UNKNOWN:d}
@@ -397,9 +397,9 @@ class StateFile:
     def _pending_survey(self) -> int:
         return sum(pending for (pending,) in self._execute(_SURVEYING))
 
-    def found(self, store: StoreId) -> None:
-        """Record that a store's file is there; who owns it stays."""
-        self._execute(_FOUND, store)
+    def found(self, store: StoreId, epoch: int, state: StoreState) -> None:
+        """Record that a store's file is there, made in an epoch; who owns it stays."""
+        self._execute(_FOUND, (*store, epoch, int(state)))
 
     def found_cold(self, store: StoreId, epoch: int, revision: int) -> None:
         """Record that the bucket has a store, unless a file of it was found."""

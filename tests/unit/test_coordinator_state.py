@@ -12,6 +12,7 @@ from coordinator_batches import DEAD_A, LIVE_A, LIVE_B, ONE, TWO, fields, member
 from holdfast.coordinator import state_file
 from holdfast.coordinator.batch import RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.events import RecordDead, RecordLive
+from holdfast.coordinator.lost_state import FoundStore
 from holdfast.coordinator.requests import (
     Adopt,
     ColdStore,
@@ -338,21 +339,25 @@ def test_an_incarnation_that_has_ended_vacates_nothing(state: StateFile) -> None
 
 
 def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile) -> None:
+    durable = StoreState.DURABLE
     members = (member("a"),)
     own(state, ONE, records=(LIVE_A,), members=members)
     listed, resolved = run(
         state,
         ListStores("acme", None, "", None, 10),
         Resolve((ONE, TWO)),
-        records=(RecordFound((ONE, TWO)), RecordFound((TWO,)), RecordSurveyed()),
+        records=(
+            RecordFound((FoundStore(ONE, 1, durable), FoundStore(TWO, 3, StoreState.CREATED))),
+            RecordFound((FoundStore(TWO, 4, durable), FoundStore(TWO, 5, StoreState.CREATED))),
+            RecordSurveyed(),
+        ),
         members=members,
     )
-    durable = int(StoreState.DURABLE)
     assert fields(listed)["stores"] == [
         [1, "one", "a", "a1", 1, durable, False],
-        [1, "two", "", "", 0, durable, False],
+        [1, "two", "", "", 3, durable, False],
     ]
-    assert fields(resolved)["owners"] == [["a", "a1", 1], ["a", "a1", 1]]
+    assert fields(resolved)["owners"] == [["a", "a1", 1], ["a", "a1", 4]]
 
 
 def test_a_cold_store_is_hot_again_once_its_file_is_durable_beyond_the_snapshot(
@@ -424,9 +429,10 @@ def test_a_server_that_drains_adopts_nothing(state: StateFile) -> None:
 
 def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: StateFile) -> None:
     members = (member("a"),)
+    found = FoundStore(ONE, 1, StoreState.DURABLE)
     with state.transaction():
         state.set_surveying(True)
-    run(state, Resolve((ONE,)), records=(LIVE_A, RecordFound((ONE,))), members=members)
+    run(state, Resolve((ONE,)), records=(LIVE_A, RecordFound((found,))), members=members)
     replies = run(
         state,
         Open("a", "a1", (OpenStore(ONE, True), OpenStore(TWO, True))),
@@ -434,7 +440,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
         members=members,
     )
     # Nobody knows yet if the bucket has the second one.
-    assert fields(replies[0])["grants"] == [[1, 2, 2], [1, 1, 0, 0]]
+    assert fields(replies[0])["grants"] == [[2, 2, 2], [1, 1, 0, 0]]
     three = StoreId("acme", 1, "three")
     replies = run(
         state,
@@ -447,7 +453,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
         ),
         members=members,
     )
-    assert fields(replies[0])["grants"] == [[1, 2, 2], [1, 2, 2, 80]]
+    assert fields(replies[0])["grants"] == [[2, 2, 2], [1, 2, 2, 80]]
     assert fields(replies[1])["owners"] == [["a", "a1", 10]]
     assert fields(replies[2])["grants"] == [[1, 1, 0]]
 
@@ -464,7 +470,7 @@ def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:
     with state.transaction():
         for tenant in reversed(tenants):
             for name in ("one", "two"):
-                state.found(StoreId(tenant, 1, name))
+                state.found(StoreId(tenant, 1, name), 1, StoreState.DURABLE)
     for limit in range(1, len(tenants) + 2):
         found: list[str] = []
         after: str | None = ""

@@ -10,13 +10,14 @@ import pytest
 from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
 from holdfast.coordinator.state_file import StateFile, open_state_file
 from holdfast.coordinator.term import TermFile
-from holdfast.protocol.control import Owner
+from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.errors import DeposedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.fence import create_fence, is_open
 from holdfast.shared_fs.fences import FileFences
 from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.store_file import StoreFile
 from holdfast.shared_fs.tombstone import Grave, write_tombstone
 
 NOTES = StoreId("acme", 1, "project.42.notes")
@@ -70,6 +71,10 @@ def touch(layout: Layout, store: StoreId, generation: int = 1) -> Path:
     return path
 
 
+def found_states(layout: Layout, disk: Disk, store: StoreId) -> list[StoreState]:
+    return [found.state for found in stores_on_disk(layout, disk) if found.store == store]
+
+
 def test_without_a_past_nobody_is_fenced_and_nothing_is_surveyed(
     layout: Layout, disk: Disk, incarnation: Path
 ) -> None:
@@ -120,7 +125,8 @@ def test_a_damaged_state_file_is_replaced_only_when_the_operator_says_so(
     path = layout.coordinator / "state.db"
     with closing(open_state_file(path, disk)) as state, state.transaction():
         for number in range(2000):
-            state.found(StoreId("acme", 1, f"a.rather.long.name.of.a.store.{number}"))
+            store = StoreId("acme", 1, f"a.rather.long.name.of.a.store.{number}")
+            state.found(store, 1, StoreState.DURABLE)
     content = path.read_bytes()
     bad = {
         "empty": b"",
@@ -308,7 +314,13 @@ def test_a_survey_finds_every_store_and_passes_over_what_is_not_ours(
     stores = layout.root / "stores"
     (stores / "no tenant").mkdir()
     (stores / "acme" / "lost+found").mkdir()
-    assert set(stores_on_disk(layout, disk)) == {NOTES, SETTINGS, OTHER}
+    durable = StoreState.DURABLE
+    assert set(stores_on_disk(layout, disk)) == {
+        (NOTES, 1, durable),
+        (NOTES, 2, durable),
+        (SETTINGS, 1, durable),
+        (OTHER, 1, durable),
+    }
     assert "survey_stranger" in caplog.text
 
 
@@ -318,7 +330,7 @@ def test_files_that_a_deletion_left_are_of_no_store(layout: Layout, disk: Disk) 
     write_tombstone(disk, layout.tombstone(NOTES), Grave(2, 7, 1_000))
     assert list(stores_on_disk(layout, disk)) == []
     touch(layout, NOTES, generation=3)
-    assert set(stores_on_disk(layout, disk)) == {NOTES}
+    assert {found.store for found in stores_on_disk(layout, disk)} == {NOTES}
 
 
 def test_a_store_whose_tombstone_is_damaged_is_found_and_not_forgotten(
@@ -326,7 +338,29 @@ def test_a_store_whose_tombstone_is_damaged_is_found_and_not_forgotten(
 ) -> None:
     touch(layout, NOTES)
     layout.tombstone(NOTES).write_bytes(b"")
-    assert list(stores_on_disk(layout, disk)) == [NOTES]
+    assert [found.store for found in stores_on_disk(layout, disk)] == [NOTES]
+
+
+def test_a_file_counts_as_durable_unless_nothing_was_ever_checkpointed_into_it(
+    layout: Layout, disk: Disk
+) -> None:
+    for store in (NOTES, SETTINGS):
+        path = layout.store(store, 7)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = StoreFile.create(path, store, time=1_000, owner=(7, "s1", "i1"), disk=disk)
+        file.go_on_from(5, time=1_000)
+        content = path.read_bytes()
+        # Only as the WAL has it, which a power cut may take.
+        assert found_states(layout, disk, store) == [StoreState.CREATED]
+        file.checkpoint()
+        assert found_states(layout, disk, store) == [StoreState.DURABLE]
+        file.close()
+        assert found_states(layout, disk, store) == [StoreState.DURABLE]
+        # What is damaged may have been anything.
+        first = content[:4096]
+        for damaged in (b"", content[:-1], first, first + bytes(len(content) - len(first))):
+            path.write_bytes(damaged)
+            assert found_states(layout, disk, store) == [StoreState.DURABLE]
 
 
 def test_a_survey_that_cannot_read_a_folder_does_not_count_as_done(

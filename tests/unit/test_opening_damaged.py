@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.coordinator.lost_state import stores_on_disk
 from holdfast.persist import opening
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.takeover import DeadLogs
@@ -293,6 +294,45 @@ def test_a_store_of_the_first_epoch_had_no_owner_before(damaged: Past) -> None:
     name = StoreId("acme", StoreKind.STREAM, "first")
     damaged.stores["first"] = Owned(name, epoch=0, state=StoreState.CREATED)
     assert opened(damaged)["first"] == 0
+
+
+@pytest.mark.parametrize("damage", ["WAL gone", "empty", "gone", "log damaged", "log gone"])
+def test_a_file_that_a_survey_found_as_it_was_made_is_made_anew_from_the_logs(
+    tmp_path: Path, damage: str
+) -> None:
+    """Before or after the survey a power cut takes what was never durable. Never does a store of which
+    the logs may lack something begin as a new one."""
+    past = Past(tmp_path / "data")
+    for name in ("a", "b"):
+        past.take(name, "01")
+    past.write("01", ["a"])
+    past.write("01", ["a", "b"])
+    past.materialise("a")
+    past.write("01", ["b"])
+    past.kill()
+    path = past.layout.store(past.stores["a"].store)
+    if damage == "WAL gone":
+        path.with_name(f"{path.name}-wal").unlink()
+    [found] = stores_on_disk(past.layout, DISK)
+    # The coordinator forgot all else.
+    past.stores["a"].epoch, past.stores["a"].state = found.generation, found.state
+    if damage == "empty":
+        path.write_bytes(b"")
+    if damage in ("gone", "log damaged", "log gone"):
+        path.unlink()
+    if damage in ("empty", "gone", "log damaged", "log gone"):
+        path.with_name(f"{path.name}-wal").unlink()
+    if damage == "log damaged":
+        content = bytearray(past.segment.read_bytes())
+        content[len(content) // 4] ^= 1
+        past.segment.write_bytes(content)
+    if damage == "log gone":
+        shutil.rmtree(past.layout.log("s1", "01"))
+    outcome = opened(past)["a"]
+    if damage.startswith("log"):
+        assert "incarnation 01 of server s1" in str(outcome)
+    else:
+        assert outcome == 2
 
 
 def test_an_accepted_loss_is_no_reason_to_refuse(damaged: Past) -> None:
