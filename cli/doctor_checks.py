@@ -229,6 +229,15 @@ TIMES = Check(
     "from where it is, so what is set expires in time, but times in it stay ahead",
 )
 
+OLDER_FILES = Check(
+    "HF-032",
+    "older files",
+    "every store file has reached, with the logs, what the coordinator knows that it had reached",
+    "somebody put an older file in its place, and servers refuse it: put the newer one back, or restore "
+    "the store (holdfast backups, holdfast restore); or go on with what the file has: make an empty file "
+    "beside it, named NAME.KIND.older-accepted",
+)
+
 CHECKS: Final = (
     FORMAT,
     FILE_SYSTEM,
@@ -261,6 +270,7 @@ CHECKS: Final = (
     DOUBTFUL_STORES,
     ACCESS,
     TIMES,
+    OLDER_FILES,
 )
 
 

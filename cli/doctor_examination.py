@@ -21,7 +21,7 @@ from holdfast.cli import doctor_checks as checks
 from holdfast.cli.doctor_checks import Check, Findings, Severity
 from holdfast.cli.doctor_state import KnownStores, known_stores
 from holdfast.cli.render import size
-from holdfast.persist.takeover import DeadLog, FoundFile, doubts, plan
+from holdfast.persist.takeover import DeadLog, FoundFile, doubts, following, plan
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.limits import CLOCK_LEAP_SECONDS, LOG_CAP_BYTES
 from holdfast.protocol.names import StoreId
@@ -345,7 +345,7 @@ class Examination:
         if found.misplaced or verdict.meta is None:
             return
         meta = verdict.meta
-        self._check_sequence(where, found.store, records, meta.epoch, meta.revision)
+        reached = self._check_sequence(where, found.store, records, meta.epoch, meta.revision)
         ahead_seconds = meta.time / 1000 - time.time()
         if ahead_seconds > CLOCK_LEAP_SECONDS:
             what = f"the time of {found.store} is {ahead_seconds:,.0f} s ahead of this machine's clock"
@@ -354,6 +354,8 @@ class Examination:
         self._check_doubt(where, found.store, file)
         if known is not None:
             self._check_known(where, found.store, meta.epoch, known)
+            if reached is not None:
+                self._check_reached(where, found.store, reached, known)
 
     def _check_generations(self, found: FoundStore) -> None:
         for path in found.generations[:-1]:
@@ -394,11 +396,14 @@ class Examination:
 
     def _check_sequence(
         self, where: str, store: StoreId, records: list[LogRecord], epoch: int, revision: int
-    ) -> None:
+    ) -> int | None:
+        """Return the revision that file and logs reach; None if something in between is missing."""
         try:
-            plan(store, records, file_epoch=epoch, file_revision=revision)
+            found = following(store, records, file_epoch=epoch, file_revision=revision)
+            return max([revision, *(record.revision for record in found)])
         except StoreDamagedError as error:
             self.findings.alarm(checks.SEQUENCE, where, str(error.fields["reason"]))
+            return None
 
     def _check_doubt(
         self, where: str, store: StoreId, file: FoundFile | None, *, had_owner: bool = False
@@ -449,6 +454,16 @@ class Examination:
             severity = Severity.NOTE if granted == 0 else Severity.WARNING
             what = f"its epoch is {epoch}, the coordinator's is {granted}"
             self.findings.add(checks.EPOCHS, severity, where, what)
+
+    def _check_reached(self, where: str, store: StoreId, reached: int, known: KnownStores) -> None:
+        expected = known.revision(store)
+        # In place of an older file of a cold store the bucket's counts.
+        if reached < expected and not known.is_cold(store):
+            what = f"an older file: it reaches revision {reached}, and it was at {expected}"
+            if self._layout.older_accepted(store).exists():
+                self.findings.warn(checks.OLDER_FILES, where, f"{what}, which is accepted")
+            else:
+                self.findings.alarm(checks.OLDER_FILES, where, what)
 
     def _check_created(self, store: StoreId) -> None:
         """Check a store that may have been written to, but never had a durable file."""

@@ -19,6 +19,7 @@ import apsw
 from holdfast.cli.doctor_checks import (
     EPOCHS,
     MISSING_FILES,
+    OLDER_FILES,
     STATE,
     UNRECORDED_FILES,
     Check,
@@ -32,9 +33,10 @@ from holdfast.shared_fs.disk import Disk
 from holdfast.shared_fs.inspection import lock_holder
 from holdfast.shared_fs.layout import Layout
 
-_COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS)
+_COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS, OLDER_FILES)
 # All by the primary key.
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
+_REVISION: Final = "SELECT revision FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 #: But for the cold ones, which have no file.
 _DURABLE: Final = (
@@ -57,6 +59,11 @@ class KnownStores:
         """Return the last epoch that was granted for a store, None if it is not known."""
         row = self._connection.execute(_EPOCH, store).fetchone()
         return None if row is None else int(row[0])
+
+    def revision(self, store: StoreId) -> int:
+        """Return what the file of a store and the logs have reached at least."""
+        row = self._connection.execute(_REVISION, store).fetchone()
+        return 0 if row is None else int(row[0])
 
     def is_durable(self, store: StoreId) -> bool:
         """Tell if a store has had a durable file, so that logs of it may have been let go."""

@@ -33,6 +33,7 @@ from holdfast.coordinator.membership import (
 )
 from holdfast.coordinator.requests import (
     Adopt,
+    Closed,
     ColdStore,
     Cool,
     Created,
@@ -53,7 +54,7 @@ from holdfast.coordinator.requests import (
 )
 from holdfast.coordinator.state_file import IncarnationState, StateFile, StoreRow
 from holdfast.protocol.compression import ENCODINGS
-from holdfast.protocol.control import ServerInfo, ServerState, StoreState
+from holdfast.protocol.control import Grant, ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
     DeposedError,
     FencedError,
@@ -216,6 +217,7 @@ class _Transaction:
                 Open(server, incarnation)
                 | Adopt(server, incarnation)
                 | Created(server, incarnation)
+                | Closed(server, incarnation)
                 | Cool(server, incarnation)
                 | Deleted(server, incarnation)
                 | Register(server, incarnation)
@@ -234,6 +236,12 @@ class _Transaction:
                         self._state.raise_state(store, StoreState.DURABLE)
                         if revision is not None:
                             self._state.set_hot(store, revision)
+                            self._state.raise_revision(store, revision)
+            case Closed(server, incarnation, closed):
+                for store, epoch, revision in closed:
+                    row = self._owned(server, incarnation, store)
+                    if row is not None and row.epoch == epoch:
+                        self._state.raise_revision(store, revision)
             case Cool(server, incarnation, cooled):
                 cold = [self._cool(server, incarnation, each) for each in cooled]
                 return {"term": self._state.term, "cold": cold}
@@ -241,10 +249,12 @@ class _Transaction:
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
             case Release(server, incarnation, released):
-                for store, epoch, nothing in released:
+                for store, at_epoch, nothing, revision in released:
                     row = self._owned(server, incarnation, store)
-                    if row is None or epoch not in (None, row.epoch):
+                    if row is None or at_epoch not in (None, row.epoch):
                         continue
+                    if revision is not None:
+                        self._state.raise_revision(store, revision)
                     self._state.release(store)
                     if nothing and row.state != StoreState.DURABLE and row.cold is None:
                         self._state.forget(store, row.epoch)
@@ -316,8 +326,8 @@ class _Transaction:
         cold = row.cold if row is not None else None
         if known is not StoreState.DURABLE and not self._knows_all_stores:
             cold = 0
-        grant = (owner.epoch, int(known), int(before))
-        return grant if cold is None else (*grant, cold)
+        revision = row.revision if row is not None else 0
+        return _wire_grant(Grant(owner.epoch, known, before, cold, revision))
 
     def _adopt(self, server: str, incarnation: str, store: StoreId) -> Sequence[object]:
         row = self._state.store(store)
@@ -328,8 +338,8 @@ class _Transaction:
             return _error_slot(NotOwnerError(server=server))
         if isinstance(decision, Assign):
             self._state.assign(store, decision.owner)
-        grant = (decision.owner.epoch, row.state, row.state)
-        return grant if row.cold is None else (*grant, row.cold)
+        epoch = decision.owner.epoch
+        return _wire_grant(Grant(epoch, row.state, row.state, row.cold, row.revision))
 
     def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
         row = self._owned(server, incarnation, cooled.store)
@@ -417,6 +427,14 @@ def _assignment(row: StoreRow | None) -> Assignment | None:
     if row is None:
         return None
     return Assignment(row.server, row.incarnation, row.epoch, row.owner_ended)
+
+
+def _wire_grant(grant: Grant) -> Sequence[object]:
+    """Return a grant without what most have not."""
+    fields = (grant.epoch, int(grant.state), int(grant.state_before))
+    if grant.revision:
+        return (*fields, grant.cold, grant.revision)
+    return fields if grant.cold is None else (*fields, grant.cold)
 
 
 def _error_slot(error: HoldfastError) -> list[object]:

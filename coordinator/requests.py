@@ -115,6 +115,21 @@ class Created:
     stores: tuple[CreatedStore, ...]
 
 
+class ClosedStore(NamedTuple):
+    store: StoreId
+    epoch: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The files of these stores were closed, durable, at a revision each."""
+
+    server: str
+    incarnation: str
+    stores: tuple[ClosedStore, ...]
+
+
 class ColdStore(NamedTuple):
     store: StoreId
     epoch: int
@@ -141,11 +156,12 @@ class Deleted:
 
 class ReleasedStore(NamedTuple):
     """With an epoch, only if that is still the store's: a late repetition changes nothing. `nothing`:
-    there is no file of it, nor any record in a log."""
+    there is no file of it, nor any record in a log. `revision`: that of the closed, durable file."""
 
     store: StoreId
     epoch: int | None = None
     nothing: bool = False
+    revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,7 @@ Request = (
     | Open
     | Adopt
     | Created
+    | Closed
     | Cool
     | Deleted
     | Release
@@ -236,6 +253,8 @@ def store_count(request: Request) -> int:
             return len(created)
         case Adopt(stores=named):
             return len(named)
+        case Closed(stores=closed):
+            return len(closed)
         case Cool(stores=cooled):
             return len(cooled)
         case Release(stores=released) | Deleted(stores=released):
@@ -325,12 +344,16 @@ def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Adopt(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
 
+def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ClosedStore:
+        return ClosedStore(*_store_at(item))
+
+    return Closed(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
+
+
 def _cold(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ColdStore:
-        epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
-        if epoch is None or revision is None:
-            raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
-        return ColdStore(_store(*item[:3]), epoch, revision)
+        return ColdStore(*_store_at(item))
 
     return Cool(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
 
@@ -340,7 +363,8 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
         return ReleaseAll(*_peer(fields))
 
     def slot(item: list[Any]) -> ReleasedStore:
-        return ReleasedStore(_store(*item[:3]), _epoch(item[3:]), item[4:5] == [True])
+        epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
+        return ReleasedStore(_store(*item[:3]), epoch, item[4:5] == [True], revision)
 
     return Release(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
@@ -413,6 +437,13 @@ def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
     return StoreId(check_tenant(tenant), _kind(kind), check_store(name))
 
 
+def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
+    epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
+    if epoch is None or revision is None:
+        raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
+    return _store(*item[:3]), epoch, revision
+
+
 def _epoch(rest: list[Any]) -> int | None:
     return _number("epoch", rest)
 
@@ -450,6 +481,7 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "open": _open,
     "adopt": _adopt,
     "created": _created,
+    "closed": _closed,
     "cold": _cold,
     "deleted": _deleted,
     "release": _release,

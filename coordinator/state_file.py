@@ -44,7 +44,7 @@ from holdfast.shared_fs.disk import Disk
 
 #: "hfCo": marks the file as ours.
 APPLICATION_ID: Final = 0x6866436F
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 #: Stores that clients were sent to a server for, and that no server has asked for yet.
 MAX_PROMISED_STORES: Final = 16_384
 #: The WAL is moved into the file when it is so large. SQLite's own default.
@@ -83,6 +83,8 @@ class StoreRow(NamedTuple):
     cold: int | None = None
     #: Only told to clients so far, and not in the file: no server has asked for it.
     promised: bool = False
+    #: Its file and what the logs add to it are at least at this revision, if it is durable.
+    revision: int = 0
 
 
 #: Serves `_FORGET_OF`: stores that were only read, and that do not exist.
@@ -113,7 +115,7 @@ _SCHEMA: Final = (
         UNIQUE (server, incarnation)
     ) STRICT""",
     "CREATE INDEX incarnations_present ON incarnations(server) WHERE state = 'present'",
-    # owner: an incarnation's id, or 0 once the store was released. cold: see StoreRow.
+    # owner: an incarnation's id, or 0 once the store was released. cold, revision: see StoreRow.
     """CREATE TABLE stores(
         tenant TEXT NOT NULL,
         kind INTEGER NOT NULL,
@@ -122,6 +124,7 @@ _SCHEMA: Final = (
         epoch INTEGER NOT NULL,
         state INTEGER NOT NULL,
         cold INTEGER,
+        revision INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (tenant, kind, name)
     ) STRICT, WITHOUT ROWID""",
     _UNWRITTEN_INDEX,
@@ -148,6 +151,7 @@ _UPGRADES: Final = {
         "ALTER TABLE cluster ADD COLUMN forgotten_epoch INTEGER NOT NULL DEFAULT 0",
         _UNWRITTEN_INDEX,
     ),
+    4: ("ALTER TABLE stores ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",),
 }
 
 # The primary keys and `incarnations_present` serve all of these.
@@ -182,7 +186,7 @@ _RETIRE: Final = """UPDATE incarnations
     WHERE server = ?1 AND incarnation = ?2 AND state = 'present' AND NOT EXISTS (
         SELECT 1 FROM incarnations WHERE server = ?1 AND incarnation = ?2 || '.' || ?3)
     RETURNING id"""
-_STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state, s.cold
+_STORE: Final = """SELECT i.server, i.incarnation, i.state, s.epoch, s.state, s.cold, s.revision
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner
     WHERE s.tenant = ? AND s.kind = ? AND s.name = ?"""
 _ASSIGN: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
@@ -195,6 +199,8 @@ _SET_COLD: Final = f"""UPDATE stores SET cold = ?4, state = {StoreState.DURABLE:
     WHERE tenant = ?1 AND kind = ?2 AND name = ?3"""
 _SET_HOT: Final = """UPDATE stores SET cold = NULL
     WHERE tenant = ? AND kind = ? AND name = ? AND cold < ?"""
+_RAISE_REVISION: Final = """UPDATE stores SET revision = ?4
+    WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND revision < ?4"""
 _FOUND_COLD: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state, cold)
     VALUES (?, ?, ?, 0, ?, {StoreState.DURABLE:d}, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state, cold = excluded.cold
@@ -203,7 +209,8 @@ _FOUND: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, ?, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
 #: The epoch stays: whoever has the name next has a higher one.
-_SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, state = {StoreState.UNKNOWN:d}
+_SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, revision = 0,
+        state = {StoreState.UNKNOWN:d}
     WHERE tenant = ? AND kind = ? AND name = ?"""
 _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, ?, {StoreState.UNKNOWN:d})
@@ -407,9 +414,12 @@ class StateFile:
 
     def store(self, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store."""
-        for server, incarnation, owner_state, epoch, state, cold in self._execute(_STORE, store):
+        for server, incarnation, owner_state, epoch, state, cold, revision in self._execute(
+            _STORE, store
+        ):
             ended = owner_state != IncarnationState.PRESENT
-            return StoreRow(server or "", incarnation or "", ended, epoch, state, cold)
+            row = StoreRow(server or "", incarnation or "", ended, epoch, state, cold)
+            return row._replace(revision=revision)
         owner = self._promised.get(store)
         if owner is None:
             return None
@@ -441,6 +451,10 @@ class StateFile:
     def set_hot(self, store: StoreId, revision: int) -> None:
         """Record that the file of a store must be there, if it is beyond what went cold."""
         self._execute(_SET_HOT, (*store, revision))
+
+    def raise_revision(self, store: StoreId, revision: int) -> None:
+        """Record that the file of a store is durable at a revision; it never goes back."""
+        self._execute(_RAISE_REVISION, (*store, revision))
 
     def set_deleted(self, store: StoreId) -> None:
         """Record that there is nothing of a store any more, and that nobody owns it."""

@@ -45,7 +45,7 @@ from holdfast.persist.point_in_time import Course, Point, Target
 from holdfast.persist.removal import bury, remove_files, remove_snapshots
 from holdfast.protocol import frames
 from holdfast.protocol.bus import Bus
-from holdfast.protocol.control import StoreState
+from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import (
     BusyError,
     HoldfastError,
@@ -87,11 +87,13 @@ _LOST_REVISIONS: Final = 1 << 20
 
 
 class Held(NamedTuple):
-    """A store that is closed and stays so. `revision` 0: nobody could open it."""
+    """A store that is closed and stays so. `revision` 0: nobody could open it. Then `known_revision` is
+    what the coordinator knows that it had reached."""
 
     epoch: int
     revision: int
     state: int
+    known_revision: int = 0
 
 
 class Administrator:
@@ -338,7 +340,9 @@ class Administrator:
             known_epoch = max(held.epoch, grave.epoch if grave is not None else 0)
             epoch = await self._coordination.raise_epoch(store, known_epoch)
             newest = max(
-                [grave.revision if grave else 0, *(version.revision for version in versions)]
+                grave.revision if grave else 0,
+                held.known_revision,
+                *(version.revision for version in versions),
             )
             if before is not None:
                 go_on = max(before.revision, newest) + 1
@@ -490,7 +494,8 @@ class Administrator:
                 [grant] = await self._coordination.open([(store, False)])
                 if grant[0] is None:
                     raise error_from_wire(grant[1], grant[2])
-                yield Held(grant[0], 0, grant[1])
+                granted = Grant(*grant[:5])
+                yield Held(granted.epoch, 0, granted.state, granted.revision)
                 if opened is not None:
                     self._ownership.closed(opened)
             self._pipeline.turn_away(store, NotOwnerError(server=self._server))

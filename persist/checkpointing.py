@@ -51,6 +51,10 @@ _PASS_STORES: Final = 256
 _PASS_LOOKS: Final = 1024
 #: Stores told to the coordinator in one message.
 _CONFIRM_BATCH: Final = 1024
+#: Closed stores that the coordinator is yet to be told of; of those beyond it is not.
+_MAX_UNTOLD: Final = 16_384
+#: Until a coordinator that has not answered is told again: passes must not wait for it each time.
+_TELL_AGAIN_SECONDS: Final = 5.0
 #: Segments kept without pressure: below this a checkpoint would save nothing.
 _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES * 3 // 4
 #: A WAL that is checkpointed whatever the log. Overwrites all over a large kv change a page or two
@@ -135,6 +139,7 @@ class Checkpointer:
         pipeline: Pipeline,
         run_in_thread: RunInThread,
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+        tell_closed: Callable[[list[tuple[StoreId, int, int]]], Awaitable[None]] | None = None,
         closed: Callable[[Store, StoreFile], None] | None = None,
         set_aside: Callable[[], Awaitable[None]] | None = None,
         unwritten: Callable[[Store], None] | None = None,
@@ -142,6 +147,7 @@ class Checkpointer:
         max_open_stores: int = MAX_OPEN_STORES,
     ) -> None:
         """`confirm` tells the coordinator that these stores' files are durable at a revision each.
+        `tell_closed` tells it of files that were closed, durable: store, epoch, revision.
         `closed` hears of each store whose file has been closed because nobody uses it. `set_aside`
         takes the stores out of service that turned out to be damaged. `unwritten` hears of each that
         was closed and does not exist: nobody ever wrote to it."""
@@ -151,6 +157,10 @@ class Checkpointer:
         self._pipeline = pipeline
         self._run_in_thread = run_in_thread
         self._confirm = confirm
+        self._tell_closed = tell_closed
+        #: Stores that were closed beyond what the coordinator knows of them, with epoch and revision.
+        self._untold: dict[StoreId, tuple[int, int]] = {}
+        self._tell_at = 0.0
         self._closed = closed
         self._set_aside = set_aside
         self._unwritten = unwritten
@@ -175,6 +185,8 @@ class Checkpointer:
         if self._set_aside is not None:
             await self._set_aside()
         self.retire()
+        if now >= self._tell_at and not await self._tell_of_closed():
+            self._tell_at = now + _TELL_AGAIN_SECONDS
 
     async def make_room(self, count: int, now: float) -> int:
         """Close up to `count` stores that are not in use just now; return how many were."""
@@ -206,6 +218,7 @@ class Checkpointer:
             if self._set_aside is not None:
                 await self._set_aside()
         self.retire()
+        await self._tell_of_closed()
         return [store.id for store in self._ownership.stores()]
 
     async def close_held(self, stores: list[Store]) -> list[Store]:
@@ -310,9 +323,34 @@ class Checkpointer:
                 return
             for store, durable in batch:
                 store.confirmed = True
+                store.known_revision = max(store.known_revision, durable.revision)
                 # What was applied while the coordinator was asked is not durable yet.
                 if store.file is not None and store.file.meta is durable:
                     store.checkpointed()
+
+    def _note_closed(self, store: Store, file: StoreFile) -> None:
+        """Keep what the coordinator is to know of a file that was closed, durable."""
+        revision = file.meta.revision
+        if file.in_memory or revision <= store.known_revision:
+            return
+        if len(self._untold) < _MAX_UNTOLD:
+            self._untold[store.id] = (store.epoch, revision)
+
+    async def _tell_of_closed(self) -> bool:
+        """Tell the coordinator how far files had come that were closed: less is an older file, put in
+        their place. That guards against a mistake, so it may be late, or lost. Returns if it has
+        heard."""
+        while self._untold and self._tell_closed is not None:
+            some = list(islice(self._untold.items(), _CONFIRM_BATCH))
+            try:
+                await self._tell_closed([(store, *at) for store, at in some])
+            except HoldfastError as error:
+                logger.info("store.closed_untold stores=%d reason=%s", len(self._untold), error)
+                return False
+            for store, at in some:
+                if self._untold.get(store) == at:
+                    del self._untold[store]
+        return True
 
     async def _checkpoint_one(self, store: Store) -> bool:
         """Return whether the file is durable with everything synced so far."""
@@ -413,6 +451,8 @@ class Checkpointer:
                 store.file.close()
             except StorageError as error:
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
+            else:
+                self._note_closed(store, store.file)
             if self._closed is not None:
                 self._closed(store, store.file)
         self._ownership.closed(store)

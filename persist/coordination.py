@@ -42,6 +42,8 @@ logger = logging.getLogger("holdfast.persist")
 _RETRY_SECONDS: Final = 0.1
 #: Of stores that this server has not given back.
 NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
+#: Of no file.
+NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
 #: How often a server whose tree has no id yet looks again before it takes a coordinator for another's.
 _LATE_TRIES: Final = 20
 
@@ -213,6 +215,13 @@ class Coordination:
         """
         await self._ask("created", stores=[[*store, revision] for store, revision in stores])
 
+    async def closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
+        """Tell that files were closed, durable: `(store, epoch, revision)`. It may be late.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
+
     async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
         """Tell that the bucket has all of `(store, epoch, revision)`; return for each if that is
         recorded, so that its file may go. Raises NoCoordinatorError, FencedError."""
@@ -221,12 +230,20 @@ class Coordination:
         return recorded
 
     async def release(
-        self, stores: Sequence[tuple[StoreId, int]], *, nothing: bool = False
+        self,
+        stores: Sequence[tuple[StoreId, int]],
+        *,
+        nothing: bool = False,
+        revisions: Mapping[StoreId, int] = NOTHING_KNOWN,
     ) -> None:
-        """Give up `(store, epoch)`, none of which is open; with `nothing` none of which exists. Raises
-        NoCoordinatorError."""
-        more = [True] if nothing else []
-        released = [[*store, epoch, *more] for store, epoch in stores]
+        """Give up `(store, epoch)`, none of which is open; with `nothing` none of which exists.
+        `revisions`: at which their files were closed, durable. Raises NoCoordinatorError."""
+        released = [
+            [*store, epoch, nothing, revision]
+            if (revision := revisions.get(store)) is not None
+            else [*store, epoch, *([True] if nothing else [])]
+            for store, epoch in stores
+        ]
         await self._ask("release", stores=released)
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.coordination import Coordination
+from holdfast.persist.coordination import NOTHING_KNOWN, Coordination
 from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline
 from holdfast.persist.store import Store
@@ -94,12 +94,15 @@ class Drainer:
         self.vacating = False
         return True
 
-    async def release(self, stores: list[tuple[StoreId, int]]) -> bool:
-        """Tell the coordinator until it has heard, or there is no use; return which."""
+    async def release(
+        self, stores: list[tuple[StoreId, int]], revisions: Mapping[StoreId, int] = NOTHING_KNOWN
+    ) -> bool:
+        """Tell the coordinator until it has heard, or there is no use; return which. `revisions`: of
+        files that were closed."""
         warned = False
         while True:
             try:
-                await self._coordination.release(stores)
+                await self._coordination.release(stores, revisions=revisions)
                 return True
             except UnavailableError as error:
                 if not warned:
@@ -125,7 +128,8 @@ class Drainer:
                     self._pipeline.unhold(store.id)
         if not closed:
             return 0
-        heard = await self.release([(store.id, store.epoch) for store in closed])
+        revisions = {store.id: store.revision for store in closed if store.revision}
+        heard = await self.release([(store.id, store.epoch) for store in closed], revisions)
         error = NotOwnerError(server=self._server)
         for store in closed:
             self._ownership.closed(store)

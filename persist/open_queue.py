@@ -275,7 +275,7 @@ class OpenQueue:
                 self.refuse(each.store, error_from_wire(grant[1], grant[2]))
             else:
                 self.opens.begun()
-                opening = tasks.create_task(self._open_store(each, Grant(*grant[:4])))
+                opening = tasks.create_task(self._open_store(each, Grant(*grant[:5])))
                 opening.add_done_callback(lambda task: self.opens.ended())
 
     def _free(self, wanted: list[Wanted]) -> list[Wanted]:

@@ -17,6 +17,8 @@ The order, each step of which a crash may interrupt and the next owner repeats:
 3. Apply what the logs of dead owners have beyond the file (`takeover.py`). If the log of the last
    one is damaged or missing, and may have held more, refuse: until the store was restored or an
    operator accepts the loss.
+   So if all of that does not reach the revision that the coordinator knows: then somebody has put an
+   older file in the place of the store's.
 4. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
    comes from a coordinator that has lost its state: it is told, and grants a higher one.
 5. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file that
@@ -120,8 +122,22 @@ class StoreOpener:
         file, closed = await self._open_newest(store, grant, to_read)
         grave = self._grave(store) if file is None else None
         cold = grant.cold is not None and state == StoreState.DURABLE
+        accepted = False
         try:
             found = self._missing_changes(store, _found(file, closed=closed), grant)
+            if file is not None:
+                try:
+                    self._refuse_older(file, found, grant)
+                except StoreDamagedError:
+                    accepted = self._disk.exists(self._layout.older_accepted(store))
+                    if closed and not accepted:
+                        # Left as it was found: a WAL would say that its owner has died.
+                        unchanged, file = file, None
+                        unchanged.close()
+                    if file is None or not accepted or file.in_memory:
+                        raise
+                    self._go_on_beyond(file, found, grant)
+                    found, closed = Plan([], []), False
             if file is None or not self._is_mine(file, epoch):
                 known_epoch = self._known_epoch(store, file)
                 if known_epoch >= epoch:
@@ -131,6 +147,7 @@ class StoreOpener:
             if file is None and (found.batches or found.outcomes):
                 file = self._create(store, epoch)
             confirmed = state == StoreState.DURABLE
+            known_revision = grant.revision
             if file is not None and file.in_memory:
                 return Store(
                     store,
@@ -139,13 +156,17 @@ class StoreOpener:
                     lambda: self._create_as_mine(store, epoch),
                     writable=False,
                     confirmed=True,
+                    known_revision=grant.revision,
                 )
             if file is not None and await self._bring_up_to_date(
                 file, found, epoch, closed=closed
             ):
-                if cold or not confirmed:
-                    await self._confirm([(store, file.meta.revision)])
+                if cold or not confirmed or accepted:
+                    known_revision = file.meta.revision
+                    await self._confirm([(store, known_revision)])
                 confirmed, cold = True, False
+                if accepted:
+                    self._disk.remove(self._layout.older_accepted(store))
         except BaseException:
             if file is not None:
                 with contextlib.suppress(HoldfastError):
@@ -160,6 +181,7 @@ class StoreOpener:
             writable=state != StoreState.UNKNOWN or file is not None,
             confirmed=confirmed,
             cold=cold,
+            known_revision=known_revision,
         )
 
     async def _open_newest(
@@ -335,6 +357,30 @@ class StoreOpener:
             raise StoreDamagedError(store=str(store), reason=doubt)
         return found
 
+    def _refuse_older(self, file: StoreFile, missing: Plan, grant: Grant) -> None:
+        """Raise StoreDamagedError if a file, with what it is `missing`, is an older one."""
+        revision = missing.reaches(file.meta.revision)
+        if revision < grant.revision:
+            raise StoreDamagedError(
+                store=str(file.store),
+                reason=f"its file is an older one: it reaches revision {revision}, and the coordinator "
+                f"knows that it was at {grant.revision}; put the newer file back, restore the store, or "
+                "accept the older one with an empty file "
+                f"{self._layout.older_accepted(file.store).name} beside it",
+            )
+
+    def _go_on_beyond(self, file: StoreFile, missing: Plan, grant: Grant) -> None:
+        """Let an older file, which an operator put there and accepts, count as the state beyond all that
+        was: no revision means two things, and followers begin anew."""
+        self._gate.check()
+        file.apply(missing.batches, missing.outcomes)
+        reached = file.meta.revision
+        time = max(file.meta.time, self._clock_ms())
+        file.go_on_from(grant.revision + 1, time=time)
+        logger.warning(
+            "store.older_accepted store=%s reached=%d was=%d", file.store, reached, grant.revision
+        )
+
     def _blame(self, store: StoreId, file: FoundFile | None) -> str:
         """Return which logs that once had changes of the store lack some, as the end of a reason."""
         return "".join(
@@ -502,6 +548,7 @@ class StoreOpener:
                 # A copy looks closed, to whoever finds it: it must lack nothing, and say whose it
                 # is, before it has its name.
                 found = self._missing_changes(store, _found(file, closed=False), grant)
+                self._refuse_older(file, found, grant)
                 if found.batches or found.outcomes:
                     file.apply(found.batches, found.outcomes)
             except BaseException:

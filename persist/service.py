@@ -306,6 +306,7 @@ class PersistServer:
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
             confirm=self._confirm_files,
+            tell_closed=self._coordination.closed if ground is None else None,
             closed=self._tier.closed if self._tier is not None else None,
             # Without a shared file system what is assigned goes with the incarnation.
             unwritten=self._open_queue.give_back if ground is None else None,

@@ -114,6 +114,7 @@ class Store:
         writable: bool = True,
         confirmed: bool = True,
         cold: bool = False,
+        known_revision: int = 0,
     ) -> None:
         self.id = store
         self.kind = StoreKind(store.kind)
@@ -129,6 +130,8 @@ class Store:
         #: The bucket has all of it, and its file may go: until the first change, which must be
         #: confirmed as that of a new store is.
         self.cold = cold
+        #: The coordinator knows that the file has reached this at least.
+        self.known_revision = known_revision
         meta = file.meta if file is not None else None
         self.revision = meta.revision if meta else 0
         self.last_seq = meta.last_seq if meta else 0

@@ -49,6 +49,12 @@ class Plan(NamedTuple):
     batches: list[AppliedBatch]
     outcomes: list[WriterOutcome]
 
+    def reaches(self, revision: int) -> int:
+        """Return the revision that a file at `revision` has with this."""
+        for last in self.batches[-1:]:
+            return last.previous_revision + len(last.changes)
+        return revision
+
 
 def plan(
     store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int

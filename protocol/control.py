@@ -23,25 +23,32 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
     register  {server, incarnation} -> {term}           before anything else in an incarnation's life
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
-              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before, cold],
+              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before, cold, revision],
               see StoreState; a grant's epoch is above `known_epoch`, what the server found on disk
               (or nil); `state_before` is as it was before this request; `cold` is left
               out, or the revision at which the store was left to the bucket (0 also of a store of
-              which a coordinator that lost its state does not know yet if it is in the bucket)
+              which a coordinator that lost its state does not know yet if it is in the bucket), or nil;
+              `revision` is left out, or what its file and the logs have reached at least: less is an
+              older file
     adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
               those that exist, and that nobody owns any more, are the asker's
     created   {server, incarnation, stores: [[tenant, kind, name, revision], ...]} -> {term}
               their files are durable at that revision; from now on a missing file is damage, and
               what was cold at a lower revision is hot
+    closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]} -> {term}
+              their files were closed, durable, at that revision; with another epoch than the store's
+              it changes nothing. May come late, or never
     cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
               -> {term, cold: [bool, ...]}              a verified snapshot in the bucket has all of
               it; true if it is recorded, so that the file may go
     deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
               -> {term, deleted: [bool, ...]}           nothing of it counts any more, nobody owns it;
               true if it is recorded. Its next owner has a higher epoch
-    release   {server, incarnation, stores: [[tenant, kind, name, epoch, nothing], ...] | nil} -> {term}
+    release   {server, incarnation, stores: [[tenant, kind, name, epoch, nothing, revision], ...] | nil}
+              -> {term}
               closed and checkpointed; with an epoch only if that is still the store's; with `nothing`
-              there is no file and no record of it, and the coordinator keeps nothing either;
+              there is no file and no record of it, and the coordinator keeps nothing either; `revision`,
+              unless it is nil or left out, is as in `closed`;
               nil releases all and ends the incarnation
     vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
               released, and it lives on. A number that was used already changes nothing
@@ -133,6 +140,8 @@ class Grant(NamedTuple):
     state_before: int = StoreState.CREATED
     #: The revision at which it went cold; None of a hot one, whose file must be there.
     cold: int | None = None
+    #: What its file, with what the logs have beyond, has reached at least: less is an older file.
+    revision: int = 0
 
 
 class ServerInfo(NamedTuple):

@@ -38,7 +38,7 @@ from holdfast.shared_fs.applying import StoreMeta
 from holdfast.shared_fs.bodies import Bodies
 from holdfast.shared_fs.commit_log import LogContents, read_log
 from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import HASH_FOLDER, Layout
+from holdfast.shared_fs.layout import HASH_FOLDER, OLDER_ACCEPTED, Layout
 from holdfast.shared_fs.sqlite_connection import checksum_vfs
 
 #: How long one file is looked at, unless all of it is asked for. Below what a server waits for a
@@ -210,7 +210,7 @@ def _sort_out(
     generations: dict[StoreId, list[int]] = {}
     wals: list[tuple[StoreId, int, str]] = []
     for name in names:
-        if name.endswith(".deleted"):
+        if name.endswith((".deleted", OLDER_ACCEPTED)):
             continue
         if name.endswith(_TEMPORARY):
             found.temporaries.append(folder / name)

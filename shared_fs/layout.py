@@ -10,6 +10,7 @@
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator has put an older file there
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with changes that
                                                may be in no file: see `quarantine.py`
 
@@ -38,6 +39,8 @@ from holdfast.shared_fs.tombstone import read_tombstone
 FORMAT_VERSION: Final = 1
 #: The name of a folder over which the stores of a tenant fan out.
 HASH_FOLDER: Final = re.compile("[0-9a-f]{3}")
+#: How the name of the file ends by which an operator accepts an older store file.
+OLDER_ACCEPTED: Final = ".older-accepted"
 _FORMAT_TEXT: Final = "holdfast shared file system, format "
 
 
@@ -95,6 +98,9 @@ class Layout:
 
     def tombstone(self, store: StoreId) -> Path:
         return Path(f"{self._of_store(store)}.deleted")
+
+    def older_accepted(self, store: StoreId) -> Path:
+        return Path(f"{self._of_store(store)}{OLDER_ACCEPTED}")
 
     def _of_store(self, store: StoreId) -> str:
         """Return what the paths of all files of a store begin with: as text, since each part that is

@@ -332,6 +332,7 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "open": _of_server(True, None),
     "adopt": _of_server(),
     "created": _of_server(1),
+    "closed": _of_server(1, 1),
     "cold": _of_server(1, 1),
     "deleted": _of_server(1),
     "release": _of_server(1),

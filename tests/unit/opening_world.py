@@ -73,10 +73,11 @@ class Life:
         state: StoreState = StoreState.DURABLE,
         store: StoreId = STREAM,
         cold: int | None = None,
+        revision: int = 0,
     ) -> Store:
         """Open a store as its owner in an epoch."""
         self.dead_logs.refresh()
-        return await self.opener.open(store, Grant(epoch, state, state, cold))
+        return await self.opener.open(store, Grant(epoch, state, state, cold, revision))
 
     def append(self, store: Store, *values: bytes) -> None:
         """Append in a tick of its own, which is synced, so that it may be acknowledged."""

@@ -49,6 +49,8 @@ class World:
         self.ownership = Ownership()
         self.pipeline = Waiting()
         self.confirmed: list[StoreId] = []
+        self.told: list[tuple[StoreId, int, int]] = []
+        self.away = False
         self.on_confirm: Callable[[], None] = lambda: None
         self.on_checkpoint: Callable[[], None] = lambda: None
         self.tick = 0
@@ -59,6 +61,7 @@ class World:
             pipeline=cast(Pipeline, self.pipeline),
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
+            tell_closed=self.tell_closed,
             idle_close_seconds=10.0,
         )
 
@@ -72,6 +75,11 @@ class World:
     async def confirm(self, stores: list[tuple[StoreId, int]]) -> None:
         self.on_confirm()
         self.confirmed.extend(store for store, _ in stores)
+
+    async def tell_closed(self, stores: list[tuple[StoreId, int, int]]) -> None:
+        if self.away:
+            raise NoCoordinatorError(prefix="hf")
+        self.told.extend(stores)
 
     def open_store(self, name: str, *, confirmed: bool = True) -> Store:
         store_id = StoreId("acme", StoreKind.STREAM, name)
@@ -135,6 +143,34 @@ def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> N
     assert late.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
     assert world.pipeline.unheld == [early.id, late.id]
+
+
+def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: World) -> None:
+    store = world.open_store("a")
+    world.write(store)
+    world.run_pass()
+    assert world.told == [], "it is open"
+    world.away = True
+    world.run_pass(now=100.0)
+    assert world.ownership.find(store.id) is None
+    world.away = False
+    world.run_pass(now=101.0)
+    assert world.told == [], "not with every pass"
+    world.run_pass(now=110.0)
+    world.run_pass(now=120.0)
+    assert world.told == [(store.id, 1, 1)]
+    store = world.open_store("a")
+    store.known_revision = 1
+    world.run_pass(now=200.0)
+    assert world.ownership.find(store.id) is None
+    world.run_pass(now=300.0)
+    assert len(world.told) == 1, "it knows"
+    world.told.clear()
+    new = world.open_store("new", confirmed=False)
+    world.write(new)
+    asyncio.run(world.checkpointer.close_all())
+    assert world.confirmed == [new.id]
+    assert world.told == [], "that it was made says as much"
 
 
 def test_a_large_wal_is_emptied_though_the_log_is_quiet(

@@ -15,10 +15,13 @@ from holdfast.coordinator.events import RecordDead, RecordLive
 from holdfast.coordinator.lost_state import FoundStore
 from holdfast.coordinator.requests import (
     Adopt,
+    Closed,
+    ClosedStore,
     ColdStore,
     Cool,
     Created,
     CreatedStore,
+    Deleted,
     Drain,
     ListServers,
     ListStores,
@@ -379,9 +382,53 @@ def test_a_cold_store_is_hot_again_once_its_file_is_durable_beyond_the_snapshot(
         members=members,
     )
     assert fields(replies[2])["cold"] == [True, False]
-    assert fields(replies[3])["grants"] == [[1, 2, 2, 5]]
+    assert fields(replies[3])["grants"] == [[1, 2, 2, 5, 5]]
     assert fields(replies[5])["stores"] == [[1, "one", "a", "a1", 1, 2, True]]
-    assert fields(replies[7])["grants"] == [[1, 2, 2]]
+    assert fields(replies[7])["grants"] == [[1, 2, 2, None, 6]]
+
+
+def test_a_grant_tells_how_far_a_file_has_been_durable(state: StateFile) -> None:
+    def bound(*requests: Request) -> list[object]:
+        open_again = Open("a", "a1", (OpenStore(ONE, False),))
+        *_, reply = run(state, *requests, open_again, records=(LIVE_A,), members=(member("a"),))
+        (grant,) = fields(reply)["grants"]
+        assert isinstance(grant, list)
+        return grant[3:]
+
+    def closed(revision: int, *, epoch: int = 1, server: str = "a") -> Closed:
+        return Closed(server, f"{server}1", (ClosedStore(ONE, epoch, revision),))
+
+    run(state, records=(LIVE_A, LIVE_B))
+    assert bound(Open("a", "a1", (OpenStore(ONE, True),))) == []
+    assert bound(Created("a", "a1", (CreatedStore(ONE, 5),))) == [None, 5]
+    assert bound(closed(9)) == [None, 9]
+    # Late, of another epoch, of another server, of no store.
+    none = Closed("a", "a1", (ClosedStore(TWO, 1, 99),))
+    assert bound(closed(7), closed(99, epoch=2), closed(99, server="b"), none) == [None, 9]
+    release = Release("a", "a1", (ReleasedStore(ONE, 1, False, 12),))
+    assert bound(release, Resolve((ONE,))) == [None, 12]
+    late = Release("a", "a1", (ReleasedStore(ONE, 1, False, 99),))
+    assert bound(late) == [None, 12], "it has a later epoch by now"
+    (reply,) = run(state, Adopt("a", "a1", (ONE,)), members=(member("a"),))
+    assert fields(reply)["grants"] == [[2, 2, 2, None, 12]]
+
+
+def test_nothing_is_known_of_a_store_that_took_the_place_of_a_deleted_one(state: StateFile) -> None:
+    replies = run(
+        state,
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Created("a", "a1", (CreatedStore(ONE, 9),)),
+        Deleted("a", "a1", (ReleasedStore(ONE, 1),)),
+        Closed("a", "a1", (ClosedStore(ONE, 1, 9),)),
+        Resolve((ONE,)),
+        Open("a", "a1", (OpenStore(ONE, True),)),
+        Closed("a", "a1", (ClosedStore(ONE, 1, 9),)),
+        Open("a", "a1", (OpenStore(ONE, False),)),
+        records=(LIVE_A,),
+        members=(member("a"),),
+    )
+    assert fields(replies[5])["grants"] == [[2, 1, 0]]
+    assert fields(replies[7])["grants"] == [[2, 1, 1]]
 
 
 def test_only_the_owner_of_the_epoch_makes_a_store_cold(state: StateFile) -> None:

@@ -13,7 +13,14 @@ from coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, r
 
 from holdfast.coordinator.batch import Batch, execute
 from holdfast.coordinator.events import RecordDead
-from holdfast.coordinator.requests import Open, OpenStore, ReleaseAll, Resolve
+from holdfast.coordinator.requests import (
+    Closed,
+    ClosedStore,
+    Open,
+    OpenStore,
+    ReleaseAll,
+    Resolve,
+)
 from holdfast.coordinator.state_file import (
     APPLICATION_ID,
     FORMAT_VERSION,
@@ -55,6 +62,7 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
         older.execute("ALTER TABLE cluster DROP COLUMN forgotten_epoch")
         older.execute("DROP INDEX stores_unwritten")
         older.execute("ALTER TABLE stores DROP COLUMN cold")
+        older.execute("ALTER TABLE stores DROP COLUMN revision")
         older.execute("PRAGMA user_version = 1")
         older.commit()
     path.with_name("progress").unlink()
@@ -66,6 +74,29 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
             with state.transaction():
                 assert state.drains() == set()
                 assert not state.surveying()
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_file_that_knows_no_revisions_is_upgraded(path: Path, version: int) -> None:
+    with closing(open_state_file(path, Disk())) as state:
+        own(state, ONE)
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("ALTER TABLE stores DROP COLUMN revision")
+        if version == 3:
+            for column in ("commits", "base", "forgotten_epoch"):
+                older.execute(f"ALTER TABLE cluster DROP COLUMN {column}")
+            older.execute("DROP INDEX stores_unwritten")
+        older.execute(f"PRAGMA user_version = {version}")
+        older.commit()
+    if version == 3:
+        path.with_name("progress").unlink()
+    with closing(open_state_file(path, Disk())) as state:
+        reopen, close = Open("a", "a1", (OpenStore(ONE, False),)), ClosedStore(ONE, 1, 7)
+        replies = run(state, reopen, Closed("a", "a1", (close,)), members=(member("a"),))
+        assert fields(replies[0])["grants"] == [[1, 1, 1]]
+        with state.transaction():
+            row = state.store(ONE)
+            assert row is not None and row.revision == 7
 
 
 def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(

@@ -390,6 +390,27 @@ def test_a_file_with_a_higher_epoch_than_the_coordinator_s_is_a_warning(layout: 
     assert outcomes(look(layout)) == only(checks.EPOCHS, "warning")
 
 
+def test_a_file_that_is_older_than_the_coordinator_knows_is_critical(layout: Layout) -> None:
+    def close(revision: int) -> None:
+        state = open_state_file(layout.coordinator / "state.db", DISK)
+        with state.transaction():
+            state.raise_revision(NOTES, revision)
+        state.close()
+
+    close(3)
+    assert outcomes(look(layout)) == {}
+    close(5)
+    findings = look(layout)
+    assert outcomes(findings) == only(checks.OLDER_FILES, "critical")
+    assert "it reaches revision 3, and it was at 5" in text_of(findings, checks.OLDER_FILES)
+    accepted = layout.older_accepted(NOTES)
+    accepted.touch()
+    assert outcomes(look(layout)) == only(checks.OLDER_FILES, "warning")
+    accepted.unlink()
+    make_log(layout, (3, 5))
+    assert outcomes(look(layout)) == {}, "the log brings it up to date"
+
+
 @pytest.mark.parametrize("damage", [empty, replace_by_text, flip_a_bit])
 def test_a_damaged_state_file_is_critical_and_left_alone(
     layout: Layout, damage: Callable[[Path], None]

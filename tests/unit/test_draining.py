@@ -236,7 +236,7 @@ def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_new_is_
 
 
 class _Away:
-    async def ask(self, stores: object) -> None:
+    async def ask(self, stores: object, revisions: object = None) -> None:
         raise NoCoordinatorError(prefix="hf")
 
 
@@ -273,7 +273,7 @@ def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhere(
         await world.until(lambda: later in world.answers)
         assert world.order == ["ack", "created", "release", "not_owner"]
         assert world.answers[written][1] == 0
-        assert world.asked[-1] == ("release", [["acme", 1, "one", 1]])
+        assert world.asked[-1] == ("release", [["acme", 1, "one", 1, False, 1]])
         path = world.layout.store(store.id)
         assert not path.with_name(path.name + "-wal").exists()
         file = StoreFile.open(path, store.id)

@@ -45,9 +45,10 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "open"): {**PEER, "stores": [["acme", 1, "one", True, 4]]},
     ("_", "adopt"): {**PEER, "stores": [["acme", 1, "one"]]},
     ("_", "created"): {**PEER, "stores": [["acme", 1, "one", 5]]},
+    ("_", "closed"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
     ("_", "cold"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
     ("_", "deleted"): {**PEER, "stores": [["acme", 1, "two", 5]]},
-    ("_", "release"): {**PEER, "stores": [["acme", 1, "one", 5]]},
+    ("_", "release"): {**PEER, "stores": [["acme", 1, "one", 5, False, 5]]},
     ("_", "vacate"): {**PEER, "number": 1},
 }
 HEARTBEAT = Heartbeat("a", "a1", ServerMode.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
