@@ -96,6 +96,8 @@ class Merge:
         self.ready: deque[Change] = deque()
         #: Something is missing: the owner has to be asked from `cursor` on.
         self.behind = False
+        #: A broadcast since `start` told of changes beyond the cursor that were not given out then.
+        self.heard_more = False
         #: How many bytes a change takes, of late.
         self.change_bytes = 1024
         self._limit = SUBSCRIPTION_BUFFER_CHANGES if limit is None else limit
@@ -110,12 +112,16 @@ class Merge:
     def start(self, cursor: Cursor) -> None:
         """Give out what comes after `cursor`; what was given out so far is void if it was another.
 
-        Behind at first: what was broadcast before the bus knew of the listener may be missed.
+        Behind at first: what was broadcast before the bus knew of the listener may be missed. So the
+        owner is asked for what was held too, which may be of a store that was deleted since.
         """
+        if self.cursor is not None:
+            self._forget_held()
         self._share.remove(sum(map(size_of, self.ready)))
         self.ready.clear()
         self.cursor = self._taken = cursor
         self.behind = True
+        self.heard_more = False
 
     def take(self) -> Change:
         """Give out the next change of `ready`."""
@@ -208,10 +214,10 @@ class Merge:
         if batch.previous_revision > cursor.revision or (
             new_owner and batch.previous_revision != cursor.revision
         ):
-            self.behind = True
+            self.behind = self.heard_more = True
             self._hold(batch)
         elif not self._apply(batch):
-            self.behind = True
+            self.behind = self.heard_more = True
 
     def _apply(self, batch: _Held) -> bool:
         """Take what is above the cursor. Returns False if there is no room for it."""

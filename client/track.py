@@ -110,8 +110,15 @@ class Track:
     def deleted(self) -> bool:
         """The owner knows nothing of a store of which it had given out changes, nor was anything heard
         of another of that name since."""
-        cursor = self.merge.cursor
-        return self._deleted and cursor is not None and cursor.revision == 0
+        merge = self.merge
+        cursor = merge.cursor
+        # The next one's revisions may go on from those of the last: what is heard of it is held then.
+        return (
+            self._deleted
+            and cursor is not None
+            and cursor.revision == 0
+            and not merge.heard_more
+        )
 
     @property
     def revision(self) -> int | None:

@@ -23,7 +23,7 @@ from holdfast.client import (
     StoreDamagedError,
     connect,
 )
-from holdfast.client.pattern_feed import PatternFeed
+from holdfast.client.pattern_feed import PatternFeed, StoreFeed
 from holdfast.protocol import frames
 from holdfast.protocol.bus_memory import MemoryBus, MemoryNetwork
 from holdfast.protocol.limits import PATTERN_CATCH_UPS
@@ -278,6 +278,52 @@ def test_a_store_that_is_born_again_before_its_end_was_told_is_followed_on(hurri
             assert [c.kind for c in seen] == ["reset", "set"]
             await client.stream("p.1").append(b"newer")
             assert values((await take(changes, 1))["p.1"]) == [b"newer"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("lost", [False, True], ids=["heard", "lost and heard"])
+def test_a_store_whose_revisions_go_on_is_heard_at_once_when_it_is_born_again(
+    hurried: None, monkeypatch: pytest.MonkeyPatch, kind: StoreKind, lost: bool
+) -> None:
+    """Its end waits for the consumer when the first change of the next life, which follows on a
+    revision of the last one, is broadcast. No listing helps."""
+    monkeypatch.setattr("holdfast.client.pattern_feed.PATTERN_LIST_SECONDS", float("inf"))
+    key = (int(kind), "p.1")
+
+    async def write(client: Client, *values: bytes) -> None:
+        for number, value in enumerate(values):
+            if kind is StoreKind.STREAM:
+                await client.stream("p.1").append(value)
+            else:
+                await client.kv("p.1").set(f"{number}", value)
+
+    async def test(client: Client, cluster: FakeCluster, bus: MemoryBus) -> None:
+        await write(client, b"1", b"2", b"3")
+        follow = client.subscribe if kind is StoreKind.STREAM else client.watch
+        async with follow("p.*") as changes:
+            if kind is StoreKind.KV:
+                await take(changes, 4)
+            await write(client, b"4")
+            await take(changes, 1)
+            if lost:
+                # The last that is heard of the former life does not follow on what came before it.
+                change = [frames.CHANGE_TRIM, 1]
+                cluster.broadcast(key, frames.encode_changes(1, 5, 0, [change]))
+            cluster.delete(key)
+            await until(lambda: bool(feed_of(changes)._line))
+            born = cluster.store(*key)
+            born.revision, born.epoch = 6, 2
+            heard = feed_of(changes)._stores["p.1"]
+            assert isinstance(heard, StoreFeed)
+            await write(client, b"new")
+            await until(lambda: bool(heard.merge._held))
+            seen: list[Change] = []
+            while not seen or seen[-1].kind is not ChangeKind.SET:
+                seen += (await take(changes, 1))["p.1"]
+            assert seen[0].kind is ChangeKind.RESET
+            assert seen[-1].revision == 7
 
     run(test)
 

@@ -98,6 +98,19 @@ def test_what_is_broadcast_before_the_start_is_held_and_merged() -> None:
     assert taken(merge) == [5, 6]
 
 
+def test_what_was_held_of_a_former_life_is_void_when_it_begins_anew() -> None:
+    merge = started(3)
+    merge.broadcast(batch(4))
+    assert merge.heard_more
+    merge.start(Cursor(0, 0))
+    assert not merge.heard_more
+    # Nothing is left that the owner would be asked for again and again.
+    assert give(merge, page(0, 0, 0))
+    assert not merge.behind
+    merge.broadcast(batch(6, epoch=2))
+    assert merge.heard_more and merge.behind
+
+
 def test_a_broadcast_applied_while_a_page_was_on_its_way_is_not_repeated() -> None:
     merge = started()
     merge.lost()
