@@ -19,12 +19,12 @@ from unittest.mock import patch
 
 from holdfast.client import large_value
 from holdfast.client.connection import Client
+from holdfast.client.track import OUTAGES
 from holdfast.persist import store as persist_store
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueDamagedError,
     OperationTimeoutError,
-    UnavailableError,
     ValueReplacedError,
 )
 from holdfast.protocol.frames import UPLOAD, pack
@@ -168,7 +168,8 @@ class Uploader(Application):
             return
         self._complete(operation)
         if found and found[0].large is not None:
-            with contextlib.suppress(UnavailableError, ValueReplacedError):
+            # A disk that fails is told of, as to any reader.
+            with contextlib.suppress(*OUTAGES, ValueReplacedError):
                 await self._check_content(found[0], timeout_seconds)
 
     async def _check_content(self, entry: Entry, timeout_seconds: float) -> None:
