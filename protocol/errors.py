@@ -249,7 +249,7 @@ class ConnectionFailedError(UnavailableError):
     """Without `url` the application has closed the connection itself, and `reason` says what it closed."""
 
     code = "connection_failed"
-    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats"
+    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
 
     def _text(self) -> str:
         if self.fields.get("url"):

@@ -125,9 +125,6 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
 
         monkeypatch.setattr(bus, "publish", publish)
 
-        def count_waiting(size_bytes: int) -> None:
-            return None
-
         releaser = Releaser(
             server="s1",
             gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
@@ -138,7 +135,7 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
             submit_again=lambda arrivals: pytest.fail("nothing is busy"),
             refuse=lambda arrivals, error: pytest.fail(str(error)),
             apply_much=lambda each: pytest.fail("nothing is trimmed"),
-            count_waiting=count_waiting,
+            waits_no_longer=lambda arrival: None,
             has_left=lambda releases: None,
             confirm_open=None,
             archive_reads=None,
