@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from simulation.doomed import DoomedStream
 from simulation.expiring import ExpiringKeys
 from simulation.simulated_cluster import Node, ServerNode, Simulation
 from simulation.stranger import Stranger
@@ -22,6 +23,8 @@ Fault = Callable[[], Awaitable[None]]
 _FIRST_SECONDS: Final = 1.5
 #: Between faults from outside.
 _OTHER_PAUSE_SECONDS: Final = 3.0
+#: Files with a flipped bit in one run: each is watched for long.
+_MAX_FLIPPED: Final = 2
 #: What a backup of the coordinator has.
 _STATE_FILES: Final = ("state.db", "state.db-wal", "state.db-journal")
 
@@ -81,10 +84,16 @@ class Nemesis:
         if simulation.bucket is not None or simulation.history.ack_wait_seconds:
             # What is judged there by the clocks of owners needs clocks that are nearly right.
             self._other_weights[-1] = 0
+        # Whether there are any is drawn by itself too. Snapshots of them are not judged.
+        flips: list[tuple[Fault, int]] = [(self._flip_bit, 2)]
+        has_flips = simulation.bucket is None and simulation.chance("flips").random() < 0.1
+        self._others += [fault for fault, _ in flips]
+        self._other_weights += [weight * has_flips for _, weight in flips]
         if only is not None:
             self._other_weights = []
         self._stranger_itself = Stranger(simulation)
         self._leap_count = 0
+        self._doomed: list[DoomedStream] = []
 
     async def run(self, until: float) -> None:
         """Harm until the time `until`; return when everything has healed."""
@@ -95,6 +104,8 @@ class Nemesis:
             await self._harm(
                 until, self._chance, self._faults, self._weights, self._pause_seconds, tasks
             )
+        for doomed in [] if self._simulation.history.failures else self._doomed:
+            await doomed.judge()
 
     async def _run_others(self, until: float) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -339,3 +350,11 @@ class Nemesis:
         self._leap_count += 1
         expiring = ExpiringKeys(self._simulation, f"expiring.{self._leap_count}")
         await expiring.run(self._other_chance)
+
+    async def _flip_bit(self) -> None:
+        """Flip a bit in the file of an open store, and see what becomes of the store and its server."""
+        if len(self._doomed) == _MAX_FLIPPED or self._simulation.history.failures:
+            return
+        doomed = DoomedStream(self._simulation, f"doomed.{len(self._doomed) + 1}")
+        self._doomed.append(doomed)
+        await doomed.run(self._other_chance)

@@ -25,6 +25,7 @@ from holdfast.persist.consumers import Consumer
 from holdfast.persist.cooling import Candidate, Cooler
 from holdfast.persist.opening import StoreOpener
 from holdfast.persist.pipeline import Pipeline
+from holdfast.persist.setting_aside import SettingAside
 from holdfast.persist.steady_clock import SteadyClock
 from holdfast.persist.store import Store
 from holdfast.persist.takeover import Plan, plan
@@ -251,6 +252,16 @@ def follow_a_leap_of_the_clock() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def keep_damaged_stores_in_service() -> Iterator[None]:
+    """A store whose changes cannot be applied goes on holding them, and the log."""
+
+    async def set_none_aside(setting_aside: SettingAside) -> None: ...
+
+    with patch.object(SettingAside, "run_pass", set_none_aside):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -272,5 +283,6 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         answer_where_anybody_says,
         wait_for_a_clock_that_was_ahead,
         follow_a_leap_of_the_clock,
+        keep_damaged_stores_in_service,
     )
 }

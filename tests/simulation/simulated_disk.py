@@ -88,6 +88,9 @@ class HostDisk(Disk):
     def open_file(self, path: Path) -> Inode:
         return self._files.file(path, self.host)
 
+    def is_damaged(self, content: bytes) -> bool:
+        return self._files.is_damaged(content)
+
     # --- Disk ------------------------------------------------------------------------------------
     def read(self, path: Path) -> bytes:
         with _storage_errors(path):

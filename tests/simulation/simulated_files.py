@@ -13,7 +13,10 @@ Every primitive operation is told to `observe` before it happens; what that rais
 OSError is a failing disk, any other exception goes through to the caller. So crash points can be
 enumerated, and faults injected, without a change here.
 
-Does not model hosts that see each other's writes late, nor bit rot. Processes see it through a
+- A bit that flips does so in what everyone sees and on the disk, and those bytes are known as damaged,
+  wherever they are copied.
+
+Does not model hosts that see each other's writes late. Processes see it through a
 `HostDisk` (`simulated_disk.py`).
 """
 
@@ -101,6 +104,12 @@ class Inode:
         for write in self._unsynced:
             _apply(self._durable, write)
         self._unsynced.clear()
+
+    def flip(self, offset: int, bits: int) -> None:
+        """Change these bits of one byte, of which nobody hears."""
+        for content in (self.content, self._durable):
+            if offset < len(content):
+                content[offset] ^= bits
 
     def cut(
         self, hosts: Collection[str], chance: random.Random, survival: Survival | None
@@ -251,6 +260,19 @@ class SimulatedFileSystem:
         self.now_ms = now_ms
         self._chance = chance
         self._root = Directory()
+        #: What a bit has flipped in.
+        self._damaged: set[bytes] = set()
+
+    def flip_bit(self, path: Path, offset: int, size_bytes: int, chance: random.Random) -> None:
+        """Flip any bit of `size_bytes` of a file that is synced. Raises FileNotFoundError."""
+        inode = self.file(path, FILE_SERVER)
+        assert inode.synced, path
+        inode.flip(offset + chance.randrange(size_bytes), 1 << chance.randrange(8))
+        self._damaged.add(bytes(inode.content[offset : offset + size_bytes]))
+
+    def is_damaged(self, content: bytes) -> bool:
+        """Tell if a bit has flipped in just that."""
+        return content in self._damaged
 
     def lose(self, folder: Path) -> None:
         """Nothing is left of a folder. The processes that used it must be dead already."""

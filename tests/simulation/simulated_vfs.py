@@ -2,7 +2,8 @@
 
 As SQLite's unix VFS where it matters to durability: the first sync of a journal or WAL that was
 created makes the directory durable too, and an empty file does not exist to `xAccess`. Time and
-randomness are the real VFS's, since they decide nothing here.
+randomness are the real VFS's, since they decide nothing here. A page in which a bit flipped is refused as
+by the checksum VFS, whose place it takes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Files(Protocol):
     def while_alive(self) -> AbstractContextManager[None]: ...
 
     def open_file(self, path: Path) -> Inode: ...
+
+    def is_damaged(self, content: bytes) -> bool: ...
 
     def create_file(self, path: Path, *, exclusive: bool = False) -> Inode: ...
 
@@ -123,7 +126,12 @@ class _VfsFile:
     def xRead(self, amount: int, offset: int) -> bytes:
         with _sqlite_errors(), self._disk.while_alive():
             self._disk.enter("read", self._path, amount)
-        return bytes(self.inode.content[offset : offset + amount])
+        content = bytes(self.inode.content[offset : offset + amount])
+        if self._disk.is_damaged(content):
+            error = _made(apsw.IOError("a page's checksum is wrong"), apsw.SQLITE_IOERR)
+            error.extendedresult = apsw.SQLITE_IOERR_DATA  # type: ignore[attr-defined]
+            raise error
+        return content
 
     def xWrite(self, data: bytes, offset: int) -> None:
         with _sqlite_errors(), self._disk.while_alive():

@@ -10,13 +10,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFailedError
+from holdfast.protocol.errors import (
+    AlreadyRunningError,
+    BusyError,
+    StorageFailedError,
+    StoreDamagedError,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.applying import AppliedBatch
 from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file import StoreFile
 from simulation.simulated_disk import HostDisk
-from simulation.simulated_files import Operation, SimulatedFileSystem
+from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 
 _FOLDER = Path("/data/folder")
 _STORE = StoreId("acme", int(StoreKind.STREAM), "s")
@@ -237,3 +243,30 @@ def test_a_full_disk_is_reported_and_the_store_goes_on_afterwards(hosts: _Hosts)
     _append(file, b"y")
     assert [row[3] for row in file.messages(1, None, 10)] == [b"y"]
     file.close()
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_flipped_bit_is_found_where_its_page_is_read_also_in_a_copy(
+    seed: int, hosts: _Hosts
+) -> None:
+    files = _files(seed)
+    disk = hosts.disk(files, "h")
+    disk.make_directory(_FOLDER)
+    file = _create(disk)
+    _append(file, b"x" * 10_000)
+    file.checkpoint()
+    path, chance = file.path, random.Random(seed)
+    page = chance.randrange(len(disk.read(path)) // PAGE_BYTES)
+    before = disk.read(path)
+    files.flip_bit(path, page * PAGE_BYTES, PAGE_BYTES, chance)
+    after = disk.read(path)
+    assert sum((a ^ b).bit_count() for a, b in zip(before, after, strict=True)) == 1
+    # It is on the disk, whatever happens to those who have the file open.
+    disk.kill()
+    files.power_cut({"h"}, file_server=True, survival=Survival.ALL)
+    other = hosts.disk(files, "g")
+    assert other.read(path) == after
+    other.write_durably(_FOLDER / "copy.db", after)
+    for each in (path, _FOLDER / "copy.db"):
+        with pytest.raises(StoreDamagedError, match="checksum is wrong"):
+            StoreFile.open(each, _STORE, disk=other).image()

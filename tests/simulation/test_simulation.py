@@ -57,6 +57,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "answer_where_anybody_says": (3, "stranger"),
     "wait_for_a_clock_that_was_ahead": (5, "leap_of_clock"),
     "follow_a_leap_of_the_clock": (3, "leap_of_clock"),
+    "keep_damaged_stores_in_service": (3, "flip_bit"),
 }
 #: These need a bucket.
 _PLANTED_IN_TIERS = {
