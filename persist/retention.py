@@ -83,12 +83,12 @@ class Retention:
         return self.due_at <= now
 
     def wrote(self, now: int) -> None:
-        """Something was set, without a ttl of its own."""
+        """Something was set, which may grow too old whatever ttl of its own it has."""
         if self.max_age_ms is not None:
             self.due_at = min(self.due_at, now + self.max_age_ms)
 
     def wrote_expiring(self, expires: int) -> None:
-        """Something was set that is gone at `expires`."""
+        """Something was set that is gone at `expires` at the latest."""
         self.has_ttl = True
         self.due_at = min(self.due_at, expires)
 

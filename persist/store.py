@@ -541,13 +541,14 @@ class Store:
         self._accept(change, variable_bytes(change))
 
     def expect_expiry(self, expires: int | None) -> None:
-        """Note that what was just set is gone at `expires` or, if that is None, in time."""
+        """Note that what was just set is gone at `expires`, unless that is None, and of too old an age
+        before that."""
         if expires is not None:
             if self.retention is None:
                 self.retention = Retention(DEFAULT_CONFIG, has_ttl=True)
                 self._tell_of_expiry()
             self.retention.wrote_expiring(expires)
-        elif self.retention is not None:
+        if self.retention is not None:
             self.retention.wrote(self.time)
 
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:

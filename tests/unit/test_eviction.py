@@ -253,6 +253,16 @@ def test_each_ttl_ends_by_itself(stream: Bench) -> None:
     assert stream.store.retention.due_at == NEVER
 
 
+def test_a_ttl_longer_than_the_age_of_its_store_makes_nothing_live_longer(
+    stream: Bench, kv: Bench
+) -> None:
+    for bench, operation in ((kv, put("k", b"v", 20)), (stream, append(b"v", 20))):
+        configure(bench, max_age_seconds=10)
+        bench.do(*operation)
+        bench.time += 10_000
+        assert bench.rows() == {}
+
+
 def test_the_front_of_a_stream_ages_by_a_trim(stream: Bench) -> None:
     configure(stream, max_age_seconds=10)
     for _ in range(5):
