@@ -108,8 +108,7 @@ class DoomedStream:
                 ).get
                 # The next change reads it from the disk.
                 file._connection.pragma("shrink_memory")
-            self._flip_in(file.path, page, chance)
-            return True
+            return self._flip_in(file.path, page, chance)
 
         work = process.start(server._checkpointer.with_durable(store, flip))
         node.tasks.append(work)
@@ -123,9 +122,12 @@ class DoomedStream:
             return False
         return bool(work.result())
 
-    def _flip_in(self, path: Path, page: int, chance: random.Random) -> None:
-        self._simulation.files.flip_bit(path, (page - 1) * PAGE_BYTES, PAGE_BYTES, chance)
-        self._simulation.trace.add(f"a bit flips in page {page} of {path}")
+    def _flip_in(self, path: Path, page: int, chance: random.Random) -> bool:
+        files = self._simulation.files
+        is_flipped = files.flip_bit(path, (page - 1) * PAGE_BYTES, PAGE_BYTES, chance)
+        if is_flipped:
+            self._simulation.trace.add(f"a bit flips in page {page} of {path}")
+        return is_flipped
 
     async def _see_the_log_go_on(self, client: Client) -> None:
         """Wait until nobody holds changes of the stream that are in no file."""

@@ -263,12 +263,15 @@ class SimulatedFileSystem:
         #: What a bit has flipped in.
         self._damaged: set[bytes] = set()
 
-    def flip_bit(self, path: Path, offset: int, size_bytes: int, chance: random.Random) -> None:
-        """Flip any bit of `size_bytes` of a file that is synced. Raises FileNotFoundError."""
+    def flip_bit(self, path: Path, offset: int, size_bytes: int, chance: random.Random) -> bool:
+        """Flip any bit of `size_bytes` of a file; return False, and flip none, if it is not synced.
+        Raises FileNotFoundError."""
         inode = self.file(path, FILE_SERVER)
-        assert inode.synced, path
+        if not inode.synced:
+            return False
         inode.flip(offset + chance.randrange(size_bytes), 1 << chance.randrange(8))
         self._damaged.add(bytes(inode.content[offset : offset + size_bytes]))
+        return True
 
     def is_damaged(self, content: bytes) -> bool:
         """Tell if a bit has flipped in just that."""

@@ -258,7 +258,7 @@ def test_a_flipped_bit_is_found_where_its_page_is_read_also_in_a_copy(
     path, chance = file.path, random.Random(seed)
     page = chance.randrange(len(disk.read(path)) // PAGE_BYTES)
     before = disk.read(path)
-    files.flip_bit(path, page * PAGE_BYTES, PAGE_BYTES, chance)
+    assert files.flip_bit(path, page * PAGE_BYTES, PAGE_BYTES, chance)
     after = disk.read(path)
     assert sum((a ^ b).bit_count() for a, b in zip(before, after, strict=True)) == 1
     # It is on the disk, whatever happens to those who have the file open.
