@@ -12,12 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.protocol.distribution import version
 from holdfast.shared_fs.file_system import mount_of
 
 _SYNCS: Final = 200
 _BLOCK_BYTES: Final = 4096
 _VERSION_SECONDS: Final = 10.0
-_PACKAGES: Final = ("holdfast", "nats-py", "apsw", "uvloop")
+_PACKAGES: Final = ("nats-py", "apsw", "uvloop")
 
 
 def machine_facts(directory: Path, nats_server: Path) -> dict[str, Any]:
@@ -31,7 +32,10 @@ def machine_facts(directory: Path, nats_server: Path) -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "nats_server": _nats_version(nats_server),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": {
+            "holdfast": version(),
+            **{name: metadata.version(name) for name in _PACKAGES},
+        },
         "file_system": mount_of(directory).type,
         "sync_p50_ms": sync_p50_ms(directory),
     }
