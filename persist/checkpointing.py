@@ -456,6 +456,9 @@ class Checkpointer:
             if self._closed is not None:
                 self._closed(store, store.file)
         self._ownership.closed(store)
-        if store.file is None and self._unwritten is not None:
+        # Somebody may wait for it to be opened again, to be written, which the coordinator may have granted
+        # already, of the same epoch: given back, it would have two owners.
+        is_wanted = self._ownership.in_use(store.id)
+        if store.file is None and self._unwritten is not None and not is_wanted:
             self._unwritten(store)
         return True

@@ -26,6 +26,7 @@ _WIDE_REGRESSIONS = {
     4: "an upload that was gone on with after its value was replaced was stored a second time",
     1050669723: "a file that was never durable was found by a survey, and then half of it was lost",
     1534300098: "a new file whose owner could not be recorded stood in the way of the next try",
+    2036976915: "a store that was read was given back while its opening for a write was under way",
     700040: "a change of a consumer among the first of a stream ended the server",
 }
 _TIERS_SEEDS = range(201, 204)

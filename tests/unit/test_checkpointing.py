@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.persist import checkpointing
 from holdfast.persist.checkpointing import Checkpointer, choose
-from holdfast.persist.ownership import Ownership
+from holdfast.persist.ownership import Arrival, Ownership
 from holdfast.persist.pipeline import Pipeline
 from holdfast.persist.store import Store
 from holdfast.protocol import frames
@@ -50,6 +50,7 @@ class World:
         self.pipeline = Waiting()
         self.confirmed: list[StoreId] = []
         self.told: list[tuple[StoreId, int, int]] = []
+        self.given_back: list[StoreId] = []
         self.away = False
         self.on_confirm: Callable[[], None] = lambda: None
         self.on_checkpoint: Callable[[], None] = lambda: None
@@ -62,6 +63,7 @@ class World:
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
             tell_closed=self.tell_closed,
+            unwritten=lambda store: self.given_back.append(store.id),
             idle_close_seconds=10.0,
         )
 
@@ -403,3 +405,22 @@ def test_a_fenced_server_lets_no_segment_go(world: World) -> None:
     with pytest.raises(FencedError):
         world.checkpointer.retire()
     assert world.log.oldest_segment == 1
+
+
+def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """The coordinator may have granted that write's opening, of the same epoch, and that must not end
+    with what is given back."""
+    world = World(tmp_path)
+    read, wanted = (StoreId("acme", StoreKind.STREAM, name) for name in ("read", "wanted"))
+    for store_id in (read, wanted):
+        world.ownership.opened(Store(store_id, 1, None, lambda: pytest.fail("nothing is written")))
+    group = frames.Group(1, "wanted", 1, 0, 0, [[frames.APPEND, b"v"]])
+    world.ownership.wait(Arrival("reply", 0, b"w", wanted, group))
+    for store_id in (read, wanted):
+        store = world.ownership.find(store_id)
+        assert store is not None
+        assert world.checkpointer._close_if_clean(store, None)
+    assert world.given_back == [read]
+    world.log.close()
