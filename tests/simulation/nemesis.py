@@ -169,7 +169,7 @@ class Nemesis:
         pausing = asyncio.create_task(self._pause(zombie, self._chance.uniform(2.5, 6.0)))
         await asyncio.sleep(self._chance.uniform(3.0, 6.5))
         heir.kill(power=self._chance.random() < 0.5)
-        if heir.running is False:
+        if heir.running is False and self._may_cut_power():
             self._simulation.files.power_cut({heir.name})
         await asyncio.sleep(self._chance.uniform(0.1, 3.0))
         heir.start()
@@ -342,7 +342,7 @@ class Nemesis:
         durable and is torn is refused once the state that knew of it is lost (docs/reliability.md, Known
         gaps).
         """
-        if self._power_was_cut:
+        if self._power_was_cut or self._state_is_being_restored:
             return
         self._state_is_being_restored = True
         try:

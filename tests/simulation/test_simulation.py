@@ -53,7 +53,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "deliver_again_at_once": (3, None),
     "keep_uploads_that_were_given_up": (3, None),
     "begin_births_at_the_head": (3, None),
-    "believe_an_older_state": (3, "restore_state"),
+    "believe_an_older_state": (8, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
     "answer_where_anybody_says": (3, "stranger"),
     "wait_for_a_clock_that_was_ahead": (5, "leap_of_clock"),
