@@ -24,6 +24,7 @@ from holdfast.persist.ownership import Ownership
 from holdfast.persist.pipeline import Pipeline, RunInThread
 from holdfast.persist.store import Store
 from holdfast.protocol.errors import FencedError, HoldfastError
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.applying import pack_headers
 from holdfast.shared_fs.archive_table import Archive
@@ -64,6 +65,7 @@ class Archiver:
         self._clock_ms = clock_ms
         self._look_seconds = look_seconds
         self._passed_over: dict[StoreId, int] = {}
+        self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
         """Look at the stores until cancelled. Raises FencedError: the end."""
@@ -87,6 +89,9 @@ class Archiver:
                 raise
             except HoldfastError as error:
                 logger.warning("store.archive_failed store=%s reason=%s", store.id, error)
+                moved = False
+            except Exception as error:  # noqa: BLE001 (a bug over one store ends no server)
+                self._mishaps.note("store.archive_failed", store.id, error)
                 moved = False
             if not moved:
                 self._passed_over[store.id] = _LOOKS_PASSED_OVER

@@ -17,6 +17,7 @@ from holdfast.persist.bucket_dead_logs import BucketDeadLogs, fence_the_dead, ne
 from holdfast.persist.owners import Owners
 from holdfast.persist.pipeline import RunInThread
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket import Bucket
 from holdfast.shared_fs.bucket_log import fence_log
@@ -55,6 +56,7 @@ class BucketReaper:
         self._is_open = is_open
         self._request_snapshots = request_snapshots
         self._dead_logs = dead_logs
+        self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
         """Make passes until cancelled."""
@@ -65,6 +67,8 @@ class BucketReaper:
             except HoldfastError as error:
                 # The logs stay until a later pass.
                 logger.warning("log.reap_failed server=%s reason=%s", self._server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
+                self._mishaps.note("log.reap_failed", self._server, error)
 
     async def run_pass(self) -> None:
         """Remove what no store needs, and have the other stores snapshotted. Raises HoldfastError."""

@@ -39,6 +39,7 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     UnavailableError,
 )
+from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_errors import BucketError, ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.disk import Disk
@@ -101,6 +102,7 @@ class Cooler:
         self._coordination = coordination
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
+        self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
         """Sweep until cancelled. Raises FencedError: the end."""
@@ -112,6 +114,8 @@ class Cooler:
                 raise
             except (StorageError, UnavailableError) as error:
                 logger.warning("tier.sweep_failed server=%s reason=%s", self._server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass: whoever has the server next would end too)
+                self._mishaps.note("tier.sweep_failed", self._server, error)
 
     async def sweep(self) -> None:
         """Look through all files once. Raises StorageError, UnavailableError."""

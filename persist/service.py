@@ -680,6 +680,8 @@ class PersistServer:
                 await reaper.run_pass()
             except StorageError as error:
                 logger.warning("log.reap_failed server=%s reason=%s", self.server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
+                self._mishaps.note("log.reap_failed", self.server, error)
 
     async def _maintain_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()

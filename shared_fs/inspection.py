@@ -168,14 +168,15 @@ class FoundFolder:
 def walk_stores(layout: Layout) -> Iterator[FoundFolder]:
     """Yield every folder below `stores/` in which there is anything. Raises StorageFailedError."""
     root = layout.root / "stores"
-    tenant_count = sum(1 for _ in _entries(root))
-    for index, tenant in enumerate(_entries(root)):
+    # Listed once: a tenant that appears meanwhile would make the count a wrong one.
+    tenants = list(_entries(root))
+    for index, tenant in enumerate(tenants):
         try:
             check_tenant(tenant.name)
         except InvalidNameError:
-            yield FoundFolder((index + 1) / tenant_count, strangers=[Path(tenant.path)])
+            yield FoundFolder((index + 1) / len(tenants), strangers=[Path(tenant.path)])
             continue
-        yield from _walk_tenant(layout, tenant, index, tenant_count)
+        yield from _walk_tenant(layout, tenant, index, len(tenants))
 
 
 def _walk_tenant(
@@ -184,7 +185,7 @@ def _walk_tenant(
     """Yield the folders of a tenant."""
     folders = sorted(_entries(Path(tenant.path)), key=lambda entry: entry.name)
     for position, folder in enumerate(folders, start=1):
-        done = min(1.0, (index + position / len(folders)) / tenant_count)
+        done = (index + position / len(folders)) / tenant_count
         if not HASH_FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
             yield FoundFolder(done, strangers=[Path(folder.path)])
             continue

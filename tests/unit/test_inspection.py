@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import zlib
@@ -322,6 +323,21 @@ def test_every_store_is_found_with_its_newest_generation_last(layout: Layout) ->
     assert not any(one.misplaced for one in found.values())
     done = [folder.done for folder in folders]
     assert done == sorted(done) and done[-1] == 1.0
+
+
+def test_a_tenant_that_appears_during_a_walk_does_not_disturb_it(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = inspection._entries
+
+    def entries_before_a_store_is_made(folder: Path) -> Iterator[os.DirEntry[str]]:
+        yield from entries(folder)
+        if not layout.store(STREAM).exists():
+            make_store(layout)
+
+    monkeypatch.setattr(inspection, "_entries", entries_before_a_store_is_made)
+    assert list(walk_stores(layout)) == []
+    assert folder_of(layout).done == 1.0
 
 
 def test_a_file_in_the_wrong_folder_is_misplaced(layout: Layout) -> None:

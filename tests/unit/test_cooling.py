@@ -1,0 +1,42 @@
+"""The sweep for files that nobody uses goes on, whatever one pass of it met."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.persist.cooling import Cooler
+
+
+def test_an_unexpected_exception_in_one_sweep_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    swept = asyncio.Semaphore(0)
+
+    async def run_in_thread(work: Any) -> Any:
+        swept.release()
+        raise ZeroDivisionError("float division by zero")
+
+    nothing = cast(Any, None)
+    policy = SimpleNamespace(sweep_seconds=lambda: 0.0)
+    sweep = Cooler(
+        cast(Any, SimpleNamespace(policy=policy)),
+        server="s1",
+        disk=nothing,
+        layout=nothing,
+        gate=nothing,
+        coordination=nothing,
+        run_in_thread=run_in_thread,
+        clock_ms=lambda: 0,
+    )
+
+    async def main() -> None:
+        running = asyncio.create_task(sweep.run())
+        for _ in range(3):
+            await swept.acquire()
+        assert not running.done()
+        running.cancel()
+
+    asyncio.run(main())
+    assert "tier.sweep_failed what=s1 count=1" in caplog.text
