@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import click
 
+from holdfast.cli.listing import list_stores
 from holdfast.cli.owner_jobs import connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_table, size, store_row
 from holdfast.cli.settings import Settings, client_command
-from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.control import ServerInfo
 from holdfast.protocol.names import StoreId, StoreKind
 
 
@@ -113,17 +114,3 @@ def tenant_row(tenant: str, stores: Sequence[StoreId]) -> JsonObject:
     """Return what `tenants` shows of one, as JSON."""
     streams = sum(1 for store in stores if store.kind == StoreKind.STREAM)
     return {"tenant": tenant, "streams": streams, "kvs": len(stores) - streams}
-
-
-async def list_stores(
-    settings: Settings, kind: StoreKind | None, prefix: str, limit: int | None
-) -> list[StoreInfo]:
-    """Return the stores of one kind (None: of both), in order of their names."""
-    found: list[StoreInfo] = []
-    async with settings.connect() as client:
-        wait = settings.asking_seconds
-        async for one in client.stores(kind=kind, prefix=prefix, timeout_seconds=wait):
-            if limit is not None and len(found) >= limit:
-                break
-            found.append(one)
-    return found

@@ -16,8 +16,8 @@ import click
 from holdfast.cli.advice import EXIT_FAILED
 from holdfast.cli.configuring import parse_ttl
 from holdfast.cli.file_values import write_value
+from holdfast.cli.listing import list_stores
 from holdfast.cli.render import JsonObject, deleted_json, print_json, print_table, store_row
-from holdfast.cli.servers import list_stores
 from holdfast.cli.settings import Settings
 from holdfast.cli.values import parse_headers
 from holdfast.client import ValueReader

@@ -160,7 +160,7 @@ class Consumer(Generic[V]):
         self._ids_kept: set[str] = set()
         self._configuring = asyncio.Lock()
         self._follower = follower
-        self._feed = QueueFeed(link, key)
+        self._feed = QueueFeed(link, follower.listeners, key)
         self._listening = asyncio.Lock()
         self._followed = False
         #: What workers said in this turn of the loop, by the consumer's id, and the future of each.

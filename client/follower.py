@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.client.buffers import Buffers
 from holdfast.client.link import Link
+from holdfast.client.listeners import Listeners
 from holdfast.client.merge import Broadcast, Merge
 from holdfast.client.operations import head_from_wire
 from holdfast.client.store_queue import StoreKey
@@ -56,12 +57,13 @@ _LOOK_SECONDS: Final = FOLLOW_CHECK_SECONDS / 4
 class Feed:
     """One followed store: what arrives, and when it was last heard of."""
 
-    def __init__(self, link: Link, key: StoreKey, merge: Merge) -> None:
+    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, merge: Merge) -> None:
         self.key = key
         self.merge = merge
         self.closed = False
         self.check_seconds = FOLLOW_CHECK_SECONDS
         self._link = link
+        self._listeners = listeners
         self._loop = asyncio.get_running_loop()
         self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
         #: When the follower's heap has it; an entry of another time is void.
@@ -73,7 +75,7 @@ class Feed:
         by accident. Raises ConnectionFailedError, NotAllowedError."""
         link = self._link
         subject = link.subjects.changes(StoreId(link.tenant, *self.key))
-        await link.listeners.add(self.key, subject, self)
+        await self._listeners.add(self.key, subject, self)
         await link.confirm_listening(subject)
 
     async def wait(self) -> None:
@@ -103,7 +105,7 @@ class Feed:
         self.closed = True
         self.shed()
         self.wake()
-        await self._link.listeners.remove(self.key, self)
+        await self._listeners.remove(self.key, self)
 
     def heard(self, broadcast: Broadcast) -> None:
         """Take a broadcast of this store; whatever is in it, the owner can mend it."""
@@ -126,8 +128,8 @@ class Feed:
 class TrackFeed(Feed):
     """A followed store whose consumer takes its changes one by one."""
 
-    def __init__(self, link: Link, key: StoreKey, track: Track) -> None:
-        super().__init__(link, key, track.merge)
+    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, track: Track) -> None:
+        super().__init__(link, listeners, key, track.merge)
         self.track = track
 
     def shed(self) -> None:
@@ -143,6 +145,7 @@ class Follower:
 
     def __init__(self, link: Link) -> None:
         self.buffers = Buffers()
+        self.listeners = Listeners(link.bus)
         self._link = link
         self._loop = asyncio.get_running_loop()
         #: Dictionaries rather than sets: they keep an order, so a run can be repeated exactly.
@@ -176,7 +179,7 @@ class Follower:
             start_revision=start_revision,
             marks_ready=marks_ready,
         )
-        feed = TrackFeed(self._link, key, track)
+        feed = TrackFeed(self._link, self.listeners, key, track)
         subscription = Subscription(self, feed, values)
         self.end_with(subscription, feed)
         return subscription

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from holdfast.client.coalescer import Coalescer, Resolve, SendFrame
 from holdfast.client.frame import Waiter
-from holdfast.client.listeners import Listeners
 from holdfast.client.router import Router
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
@@ -76,7 +75,6 @@ class Link:
         self.tenant = tenant
         self.timeout_seconds = timeout_seconds
         self.router = Router(bus, subjects, tenant)
-        self.listeners = Listeners(bus)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
         #: Of stores of which a transaction failed lately: what it had read. See `transaction.py`.

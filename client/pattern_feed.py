@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from holdfast.client.follower import PACKED_HEAD, Follower, TrackFeed
 from holdfast.client.link import Link
-from holdfast.client.listeners import read_broadcast
+from holdfast.client.listeners import Listeners, read_broadcast
 from holdfast.client.merge import Cursor
 from holdfast.client.operations import head_from_wire
 from holdfast.client.store_queue import StoreKey
@@ -64,8 +64,15 @@ _HOPELESS_SECONDS: Final = 30.0
 class StoreFeed(TrackFeed):
     """An active store of a pattern."""
 
-    def __init__(self, pattern: PatternFeed, link: Link, key: StoreKey, track: Track) -> None:
-        super().__init__(link, key, track)
+    def __init__(
+        self,
+        pattern: PatternFeed,
+        link: Link,
+        listeners: Listeners,
+        key: StoreKey,
+        track: Track,
+    ) -> None:
+        super().__init__(link, listeners, key, track)
         self.name = key[1]
         #: A task asks its owner, or waits to.
         self.busy = False
@@ -273,7 +280,7 @@ class PatternFeed:
             # Of a store whose state came already, or is not wanted, no end is marked but after a reset.
             marks_ready=start_revision is None and self._kind is StoreKind.KV,
         )
-        feed = StoreFeed(self, self._link, key, track)
+        feed = StoreFeed(self, self._link, self._follower.listeners, key, track)
         self._stores[name] = feed
         self._follower.started(feed)
         self.news(feed)

@@ -17,6 +17,7 @@ from typing import Final
 
 from holdfast.client.follower import Feed
 from holdfast.client.link import Link
+from holdfast.client.listeners import Listeners
 from holdfast.client.merge import Broadcast, Merge
 from holdfast.client.store_queue import StoreKey
 from holdfast.protocol.frames import (
@@ -74,9 +75,9 @@ class _News(Merge):
 class QueueFeed(Feed):
     """The news of one stream, for the tasks of one consumer's handle."""
 
-    def __init__(self, link: Link, key: StoreKey) -> None:
+    def __init__(self, link: Link, listeners: Listeners, key: StoreKey) -> None:
         self._state = _News(asyncio.get_running_loop().time)
-        super().__init__(link, key, self._state)
+        super().__init__(link, listeners, key, self._state)
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property

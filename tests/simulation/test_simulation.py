@@ -51,7 +51,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "restore_without_telling": (10, None),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
-    "keep_uploads_that_were_given_up": (3, None),
+    "keep_uploads_that_were_given_up": (3, "disconnect"),
     "begin_births_at_the_head": (3, None),
     "believe_an_older_state": (8, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
