@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.protocol.distribution import version
-from holdfast.shared_fs.file_system import mount_of
+from holdfast.shared_fs.disk.file_system import mount_of
 
 _SYNCS: Final = 200
 _BLOCK_BYTES: Final = 4096

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.shared_fs.file_system import mount_of
+from holdfast.shared_fs.disk.file_system import mount_of
 
 DEFAULT_ROUNDS: Final = 5
 #: A sync of these costs nothing, so nothing measured there says anything.

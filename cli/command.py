@@ -105,7 +105,7 @@ class _RootGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
             module, name = _COMMANDS[cmd_name]
-            self.add_command(getattr(import_module(f"holdfast.cli.{module}"), name))
+            self.add_command(getattr(import_module(f"holdfast.cli.commands.{module}"), name))
         return super().get_command(ctx, cmd_name)
 
     def make_context(

@@ -1,6 +1,6 @@
 """What the commands of operators ask a store's owner to do, and the wait until it is done.
 
-The owner is asked again and again with the same job's name (`persist/administration.py`), so replies may
+The owner is asked again and again with the same job's name (`persist/jobs/administration.py`), so replies may
 get lost. One that dies, or hands the store over, is followed by the next, who begins anew.
 """
 
@@ -20,9 +20,9 @@ import click
 from rich.console import Console
 
 from holdfast.cli.settings import Settings
-from holdfast.client.router import Router
-from holdfast.protocol.bus import Bus
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.client.wire.router import Router
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from holdfast.client.dead_letters import DeadLetter
+from holdfast.client.handles.dead_letters import DeadLetter
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.control import StoreInfo
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message

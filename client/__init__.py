@@ -21,22 +21,22 @@ for each module here that waits, and the thread that serves them in `background.
 
 from typing import TYPE_CHECKING
 
-from holdfast.client.codec import Codec
 from holdfast.client.connection import Client, connect
-from holdfast.client.consumer import Consumer, Delivery
-from holdfast.client.dead_letters import DeadLetter
-from holdfast.client.kv import KV
-from holdfast.client.large_value import ValueReader
-from holdfast.client.live_entries import EntryChange
-from holdfast.client.live_kv import DELETE, LiveKV
-from holdfast.client.live_messages import MessageChange, MessageChangeKind
-from holdfast.client.live_notices import Origin, Rejection
-from holdfast.client.live_stream import LiveMessage, LiveStream
-from holdfast.client.pattern import PatternSubscription, StoreChange
-from holdfast.client.pending import PendingAck
-from holdfast.client.stream import Stream
-from holdfast.client.subscription import Subscription
-from holdfast.client.transaction import KVTransaction, StreamTransaction
+from holdfast.client.following.pattern import PatternSubscription, StoreChange
+from holdfast.client.following.subscription import Subscription
+from holdfast.client.handles.consumer import Consumer, Delivery
+from holdfast.client.handles.dead_letters import DeadLetter
+from holdfast.client.handles.kv import KV
+from holdfast.client.handles.large_value import ValueReader
+from holdfast.client.handles.pending import PendingAck
+from holdfast.client.handles.stream import Stream
+from holdfast.client.handles.transaction import KVTransaction, StreamTransaction
+from holdfast.client.live.live_entries import EntryChange
+from holdfast.client.live.live_kv import DELETE, LiveKV
+from holdfast.client.live.live_messages import MessageChange, MessageChangeKind
+from holdfast.client.live.live_notices import Origin, Rejection
+from holdfast.client.live.live_stream import LiveMessage, LiveStream
+from holdfast.client.values.codec import Codec
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.distribution import version as _version

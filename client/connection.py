@@ -11,20 +11,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from holdfast.client.codec import Codec, CodecName, codec_of
-from holdfast.client.follower import Follower
-from holdfast.client.kv import KV
-from holdfast.client.link import Link, check_timeout
-from holdfast.client.live_kv import LiveKV, MergeFunction
-from holdfast.client.live_replica import LiveReplica
-from holdfast.client.live_stream import LiveStream
-from holdfast.client.operations import range_start
-from holdfast.client.pattern import PatternSubscription
-from holdfast.client.pattern_feed import PatternFeed
-from holdfast.client.stream import Stream
-from holdfast.client.values import Values
-from holdfast.protocol.bus import Bus
-from holdfast.protocol.bus_nats import check_options, connect_nats
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.pattern import PatternSubscription
+from holdfast.client.following.pattern_feed import PatternFeed
+from holdfast.client.handles.kv import KV
+from holdfast.client.handles.stream import Stream
+from holdfast.client.live.live_kv import LiveKV, MergeFunction
+from holdfast.client.live.live_replica import LiveReplica
+from holdfast.client.live.live_stream import LiveStream
+from holdfast.client.values.codec import Codec, CodecName, codec_of
+from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link, check_timeout
+from holdfast.client.wire.operations import range_start
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_nats import check_options, connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (

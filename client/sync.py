@@ -23,20 +23,20 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from holdfast.client.background import Background, background
-from holdfast.client.blocking_consumer import Consumer, Delivery
-from holdfast.client.blocking_kv import KV
-from holdfast.client.blocking_live import LiveKV, LiveStream
-from holdfast.client.blocking_pending import PendingAck
-from holdfast.client.blocking_rows import Rows
-from holdfast.client.blocking_stream import Stream
-from holdfast.client.blocking_subscription import PatternSubscription, Subscription
-from holdfast.client.blocking_transaction import KVTransaction, StreamTransaction
-from holdfast.client.blocking_value import ValueReader
-from holdfast.client.codec import Codec, CodecName
+from holdfast.client.blocking.background import Background, background
+from holdfast.client.blocking.blocking_consumer import Consumer, Delivery
+from holdfast.client.blocking.blocking_kv import KV
+from holdfast.client.blocking.blocking_live import LiveKV, LiveStream
+from holdfast.client.blocking.blocking_pending import PendingAck
+from holdfast.client.blocking.blocking_rows import Rows
+from holdfast.client.blocking.blocking_stream import Stream
+from holdfast.client.blocking.blocking_subscription import PatternSubscription, Subscription
+from holdfast.client.blocking.blocking_transaction import KVTransaction, StreamTransaction
+from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.connection import Client as AsyncClient
 from holdfast.client.connection import connect as async_connect
-from holdfast.client.live_kv import DELETE, MergeFunction
+from holdfast.client.live.live_kv import DELETE, MergeFunction
+from holdfast.client.values.codec import Codec, CodecName
 from holdfast.protocol.control import ServerInfo, StoreInfo
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.messages import AnyDurability

@@ -1,6 +1,6 @@
 """`python -m holdfast.coordinator`: one coordinator process, until SIGTERM or SIGINT.
 
-Exit codes are those of `protocol/process.py`.
+Exit codes are those of `protocol/serving/process.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdfast.coordinator.service import Coordinator
-from holdfast.protocol.bus import Bus
+from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.process import run_server, server_parser
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fences import BucketFences
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.privacy import tighten
-from holdfast.shared_fs.reading import FenceRead, choose_disk
+from holdfast.protocol.serving.process import run_server, server_parser
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket_log.fences import BucketFences
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.privacy import tighten
+from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

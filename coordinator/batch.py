@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.coordinator.assignment import (
+from holdfast.coordinator.decisions.assignment import (
     Assign,
     Assignment,
     Balancer,
@@ -23,12 +23,11 @@ from holdfast.coordinator.assignment import (
     decide_adopt,
     decide_open,
 )
-from holdfast.coordinator.events import (
+from holdfast.coordinator.decisions.events import (
     RecordDead,
     RecordLive,
 )
-from holdfast.coordinator.lost_state import FoundStore
-from holdfast.coordinator.membership import (
+from holdfast.coordinator.decisions.membership import (
     MemberView,
 )
 from holdfast.coordinator.requests import (
@@ -52,7 +51,8 @@ from holdfast.coordinator.requests import (
     Resolve,
     Vacate,
 )
-from holdfast.coordinator.state_file import IncarnationState, StateFile, StoreRow
+from holdfast.coordinator.state.lost_state import FoundStore
+from holdfast.coordinator.state.state_file import IncarnationState, StateFile, StoreRow
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import Grant, ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.coordinator.errands import Errands
-from holdfast.coordinator.events import (
+from holdfast.coordinator.background_tasks import Errands
+from holdfast.coordinator.decisions.events import (
     FenceFailed,
     FenceWritten,
     Probe,
@@ -21,13 +21,13 @@ from holdfast.coordinator.events import (
     TellToDrain,
     WriteFence,
 )
-from holdfast.protocol.bus import Bus, NoRespondersError
+from holdfast.protocol.bus.bus import Bus, NoRespondersError
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.fences import Fences
+from holdfast.shared_fs.bucket_log.fences import Fences
 
 logger = logging.getLogger("holdfast.coordinator")
 

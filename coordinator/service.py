@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
+from holdfast.coordinator.background_tasks import Errands, RunBlocking
 from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
-from holdfast.coordinator.errands import Errands, RunBlocking
-from holdfast.coordinator.events import (
+from holdfast.coordinator.decisions.events import (
     AskToRegister,
     Connected,
     DrainChanged,
@@ -44,13 +44,12 @@ from holdfast.coordinator.events import (
     TimePassed,
     WriteFence,
 )
-from holdfast.coordinator.hearing import Hearing
-from holdfast.coordinator.lost_state import has_past, open_state
-from holdfast.coordinator.membership import (
+from holdfast.coordinator.decisions.membership import (
     MAX_ENDED_REMEMBERED,
     Membership,
     Standing,
 )
+from holdfast.coordinator.decisions.standby_heartbeats import Hearing
 from holdfast.coordinator.orders import Orders
 from holdfast.coordinator.requests import (
     Drain,
@@ -61,9 +60,10 @@ from holdfast.coordinator.requests import (
     parse,
     store_count,
 )
-from holdfast.coordinator.state_file import StateFile
+from holdfast.coordinator.state.lost_state import has_past, open_state
+from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
-from holdfast.protocol.bus import Bus, BusMessage
+from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     AlreadyRunningError,
@@ -77,7 +77,6 @@ from holdfast.protocol.errors import (
     UnavailableError,
     internal_error,
 )
-from holdfast.protocol.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.frames import (
     cluster_of,
     decode_control,
@@ -90,14 +89,15 @@ from holdfast.protocol.limits import (
     MAX_INBOX_BYTES,
     PROBE_TIMEOUT_SECONDS,
 )
-from holdfast.protocol.mishaps import Mishaps
+from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
+from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.cluster_id import bucket_cluster_id, make_cluster_id
-from holdfast.shared_fs.collecting import Collected, Collector
-from holdfast.shared_fs.disk import Disk, LockFile
-from holdfast.shared_fs.fences import BucketFences, Fences, FileFences
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
+from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences
+from holdfast.shared_fs.disk.disk import Disk, LockFile
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 
 logger = logging.getLogger("holdfast.coordinator")
 

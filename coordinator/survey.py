@@ -12,13 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
+from holdfast.coordinator.background_tasks import Errands
 from holdfast.coordinator.batch import Record, RecordFound, RecordFoundCold, RecordSurveyed
-from holdfast.coordinator.errands import Errands
-from holdfast.coordinator.lost_state import stores_in, stores_on_disk
+from holdfast.coordinator.state.lost_state import stores_in, stores_on_disk
 from holdfast.protocol.errors import StorageError
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
 

@@ -1,7 +1,7 @@
 """`python -m holdfast.persist`: one persist server process, until SIGTERM or SIGINT.
 
 SIGTERM stops cleanly: everything is made durable, closed and released. Exit codes are those of
-`protocol/process.py`; a fenced incarnation exits with 1, and its supervisor starts the next.
+`protocol/serving/process.py`; a fenced incarnation exits with 1, and its supervisor starts the next.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from holdfast.persist import capacity
-from holdfast.persist.loop_watch import LoopWatch
+from holdfast.persist.lifecycle import capacity
 from holdfast.persist.service import PersistServer
-from holdfast.persist.tier_policy import TierPolicy
-from holdfast.protocol.bus import Bus
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.persist.threads.loop_watch import LoopWatch
+from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
-from holdfast.protocol.process import run_server, server_parser
+from holdfast.protocol.serving.process import run_server, server_parser
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError
-from holdfast.shared_fs.bucket_probe import probe
-from holdfast.shared_fs.bucket_tries import Retry
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
-from holdfast.shared_fs.privacy import tighten
-from holdfast.shared_fs.reading import FenceRead, choose_disk
-from holdfast.shared_fs.sqlite_connection import configure_process
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
+from holdfast.shared_fs.bucket.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket_tries import Retry
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.privacy import tighten
+from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.store_file.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
 

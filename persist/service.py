@@ -21,37 +21,37 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.persist.administration import Administrator
-from holdfast.persist.archive_reads import ArchiveReads
-from holdfast.persist.archiving import Archiver
-from holdfast.persist.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.bucket_ground import BucketGround
-from holdfast.persist.bucket_reaper import BucketReaper
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.coordination import Coordination
-from holdfast.persist.fence_watch import Watch, watch_folder
-from holdfast.persist.incoming import take_apart
-from holdfast.persist.leaving import Leaving
-from holdfast.persist.log_reaper import LogReaper
-from holdfast.persist.loop_watch import LoopWatch, Turns
-from holdfast.persist.open_queue import OpenQueue
-from holdfast.persist.opening import StoreOpener
-from holdfast.persist.owners import Owners
-from holdfast.persist.ownership import Ownership
-from holdfast.persist.past_states import PastStates
-from holdfast.persist.pipeline import Pipeline, RunInThread
-from holdfast.persist.restoring import StoreRestorer
-from holdfast.persist.setting_aside import SettingAside
-from holdfast.persist.signs_of_life import SignsOfLife
-from holdfast.persist.steady_clock import SteadyClock
-from holdfast.persist.store import Store
-from holdfast.persist.stored_writer import StoredWriter
-from holdfast.persist.sync_thread import SyncThread
-from holdfast.persist.takeover import DeadLogs
-from holdfast.persist.tier import Tier
-from holdfast.persist.tier_policy import TierPolicy
-from holdfast.persist.tier_threads import TierThreads
-from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
+from holdfast.persist.bucket_log.stored_writer import StoredWriter
+from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
+from holdfast.persist.bucket_only.bucket_mode import BucketGround
+from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
+from holdfast.persist.bucket_only.restoring import StoreRestorer
+from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.point_in_time_restore import PastStates
+from holdfast.persist.lifecycle.heartbeats import SignsOfLife
+from holdfast.persist.lifecycle.leaving import Leaving
+from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
+from holdfast.persist.shared_disk.log_reaper import LogReaper
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.threads.loop_watch import LoopWatch, Turns
+from holdfast.persist.threads.sync_thread import SyncThread
+from holdfast.persist.threads.tier_threads import TierThreads
+from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.tier import Tier
+from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.incoming import take_apart
+from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.write_path.setting_aside import SettingAside
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import (
     FencedError,
@@ -71,20 +71,20 @@ from holdfast.protocol.limits import (
     SYNC_STALL_SECONDS,
 )
 from holdfast.protocol.messages import Durability
-from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreId, check_server
+from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
-from holdfast.shared_fs.archive_table import Archive
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_log import BucketLog
-from holdfast.shared_fs.cluster_id import bucket_cluster_id, read_cluster_id
-from holdfast.shared_fs.commit_log import CommitLog, Log
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence, is_open
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.manifest import Manifests, SnapshotVersion
-from holdfast.shared_fs.snapshot import Image
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
+from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
+from holdfast.shared_fs.disk.commit_log import CommitLog, Log
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence, is_open
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion
+from holdfast.shared_fs.snapshots.snapshot import Image
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -59,7 +59,7 @@ Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
      bucket_requests, cluster, loop_seconds}
 
 Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of the
-cluster that the speaker is of (`shared_fs/cluster_id.py`), unless it does not know it yet. What is of
+cluster that the speaker is of (`shared_fs/bucket/cluster_id.py`), unless it does not know it yet. What is of
 another cluster is refused with OtherClusterError. `cluster {} -> {term}`, asked on the same subjects as
 `register`, asks for nothing else: a coordinator that starts does so.
 

@@ -226,7 +226,7 @@ MAX_PENDING_BYTES: Final = MIB
 MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
 #: Chunks of values that are gone which one checkpoint removes from a file, 256 MiB: some 0.2 s.
 MAX_SWEPT_CHUNKS: Final = 1024
-#: Store files a server keeps open, if memory and descriptors allow (`persist/capacity.py`). Beyond it each
+#: Store files a server keeps open, if memory and descriptors allow (`persist/lifecycle/capacity.py`). Beyond it each
 #: use of another store costs a close and an open, so it is far more than are in use at a time.
 MAX_OPEN_STORES: Final = 20_000
 #: A store nobody used for this long is checkpointed and closed. Closing a new store and opening it again

@@ -5,7 +5,7 @@ suffix, a file name and an object key, with room for a suffix within the 255 byt
 allow. Text that needs other characters (a path, an e-mail address) goes through `quote`, which is
 percent-encoding with `%` itself always encoded, hence reversible.
 
-Does not map names to subjects (`subjects.py`) or to files (`shared_fs/layout.py`).
+Does not map names to subjects (`subjects.py`) or to files (`shared_fs/disk/layout.py`).
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ from holdfast.client import Client, connect
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
 from holdfast.protocol.limits import KIB, MAX_DELETE_COUNT, MAX_FRAME_OPERATIONS
 from holdfast.protocol.subjects import DEFAULT_PREFIX
-from holdfast.shared_fs.table_location import TableLocation
+from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.state import read_table, state_sql
-from holdfast.spark.table import ChangesTable
+from holdfast.spark.tables.table import ChangesTable
 
 #: Values in one write, which must fit in a frame with everything else.
 _BATCH_BYTES: Final = 512 * KIB

@@ -67,6 +67,6 @@ def session(
 
 def register_sources(spark: SparkSession) -> None:
     """Make the format "holdfast" known to a session."""
-    from holdfast.spark.source import HoldfastSource
+    from holdfast.spark.source.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.shared_fs.table_location import TableLocation
-from holdfast.spark.table import FILE_SCHEMA, TABLE_SCHEMA
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.tables.table import FILE_SCHEMA, TABLE_SCHEMA
 
 _BATCH_ROWS: Final = 8192
 #: What the state has of a row of the table.

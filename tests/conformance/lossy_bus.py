@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from holdfast.protocol.bus import Bus, BusCallback, BusMessage, BusSubscription
+from holdfast.protocol.bus.bus import Bus, BusCallback, BusMessage, BusSubscription
 from holdfast.protocol.errors import NotAllowedError
 from holdfast.protocol.subjects import CLUSTER_TENANT
 

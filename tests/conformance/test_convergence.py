@@ -35,7 +35,7 @@ from holdfast.client import (
     WrongRevisionError,
     connect,
 )
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus_nats import connect_nats
 
 WRITERS, OPERATIONS = 4, 60
 KEYS = ("a", "b", "c", "ab", "ä")

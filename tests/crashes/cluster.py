@@ -21,16 +21,18 @@ from simulation.simulated_files import Operation
 from simulation.simulated_tiers import OneByOne, resting_files
 
 from holdfast.coordinator.service import Coordinator
-from holdfast.persist import bucket_ground, bucket_reaper, cooling, stored_writer
-from holdfast.persist.cooling import Cooler
-from holdfast.persist.fence_watch import no_watch
+from holdfast.persist.bucket_log import stored_writer
+from holdfast.persist.bucket_only import bucket_mode as bucket_ground
+from holdfast.persist.bucket_only import bucket_reaper
 from holdfast.persist.service import PersistServer
-from holdfast.persist.tier_policy import TierPolicy
-from holdfast.protocol.bus import BusMessage
+from holdfast.persist.shared_disk.fence_watch import no_watch
+from holdfast.persist.tier import cooling
+from holdfast.persist.tier.cooling import Cooler
+from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs import bucket_log
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
     ByteRange,
     Condition,
@@ -39,10 +41,11 @@ from holdfast.shared_fs.bucket_backend import (
     Reading,
     Upload,
 )
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.fences import BucketFences
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.manifest import KeepPolicy
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket_log import bucket_log
+from holdfast.shared_fs.bucket_log.fences import BucketFences
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy
 
 SERVERS: Final = ("s1", "s2")
 IDLE_CLOSE_SECONDS: Final = 0.1

@@ -18,7 +18,7 @@ from simulation.simulated_tiers import rebuild
 from crashes.cluster import IDLE_CLOSE_SECONDS
 from crashes.world import BYSTANDER, CHAT, NOTES, OTHER, World
 from holdfast.protocol.errors import InvalidArgumentError, NotFoundError
-from holdfast.shared_fs.collecting import Collector
+from holdfast.shared_fs.snapshots.collecting import Collector
 
 _DAY_MS: Final = 86_400_000
 

@@ -15,14 +15,14 @@ from unittest.mock import patch
 
 from simulation.simulated_disk import HostDisk
 
-from holdfast.persist import administration
-from holdfast.persist.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.cooling import Cooler
+from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
+from holdfast.persist.jobs import administration
+from holdfast.persist.tier.cooling import Cooler
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs import collecting, repacking
-from holdfast.shared_fs.manifest import Manifests, SnapshotVersion, Tombstone
-from holdfast.shared_fs.pack import PACK_PREFIX, encode_pack
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.snapshots import collecting, repacking
+from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, Tombstone
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, encode_pack
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 @contextlib.contextmanager

@@ -14,17 +14,17 @@ from simulation.simulated_files import Directory
 from crashes.cluster import SERVERS, CrashCluster
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import NotOwnerError, UnavailableError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.bucket_log import fence_slot, list_logs
-from holdfast.shared_fs.collecting import Collector
-from holdfast.shared_fs.manifest import StoreEntry, open_manifests
-from holdfast.shared_fs.pack import PACK_PREFIX
-from holdfast.shared_fs.pins import PIN_PREFIX
-from holdfast.shared_fs.snapshot import SNAPSHOT_PREFIX, verify
+from holdfast.shared_fs.bucket_log.bucket_log import fence_slot, list_logs
+from holdfast.shared_fs.snapshots.collecting import Collector
+from holdfast.shared_fs.snapshots.manifest import StoreEntry, open_manifests
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
+from holdfast.shared_fs.snapshots.pins import PIN_PREFIX
+from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, verify
 
 #: What an operation is about, and who stands by.
 NOTES: Final = stream("notes")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.spark import compaction, export
+from holdfast.spark.export import compaction, export
 
 #: Runs a persist server that looks for what may be archived all the time, and kills itself within the
 #: transaction of its KILL_AT-th block.

@@ -10,16 +10,16 @@ from typing import Any, Self
 from nats_server import NatsServer
 
 from holdfast.coordinator.service import Coordinator
-from holdfast.protocol.bus import BusMessage, BusSubscription
-from holdfast.protocol.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.bus.bus import BusMessage, BusSubscription
+from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.control import ServerInfo
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence, is_open
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, is_open
+from holdfast.shared_fs.disk.layout import Layout
 
 DEADLINE_SECONDS = 20.0
 SUBJECTS = Subjects()

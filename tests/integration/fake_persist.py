@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import Bus, BusMessage, BusSubscription
-from holdfast.protocol.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidSeqError,

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from holdfast.shared_fs.bucket_backend import (
+from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
     ByteRange,
     Condition,
@@ -30,7 +30,7 @@ from holdfast.shared_fs.bucket_backend import (
     Upload,
     UploadGoneError,
 )
-from holdfast.shared_fs.bucket_errors import ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
 
 _T = TypeVar("_T")
 #: How many writes back a stale list lies.

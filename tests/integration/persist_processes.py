@@ -21,13 +21,13 @@ from forked_process import ForkedProcess
 from nats_server import NatsServer, running_nats_server
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import HoldfastError, UnavailableError, error_from_wire
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.disk.layout import Layout
 
 DEADLINE_SECONDS = 30.0
 TENANT = "acme"

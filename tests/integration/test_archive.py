@@ -28,15 +28,15 @@ from persist_processes import (
 )
 
 from holdfast.client import Stream, connect
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ArchiveMissingError, OperationTimeoutError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.manifest import Manifests
-from holdfast.shared_fs.table_location import TableLocation, default_table
-from holdfast.spark.export import ExportReport
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.spark.export.export import ExportReport
 from holdfast.spark.state import state_sql
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")

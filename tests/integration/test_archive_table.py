@@ -14,10 +14,10 @@ from deltalake import write_deltalake
 from moto_server import running_moto
 
 from holdfast.protocol.errors import ArchiveMissingError, UnavailableError
-from holdfast.shared_fs.applying import pack_headers
-from holdfast.shared_fs.archive_table import Archive
-from holdfast.shared_fs.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
-from holdfast.shared_fs.table_location import TableLocation, default_table
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
 
 TIME = 1_800_000_000_000
 DATE = date.fromtimestamp(TIME // 1000)

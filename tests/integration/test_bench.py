@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench import compare_jetstream
-from holdfast.bench.compare_jetstream import PLANS, compare
+from holdfast.bench.compare import compare_jetstream
+from holdfast.bench.compare.compare_jetstream import PLANS, compare
+from holdfast.bench.compare.side_holdfast import HoldfastSide
 from holdfast.bench.harness import FORMAT
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import Row, WrongReadBackError
-from holdfast.bench.side_holdfast import HoldfastSide
-from holdfast.cli.nats_binary import find_nats_server
-from holdfast.cli.tether import tethered
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
 
 _RUN_SECONDS = 110.0
 

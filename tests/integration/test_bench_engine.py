@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import engine, fairness, idle, large, threads, users
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import running_cluster
-from holdfast.bench.users_client import TENANT, ClientTask, run_client
-from holdfast.bench.users_plan import document_name
-from holdfast.cli.nats_binary import find_nats_server
-from holdfast.cli.tether import tethered
+from holdfast.bench.store import engine, fairness, idle, large, threads
+from holdfast.bench.users import users
+from holdfast.bench.users.client import TENANT, ClientTask, run_client
+from holdfast.bench.users.plan import document_name
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.client import connect
 from holdfast.protocol.errors import InvalidArgumentError
 

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import tiers, tiers_cold
-from holdfast.bench.buckets import running_moto, slowed
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.prices import Requests
 from holdfast.bench.read_back import WrongReadBackError
-from holdfast.cli.nats_binary import find_nats_server
-from holdfast.cli.tether import tethered
+from holdfast.bench.tiers import cold as tiers_cold
+from holdfast.bench.tiers import tiers
+from holdfast.bench.tiers.buckets import running_moto, slowed
+from holdfast.bench.tiers.prices import Requests
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.bucket_errors import ObjectExistsError
-from holdfast.shared_fs.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError
+from holdfast.shared_fs.bucket.bucket_probe import probe
 
 
 def options(directory: Path, *only: str) -> BenchOptions:

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from moto_server import running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
-from holdfast.shared_fs import bucket_writing
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import Backend
-from holdfast.shared_fs.bucket_directory import DirectoryBackend
-from holdfast.shared_fs.bucket_errors import (
+from holdfast.shared_fs.bucket import bucket_writing
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import Backend
+from holdfast.shared_fs.bucket.bucket_directory import DirectoryBackend
+from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectConflictError,
     ObjectExistsError,
     ObjectMissingError,
     OutcomeUnknownError,
 )
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_probe import probe
-from holdfast.shared_fs.bucket_s3 import S3Backend
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 
 BACKENDS = ("directory", "memory", "s3")
 #: Wrong bytes and stale lists have tests of their own: they are not hidden from callers.
@@ -262,7 +262,7 @@ def test_large_files_go_in_parts_and_come_back(
 ) -> None:
     size_bytes = 11 * (1 << 20) + 17
     monkeypatch.setattr(bucket_writing, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr("holdfast.shared_fs.bucket.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("holdfast.shared_fs.bucket.bucket.PART_BYTES", 5 << 20)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(bytes(range(256)) * (size_bytes // 256) + bytes(size_bytes % 256))
     before = bucket.usage.total()

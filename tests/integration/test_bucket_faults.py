@@ -10,10 +10,10 @@ import pytest
 from faulty_bucket import Fault, FaultyBackend
 
 from holdfast.protocol.errors import StorageError, StorageFailedError
-from holdfast.shared_fs import bucket_writing
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import Condition, NewObject, Upload
-from holdfast.shared_fs.bucket_errors import (
+from holdfast.shared_fs.bucket import bucket_writing
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import Condition, NewObject, Upload
+from holdfast.shared_fs.bucket.bucket_errors import (
     BucketError,
     BucketRefusedError,
     BucketUnavailableError,
@@ -24,9 +24,9 @@ from holdfast.shared_fs.bucket_errors import (
     ObjectMissingError,
     OutcomeUnknownError,
 )
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_probe import probe
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 
 #: Of a write, in which nothing or something was done without an answer.
 UNANSWERED = (Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE, Fault.TORN)
@@ -277,7 +277,7 @@ def test_a_stale_list_is_what_was_there_before(world: World) -> None:
 @pytest.fixture
 def parts_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_writing, "PART_BYTES", 10)
-    monkeypatch.setattr("holdfast.shared_fs.bucket.PART_BYTES", 10)
+    monkeypatch.setattr("holdfast.shared_fs.bucket.bucket.PART_BYTES", 10)
 
 
 @pytest.mark.usefixtures("parts_of_ten")

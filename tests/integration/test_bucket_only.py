@@ -27,12 +27,12 @@ from persist_processes import (
 
 from holdfast.client import Client, connect
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log import list_logs
-from holdfast.shared_fs.manifest import Manifests
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs
+from holdfast.shared_fs.snapshots.manifest import Manifests
 
 SERVERS = ("s1", "s2", "s3")
 

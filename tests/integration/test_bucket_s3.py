@@ -15,24 +15,24 @@ from botocore.awsrequest import AWSResponse
 from moto_server import BUCKET, REGION, running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs import bucket_s3
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.bucket_backend import (
+from holdfast.shared_fs.bucket import bucket_s3
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket_backend import (
     NewObject,
     PreconditionError,
     TransientError,
     UploadGoneError,
     Version,
 )
-from holdfast.shared_fs.bucket_errors import (
+from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     NoBucketError,
     ObjectMissingError,
 )
-from holdfast.shared_fs.bucket_probe import probe
-from holdfast.shared_fs.bucket_s3 import S3Backend
-from holdfast.shared_fs.existing_bucket import existing_bucket
-from holdfast.shared_fs.manifest import open_manifests
+from holdfast.shared_fs.bucket.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
+from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_prefixes_keep_buckets_apart(url: str) -> None:
 
 
 def test_boto3_is_imported_only_for_s3() -> None:
-    program = "import sys, holdfast.shared_fs.bucket_probe; print('boto3' in sys.modules)"
+    program = "import sys, holdfast.shared_fs.bucket.bucket_probe; print('boto3' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

@@ -13,9 +13,9 @@ from nats_server import NatsServer, running_nats_server
 from raw_nats import raw_nats
 from stalling_proxy import stalling_proxy
 
-from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
 
 _DEADLINE_SECONDS = 10.0

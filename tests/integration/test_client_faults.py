@@ -26,9 +26,9 @@ from holdfast.client import (
     WrongRevisionError,
     connect,
 )
-from holdfast.client.coalescer import Coalescer
+from holdfast.client.wire.coalescer import Coalescer
 from holdfast.protocol import frames
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 
 
@@ -290,7 +290,7 @@ def test_callers_beyond_the_limit_wait_for_room_in_order(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("FIRST", "MIN", "MAX"):
-        monkeypatch.setattr(f"holdfast.client.credit.{limit}_WAITING_OPERATIONS", 10)
+        monkeypatch.setattr(f"holdfast.client.wire.credit.{limit}_WAITING_OPERATIONS", 10)
 
     async def test(client: Client, cluster: FakeCluster) -> None:
         stream = client.stream("s")

@@ -22,7 +22,7 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol import frames
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -209,7 +209,7 @@ def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(nats: Nat
 
 
 def test_a_slow_consumer_loses_nothing(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.client.merge.SUBSCRIPTION_BUFFER_CHANGES", 10)
+    monkeypatch.setattr("holdfast.client.following.merge.SUBSCRIPTION_BUFFER_CHANGES", 10)
 
     async def test(client: Client, cluster: FakeCluster) -> None:
         stream = client.stream("s")
@@ -345,7 +345,7 @@ def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
                     raise RuntimeError("planted")
 
                 with monkeypatch.context() as patch:
-                    patch.setattr("holdfast.client.merge.Merge._apply", broken)
+                    patch.setattr("holdfast.client.following.merge.Merge._apply", broken)
                     await stream.append(b"7")
                     await until(lambda: "client.broadcast_failed" in caplog.text)
                 assert values(await take(changes, 1)) == [b"7"]

@@ -23,9 +23,9 @@ from holdfast.client import (
     StoreDamagedError,
     connect,
 )
-from holdfast.client.pattern_feed import PatternFeed, StoreFeed
+from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.protocol import frames
-from holdfast.protocol.bus_memory import MemoryBus, MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
 from holdfast.protocol.limits import PATTERN_CATCH_UPS
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -289,7 +289,7 @@ def test_a_store_whose_revisions_go_on_is_heard_at_once_when_it_is_born_again(
 ) -> None:
     """Its end waits for the consumer when the first change of the next life, which follows on a
     revision of the last one, is broadcast. No listing helps."""
-    monkeypatch.setattr("holdfast.client.pattern_feed.PATTERN_LIST_SECONDS", float("inf"))
+    monkeypatch.setattr("holdfast.client.following.pattern_feed.PATTERN_LIST_SECONDS", float("inf"))
     key = (int(kind), "p.1")
 
     async def write(client: Client, *values: bytes) -> None:

@@ -13,7 +13,7 @@ from coordinator_peers import SUBJECTS, Cluster, eventually
 from nats_server import NatsServer, running_nats_server
 from raw_nats import raw_nats
 
-from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import StoreInfo, StoreState
 from holdfast.protocol.errors import (
     BusyError,
@@ -26,8 +26,8 @@ from holdfast.protocol.errors import (
     UnknownOperationError,
 )
 from holdfast.protocol.frames import encode_control
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 
 @pytest.fixture

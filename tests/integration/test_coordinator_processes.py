@@ -16,11 +16,11 @@ import pytest
 from coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
 from nats_server import NatsServer, running_nats_server
 
-from holdfast.coordinator.term import TermFile
-from holdfast.protocol.bus import BusTimeoutError, NoRespondersError
+from holdfast.coordinator.state.term import TermFile
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from load import Load, running_load
 from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
-from holdfast.client.router import Router
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.client.wire.router import Router
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.control import ServerState, StoreInfo, StoreState
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 
 TENANT = "acme"
 

@@ -9,8 +9,8 @@ import pytest
 from persist_processes import Peer, Process, Processes, refusal, until
 from test_reliability_gaps import run_processes, values
 
-from holdfast.cli.doctor_checks import DOUBTFUL_STORES, LOG_DAMAGE
-from holdfast.cli.doctor_examination import Examination
+from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
+from holdfast.cli.doctor.examination import Examination
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 

@@ -8,13 +8,13 @@ import pytest
 from persist_processes import TENANT, until
 from test_reliability_gaps import World, run, values
 
-from holdfast.persist import checkpointing
+from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.quarantine import quarantined
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.quarantine import quarantined
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 

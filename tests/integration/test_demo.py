@@ -14,9 +14,9 @@ import pytest
 from holdfast_up import COMMAND, DEADLINE_SECONDS, running_up, started_holdfast, wait_until
 from small_repository import FILE_COUNT, make_repository
 
-from holdfast.cli.demo_plan import Plan, plan_repository
-from holdfast.cli.demo_verify import Verdict, verify
-from holdfast.cli.git_history import BlobReader
+from holdfast.cli.demo.git_history import BlobReader
+from holdfast.cli.demo.plan import Plan, plan_repository
+from holdfast.cli.demo.verify import Verdict, verify
 from holdfast.client import Client, connect
 
 

@@ -15,8 +15,8 @@ from load import running_load
 from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
-from holdfast.client.router import Router
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.client.wire.router import Router
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import (
     HoldfastError,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster import Cluster, ClusterOptions, running_cluster
+from holdfast.cli.cluster.cluster import Cluster, ClusterOptions, running_cluster
 from holdfast.client import Client, StoreDamagedError, connect
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
 
 DEADLINE_SECONDS = 40.0
 

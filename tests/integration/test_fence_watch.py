@@ -8,8 +8,8 @@ from pathlib import Path
 from persist_processes import connected_peer, running_processes
 
 from holdfast.protocol import frames
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import fence
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import fence
 
 
 def test_an_idle_server_that_is_fenced_by_hand_ends_with_nats_and_the_coordinator_gone(

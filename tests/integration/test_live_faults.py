@@ -89,8 +89,8 @@ def test_everything_goes_on_while_the_servers_are_away_and_is_saved_afterwards(
 def test_a_flight_without_an_answer_is_looked_for_and_stored_once(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr("holdfast.client.live_stream.FLIGHT_SECONDS", 0.3)
-    monkeypatch.setattr("holdfast.client.live_kv.FLIGHT_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.client.live.live_stream.FLIGHT_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.client.live.live_kv.FLIGHT_SECONDS", 0.3)
 
     async def test(ada: Client, bob: Client, cluster: FakeCluster) -> None:
         async with ada.live_stream("s") as notes, ada.live_kv("k") as settings:

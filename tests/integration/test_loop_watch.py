@@ -9,14 +9,14 @@ from pathlib import Path
 
 from persist_processes import connected_peer, running_processes
 
-from holdfast.persist.loop_watch import LoopWatch
 from holdfast.persist.service import PersistServer
+from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.protocol import frames
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.limits import SILENCE_SECONDS
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
 
 
 def test_a_loop_that_hangs_for_longer_than_a_silence_fences_nobody(tmp_path: Path) -> None:

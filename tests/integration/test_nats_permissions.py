@@ -12,9 +12,9 @@ from fake_persist import fake_cluster
 from nats_server import NatsServer, running_nats_server
 
 from holdfast.client import Client, NotAllowedError, connect
-from holdfast.protocol.bus import NoRespondersError
-from holdfast.protocol.bus_memory import MemoryNetwork
-from holdfast.protocol.bus_nats import connect_nats
+from holdfast.protocol.bus.bus import NoRespondersError
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_nats import connect_nats
 
 _OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 #: Users of tenant acme that may do less than they need.

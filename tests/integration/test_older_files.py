@@ -19,7 +19,7 @@ from persist_processes import (
 )
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
+from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 

@@ -25,11 +25,11 @@ from persist_processes import (
 
 from holdfast.client import connect
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus import BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import fence
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import fence
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 WRITERS = 12
 

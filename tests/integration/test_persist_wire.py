@@ -24,7 +24,7 @@ from persist_processes import (
 )
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
+from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from holdfast.protocol.names import StoreId, StoreKind

@@ -28,19 +28,19 @@ from persist_processes import (
 )
 from test_failover import run_in_cluster
 
-from holdfast.cli.cluster import Cluster
+from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client
 from holdfast.coordinator.service import Coordinator
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
-from holdfast.protocol.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.disk import AppendFile, Disk
-from holdfast.shared_fs.fence import is_open
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.disk import AppendFile, Disk
+from holdfast.shared_fs.disk.fence import is_open
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 DEADLINE_SECONDS = 30.0
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")

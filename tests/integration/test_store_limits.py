@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_failover import pid_of, run_in_cluster
 
-from holdfast.cli.cluster import Cluster
+from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import (
     Change,
     ChangeKind,

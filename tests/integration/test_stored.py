@@ -28,10 +28,10 @@ from holdfast.client import Client, connect
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log import list_logs
-from holdfast.shared_fs.manifest import Manifests
-from holdfast.shared_fs.snapshot import fetch
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.snapshot import fetch
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 

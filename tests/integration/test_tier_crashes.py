@@ -21,8 +21,8 @@ import apsw
 import pytest
 
 from holdfast.coordinator.batch import Batch, Reply, execute
-from holdfast.coordinator.events import RecordDead, RecordLive
-from holdfast.coordinator.membership import MemberView
+from holdfast.coordinator.decisions.events import RecordDead, RecordLive
+from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.requests import (
     Adopt,
     ColdStore,
@@ -34,28 +34,28 @@ from holdfast.coordinator.requests import (
     Request,
     Resolve,
 )
-from holdfast.coordinator.state_file import open_state_file
-from holdfast.persist import opening
-from holdfast.persist.cold_stores import ColdStores, StoreIsColdError
-from holdfast.persist.cooling import Candidate, Cooler
-from holdfast.persist.opening import StoreOpener
-from holdfast.persist.ownership import Ownership, Wanted
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import DeadLogs
-from holdfast.persist.tier_policy import TierPolicy
-from holdfast.persist.tiering import Tiering
+from holdfast.coordinator.state.state_file import open_state_file
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.store.open_stores import Ownership, Wanted
+from holdfast.persist.store.store import Store
+from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
+from holdfast.persist.tier.cooling import Candidate, Cooler
+from holdfast.persist.tier.snapshotter import Tiering
+from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, ServerState
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import snapshot as snapshots
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import ByteRange, Condition, ObjectHead, Page, Reading
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence, fence
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Condition, ObjectHead, Page, Reading
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots import snapshot as snapshots
+from holdfast.shared_fs.store_file.applying import AppliedBatch
 
 A = StoreId("acme", StoreKind.STREAM, "a")
 

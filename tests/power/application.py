@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, NotOwnerError, error_from_wire
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind

@@ -26,11 +26,11 @@ from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 from simulation.virtual_loop import Process, current_process
 
 from holdfast.coordinator.service import Coordinator
-from holdfast.persist.fence_watch import no_watch
 from holdfast.persist.service import PersistServer
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.persist.shared_disk.fence_watch import no_watch
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import FencedError
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 ROOT: Final = Path("/data")
 LAYOUT: Final = Layout(ROOT)

@@ -19,12 +19,12 @@ from simulation.planted import (
 )
 from simulation.simulated_disk import HostDisk
 
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.opening import StoreOpener
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.commit_log import CommitLog
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.store_image import NewStore
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_image import NewStore
 
 
 @contextlib.contextmanager

@@ -26,12 +26,12 @@ from simulation.simulated_files import Survival
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import Deadlock, VirtualLoop
 
-from holdfast.persist import checkpointing
+from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.store_file.store_file import StoreFile
 from power.application import Application, Model, Violation
 from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut
 from power.scenarios import SCENARIOS, Scenario, dead_logs

@@ -9,7 +9,7 @@ import pytest
 from simulation.simulated_files import Survival
 from simulation.virtual_loop import VirtualLoop
 
-from holdfast.shared_fs.quarantine import quarantined
+from holdfast.shared_fs.disk.quarantine import quarantined
 from power.application import Application, Violation
 from power.choice import some_cuts
 from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut, Scope

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.client.connection import Client
-from holdfast.client.stream import Stream
+from holdfast.client.handles.stream import Stream
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.schema import PAGE_BYTES
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.store_file import StoreFile
 from simulation.simulated_cluster import TENANT, ClientNode, ServerNode, Simulation
 
 _MESSAGES: Final = 12

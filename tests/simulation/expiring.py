@@ -13,7 +13,7 @@ import asyncio
 import random
 from typing import Final
 
-from holdfast.client.kv import KV
+from holdfast.client.handles.kv import KV
 from holdfast.protocol.errors import HoldfastError
 from simulation.simulated_cluster import ClientNode, Simulation
 

@@ -11,9 +11,9 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from holdfast.client.connection import Client
-from holdfast.client.pattern import PatternSubscription, StoreChange
-from holdfast.client.pattern_feed import StoreFeed
-from holdfast.client.track import OUTAGES
+from holdfast.client.following.pattern import PatternSubscription, StoreChange
+from holdfast.client.following.pattern_feed import StoreFeed
+from holdfast.client.following.track import OUTAGES
 from holdfast.protocol.names import StoreKind, matches
 from simulation.history import Following, Store, change_of
 from simulation.workload import Application, last_value

@@ -16,29 +16,30 @@ from unittest.mock import patch
 
 import apsw
 
-from holdfast.client.merge import Cursor, Merge
-from holdfast.client.pattern_feed import PatternFeed, StoreFeed
-from holdfast.coordinator.hearing import Proof
-from holdfast.coordinator.progress import ProgressFile
-from holdfast.persist import opening, operations
-from holdfast.persist.consumers import Consumer
-from holdfast.persist.cooling import Candidate, Cooler
-from holdfast.persist.opening import StoreOpener
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.setting_aside import SettingAside
-from holdfast.persist.steady_clock import SteadyClock
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import Plan, plan
-from holdfast.persist.tick import Tick
+from holdfast.client.following.merge import Cursor, Merge
+from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
+from holdfast.coordinator.decisions.standby_heartbeats import Proof
+from holdfast.coordinator.state.progress import ProgressFile
+from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.recovery.takeover import Plan, plan
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.store import operations
+from holdfast.persist.store.consumers import Consumer
+from holdfast.persist.store.store import Store
+from holdfast.persist.tier.cooling import Candidate, Cooler
+from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.setting_aside import SettingAside
+from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs import manifest
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.fence import FenceGate
-from holdfast.shared_fs.manifest import Manifests, Published, SnapshotVersion, StoreEntry
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.snapshots import manifest
+from holdfast.shared_fs.snapshots.manifest import Manifests, Published, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 @contextlib.contextmanager

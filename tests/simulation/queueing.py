@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from holdfast.client.connection import Client
-from holdfast.client.consumer import Consumer
-from holdfast.client.consumer import Delivery as Fetched
+from holdfast.client.handles.consumer import Consumer
+from holdfast.client.handles.consumer import Delivery as Fetched
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreKind
 from simulation.history import Delivery, History, Store

@@ -14,8 +14,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
     ByteRange,
     Condition,
@@ -26,8 +26,8 @@ from holdfast.shared_fs.bucket_backend import (
     TransientError,
     Upload,
 )
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from simulation.simulated_threads import current_thread
 
 _T = TypeVar("_T")

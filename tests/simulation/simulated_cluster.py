@@ -23,23 +23,25 @@ from typing import Any, Final, Self
 from unittest.mock import patch
 
 from holdfast.client.connection import Client
-from holdfast.client.follower import Follower
-from holdfast.client.link import Link
+from holdfast.client.following.follower import Follower
+from holdfast.client.wire.link import Link
 from holdfast.coordinator.service import Coordinator
-from holdfast.persist import checkpointing, pipeline, service
-from holdfast.persist.fence_watch import no_watch
-from holdfast.persist.loop_watch import Turns
+from holdfast.persist import service
+from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.service import PersistServer
-from holdfast.persist.steady_clock import SteadyClock
+from holdfast.persist.shared_disk.fence_watch import no_watch
+from holdfast.persist.threads.loop_watch import Turns
+from holdfast.persist.write_path import checkpointing, pipeline
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
-from holdfast.protocol.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
 from holdfast.protocol.subjects import Subjects, inboxes_of
-from holdfast.shared_fs import cluster_id, commit_log
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.bucket import cluster_id
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 from simulation.history import Broadcast, History, change_of_wire
 from simulation.simulated_bucket import SimulatedBucket
 from simulation.simulated_disk import HostDisk

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
-from holdfast.shared_fs.disk import Disk, LockFile
+from holdfast.shared_fs.disk.disk import Disk, LockFile
 from simulation.simulated_files import Directory, Inode, Operation, SimulatedFileSystem
 from simulation.simulated_vfs import SimulatedVfs
 

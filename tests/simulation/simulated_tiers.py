@@ -18,28 +18,27 @@ from typing import Any, Final, Self
 from unittest.mock import patch
 
 from holdfast.coordinator import service as coordinator_service
-from holdfast.coordinator.lost_state import write_state
-from holdfast.persist import (
-    bucket_ground,
-    bucket_reaper,
-    cooling,
-    opening,
-    slot_putter,
-    stored_writer,
-)
-from holdfast.persist.cooling import Cooler, Resting
-from holdfast.persist.pipeline import RunInThread
-from holdfast.persist.rebuilding import epochs_of, fold_logs
-from holdfast.persist.tier_policy import TierPolicy
+from holdfast.coordinator.state.lost_state import write_state
+from holdfast.persist.bucket_log import log_uploader as slot_putter
+from holdfast.persist.bucket_log import stored_writer
+from holdfast.persist.bucket_only import bucket_mode as bucket_ground
+from holdfast.persist.bucket_only import bucket_reaper
+from holdfast.persist.recovery.rebuilding import epochs_of, fold_logs
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.tier import cooling
+from holdfast.persist.tier.cooling import Cooler, Resting
+from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.limits import MAX_COLD_READ_BYTES, MIB
-from holdfast.shared_fs import bucket_log, snapshot
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_log import fence_every_log
-from holdfast.shared_fs.collecting import Collector
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.inspection import _sort_out
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket_log import bucket_log
+from holdfast.shared_fs.bucket_log.bucket_log import fence_every_log
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.inspection.inspection import _sort_out
+from holdfast.shared_fs.snapshots import snapshot
+from holdfast.shared_fs.snapshots.collecting import Collector
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, open_manifests
 from simulation.simulated_bucket import LATE_SECONDS
 from simulation.simulated_files import Directory, Inode, SimulatedFileSystem
 from simulation.simulated_threads import SimulatedEvent

@@ -14,7 +14,7 @@ from hostile.raw_nats import published
 from hostile.templates import KVS, STREAMS, World
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus import NoRespondersError
+from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
 from simulation.simulated_cluster import SERVERS, TENANT, Simulation
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.coordinator.service import Coordinator
-from holdfast.protocol.bus import BusMessage
-from holdfast.protocol.bus_memory import Delivery, MemoryBus, MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import Delivery, MemoryBus, MemoryNetwork
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     AlreadyRunningError,
@@ -22,10 +22,10 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.cluster_id import read_cluster_id
-from holdfast.shared_fs.disk import Disk, LockFile
-from holdfast.shared_fs.fence import create_fence, is_open
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.bucket.cluster_id import read_cluster_id
+from holdfast.shared_fs.disk.disk import Disk, LockFile
+from holdfast.shared_fs.disk.fence import create_fence, is_open
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 from simulation.virtual_loop import VirtualLoop
 
 SUBJECTS = Subjects()

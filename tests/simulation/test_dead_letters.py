@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from holdfast.client.connection import Client
-from holdfast.client.consumer import Consumer
+from holdfast.client.handles.consumer import Consumer
 from holdfast.protocol.control import Owner
 from simulation.simulated_cluster import ClientNode, Simulation
 from simulation.simulated_vfs import errors_may_go_unheard

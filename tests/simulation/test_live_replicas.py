@@ -102,8 +102,8 @@ async def run(seed: int) -> tuple[Simulation, Sequence[Typist]]:
 def test_live_replicas_end_alike_with_all_that_was_written(
     seed: int, flight_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.client.live_kv.FLIGHT_SECONDS", flight_seconds)
-    monkeypatch.setattr("holdfast.client.live_stream.FLIGHT_SECONDS", flight_seconds)
+    monkeypatch.setattr("holdfast.client.live.live_kv.FLIGHT_SECONDS", flight_seconds)
+    monkeypatch.setattr("holdfast.client.live.live_stream.FLIGHT_SECONDS", flight_seconds)
     with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         simulation, typists = runner.run(run(seed))
     assert not simulation.history.failures

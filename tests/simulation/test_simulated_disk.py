@@ -17,10 +17,10 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.schema import PAGE_BYTES
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.store_file import StoreFile
 from simulation.simulated_disk import HostDisk
 from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 

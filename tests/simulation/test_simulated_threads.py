@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError, ObjectExistsError
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectExistsError
 from simulation.simulated_bucket import SimulatedBucket
 from simulation.simulated_threads import Outcome, SimulatedThread, current_thread
 from simulation.virtual_loop import VirtualLoop

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-from holdfast.client import large_value
 from holdfast.client.connection import Client
-from holdfast.client.track import OUTAGES
-from holdfast.persist import store as persist_store
+from holdfast.client.following.track import OUTAGES
+from holdfast.client.handles import large_value
+from holdfast.persist.store import store as persist_store
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueDamagedError,

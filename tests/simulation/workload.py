@@ -13,8 +13,8 @@ from typing import ClassVar, TypeVar
 from typing import Final as Constant
 
 from holdfast.client.connection import Client
-from holdfast.client.subscription import Subscription
-from holdfast.client.track import OUTAGES
+from holdfast.client.following.subscription import Subscription
+from holdfast.client.following.track import OUTAGES
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,

@@ -12,10 +12,10 @@ from bucket_world import BucketWorld, entry, kv, message, stream
 from pyspark.sql import SparkSession
 
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
-from holdfast.shared_fs.table_location import default_table
-from holdfast.spark import rows
-from holdfast.spark.export import export
-from holdfast.spark.table import TABLE_SCHEMA
+from holdfast.shared_fs.archive.table_location import default_table
+from holdfast.spark.export.export import export
+from holdfast.spark.rows import rows
+from holdfast.spark.tables.table import TABLE_SCHEMA
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text()
 TYPES = {

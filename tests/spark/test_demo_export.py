@@ -18,14 +18,14 @@ from holdfast_up import COMMAND, RunningUp
 from pyspark.sql import SparkSession
 from small_repository import FILE_COUNT, make_repository
 
-from holdfast.cli import demo_export
-from holdfast.cli.demo_export import judge, missing_for_export
-from holdfast.cli.demo_plan import Plan, PlannedFile, PlannedMessage, blob_id, plan_repository
-from holdfast.cli.demo_verify import Verdict, verify
-from holdfast.cli.git_history import BlobReader
+from holdfast.cli.demo import export as demo_export
+from holdfast.cli.demo.export import judge, missing_for_export
+from holdfast.cli.demo.git_history import BlobReader
+from holdfast.cli.demo.plan import Plan, PlannedFile, PlannedMessage, blob_id, plan_repository
+from holdfast.cli.demo.verify import Verdict, verify
 from holdfast.client import connect
 from holdfast.protocol.distribution import how_to_install
-from holdfast.shared_fs.table_location import TableLocation
+from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, state_sql
 

@@ -22,18 +22,18 @@ from moto_server import running_moto
 from pyspark.sql import SparkSession
 
 from holdfast.protocol import frames
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_errors import BucketRefusedError
-from holdfast.shared_fs.collecting import Collected, Collector
-from holdfast.shared_fs.manifest import KeepPolicy
-from holdfast.shared_fs.table_location import TableLocation, default_table
-from holdfast.spark import planning
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError
+from holdfast.shared_fs.snapshots.collecting import Collected, Collector
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy
 from holdfast.spark.errors import TableConflictError
-from holdfast.spark.export import ExportReport, export
-from holdfast.spark.planning import SnapshotWork, Task
+from holdfast.spark.export.export import ExportReport, export
+from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
+from holdfast.spark.rows import planning
+from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.state import latest, read_table, state_sql
-from holdfast.spark.table import ChangesTable
-from holdfast.spark.tasks import Job, TaskOutcome, run_task
+from holdfast.spark.tables.table import ChangesTable
 
 HERE = Path(__file__).parent
 TRIM = frames.CHANGE_TRIM
@@ -222,7 +222,7 @@ def test_deletes_that_the_file_has_forgotten_make_the_store_be_read_whole(
     world.publish()
     export(spark, world.url)
     world.change(PATCHES, *[[DELETE_MESSAGES, [seq]] for seq in range(1, 21)])
-    monkeypatch.setattr("holdfast.shared_fs.store_file.MAX_CHANGE_LOG_ROWS", 5)
+    monkeypatch.setattr("holdfast.shared_fs.store_file.store_file.MAX_CHANGE_LOG_ROWS", 5)
     world.held[PATCHES].file.forget(msg_ids_before=0, outcomes_before=0)
     world.publish()
     report = export(spark, world.url)
@@ -278,9 +278,9 @@ def test_a_task_whose_process_is_killed_is_done_again_and_what_it_left_is_collec
 
 ON_CLUSTER = """
 import os, signal, sys
-from holdfast.spark.export import export
+from holdfast.spark.export.export import export
 from holdfast.spark.session import session
-from holdfast.spark.table import ChangesTable
+from holdfast.spark.tables.table import ChangesTable
 
 light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 settings = {f"spark.{who}.extraJavaOptions": light for who in ("driver", "executor")} | {

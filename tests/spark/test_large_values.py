@@ -15,12 +15,12 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import Entry, LargeValue, Message
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import DEFAULT_PREFIX
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.columns import rows_of_entries, rows_of_messages
-from holdfast.spark.image_rows import StoreImage
 from holdfast.spark.replay import Target, write_rows
-from holdfast.spark.rows import rows_of_change
+from holdfast.spark.rows.image_rows import StoreImage
+from holdfast.spark.rows.rows import rows_of_change
 
 VALUE = b"large enough"
 LARGE = LargeValue(bytes(16), len(VALUE), hashlib.sha256(VALUE).digest(), zlib.crc32(VALUE))

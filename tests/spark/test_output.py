@@ -10,9 +10,9 @@ import pytest
 from holdfast_up import RunningUp
 
 from holdfast.client import Client, Durability, Message, connect
-from holdfast.spark.chunks import BatchId, Chunk, Chunker, OutputRow
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
-from holdfast.spark.output import DEFAULT_LEDGER, Ledger, Output
+from holdfast.spark.sink.chunks import BatchId, Chunk, Chunker, OutputRow
+from holdfast.spark.sink.output import DEFAULT_LEDGER, Ledger, Output
 
 BATCH = BatchId("query", 0, 0)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from bucket_world import kv, stream
 
 from holdfast.protocol.names import StoreId
-from holdfast.spark.rows import (
+from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     TRIM,
@@ -18,7 +18,7 @@ from holdfast.spark.rows import (
     Row,
     Shape,
 )
-from holdfast.spark.table import FILE_SCHEMA
+from holdfast.spark.tables.table import FILE_SCHEMA
 
 
 def messages(store: StoreId, count: int, value: bytes = b"v") -> Piece:

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.client import Message, connect
-from holdfast.spark.chunks import CHUNK_HEADER
+from holdfast.spark.sink.chunks import CHUNK_HEADER
 
 ROWS = 5000
 

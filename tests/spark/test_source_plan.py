@@ -24,7 +24,9 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
-from holdfast.spark.chunks import (
+from holdfast.spark.columns import BatchMaker
+from holdfast.spark.options import NamePattern, read_options, write_options
+from holdfast.spark.sink.chunks import (
     CHUNK_BYTES,
     CHUNK_ROWS,
     BatchId,
@@ -33,12 +35,10 @@ from holdfast.spark.chunks import (
     Mark,
     OutputRow,
 )
-from holdfast.spark.columns import BatchMaker
-from holdfast.spark.offsets import Loss, Offsets, advance, between, bounded, losses
-from holdfast.spark.options import NamePattern, read_options, write_options
-from holdfast.spark.pushdown import wanted_of
-from holdfast.spark.ranges import Extent, limited, tasks
-from holdfast.spark.sink import BatchSink, _rows
+from holdfast.spark.sink.sink import BatchSink, _rows
+from holdfast.spark.source.offsets import Loss, Offsets, advance, between, bounded, losses
+from holdfast.spark.source.pushdown import wanted_of
+from holdfast.spark.source.ranges import Extent, limited, tasks
 
 NATS = {"nats": "nats://127.0.0.1:4222"}
 

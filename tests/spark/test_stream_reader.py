@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.client import Client, connect
 from holdfast.spark.options import Connection, NamePattern
-from holdfast.spark.survey import Survey
+from holdfast.spark.source.survey import Survey
 
 Seen = list[tuple[int, str, int, bytes]]
 

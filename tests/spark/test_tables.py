@@ -23,13 +23,13 @@ from holdfast.cli.command import holdfast
 from holdfast.client import connect
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.table_location import TableLocation, default_table
-from holdfast.spark.compaction import compact
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.spark.errors import TableConflictError
-from holdfast.spark.export import export
+from holdfast.spark.export.compaction import compact
+from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, read_table, state_sql
-from holdfast.spark.table import ChangesTable
+from holdfast.spark.tables.table import ChangesTable
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "editing-traces"
 PATCHES = stream("project.42.patches")

@@ -20,9 +20,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from holdfast.cli.nats_binary import find_nats_server
-from holdfast.cli.part import Part
-from holdfast.cli.tether import tethered
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
+from holdfast.cli.cluster.part import Part
 
 SERVERS: Final = ("s1", "s2", "s3")
 _COORDINATORS: Final = ("c1", "c2")

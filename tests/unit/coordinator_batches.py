@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgpack
 
 from holdfast.coordinator.batch import Batch, Record, Reply, execute
-from holdfast.coordinator.events import RecordDead, RecordLive
-from holdfast.coordinator.membership import MemberView
+from holdfast.coordinator.decisions.events import RecordDead, RecordLive
+from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.requests import Open, OpenStore, Request
-from holdfast.coordinator.state_file import StateFile
+from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId

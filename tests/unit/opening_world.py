@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.persist.opening import StoreOpener
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import DeadLogs
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import fence
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 DISK = Disk()

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.store import Store
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.commit_log import CommitLog
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class World:

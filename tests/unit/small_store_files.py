@@ -6,8 +6,8 @@ from typing import Any
 
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
 KV = StoreId("acme", StoreKind.KV, "a.b")

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist import eviction
-from holdfast.persist.store import Store
+from holdfast.persist.store import eviction
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
-from holdfast.shared_fs import archived_blocks
-from holdfast.shared_fs.applying import AppliedBatch, pack_headers
-from holdfast.shared_fs.archived_blocks import ArchivedMessage, checksum_of, digest_of
-from holdfast.shared_fs.inspection import FileState, inspect_store_file
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.store_rows import GoingOrder
+from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_file
+from holdfast.shared_fs.store_file import archived_blocks
+from holdfast.shared_fs.store_file.applying import AppliedBatch, pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, checksum_of, digest_of
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_rows import GoingOrder
 
 STREAM = StoreId("acme", StoreKind.STREAM, "notes")
 FAR = (1 << 63) - 1

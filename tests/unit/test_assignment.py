@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordinator.assignment import (
+from holdfast.coordinator.decisions.assignment import (
     OPERATIONS_PER_STORE,
     Assign,
     Assignment,

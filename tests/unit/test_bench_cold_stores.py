@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.cold_stores import MESSAGES, make_cold_stores
-from holdfast.bench.idle_stores import TENANT, store_named
-from holdfast.bench.list_cold import main
-from holdfast.bench.tiers_snapshots import noise
-from holdfast.coordinator.state_file import open_state_file
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.manifest import open_manifests
-from holdfast.shared_fs.snapshot import fetch
+from holdfast.bench.store.idle_stores import TENANT, store_named
+from holdfast.bench.tiers.cold_stores import MESSAGES, make_cold_stores
+from holdfast.bench.tiers.list_cold import main
+from holdfast.bench.tiers.snapshots import noise
+from holdfast.coordinator.state.state_file import open_state_file
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.snapshot import fetch
 
 SAMPLE, COUNT = 3, 40
 

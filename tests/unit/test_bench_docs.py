@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.compare_jetstream import HOLDFAST, HOLDFAST_APPLIED, PLANS, table
+from holdfast.bench.compare.compare_jetstream import HOLDFAST, HOLDFAST_APPLIED, PLANS, table
 from holdfast.bench.harness import FORMAT, Measurement, Report, Target, Work
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()

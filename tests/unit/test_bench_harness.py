@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.bench.compare_jetstream import PLANS, table
+from holdfast.bench.compare.compare_jetstream import PLANS, table
 from holdfast.bench.harness import (
     FORMAT,
     Measurement,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.bench.harness import quantile
-from holdfast.bench.histogram import Histogram
+from holdfast.bench.users.histogram import Histogram
 
 DURATIONS = st.lists(st.floats(min_value=1e-6, max_value=1000.0), min_size=1, max_size=50)
 SHARES = st.floats(min_value=0.01, max_value=1.0)

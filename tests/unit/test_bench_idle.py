@@ -5,12 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from holdfast.bench.idle_stores import TENANT, disk_bytes, record_stores, state_bytes, store_named
-from holdfast.coordinator.state_file import open_state_file
+from holdfast.bench.store.idle_stores import (
+    TENANT,
+    disk_bytes,
+    record_stores,
+    state_bytes,
+    store_named,
+)
+from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.names import check_store
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 
 def layout_of(tmp_path: Path) -> Layout:

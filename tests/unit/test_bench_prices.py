@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.bench.buckets import Counted
-from holdfast.bench.prices import (
+from holdfast.bench.tiers.buckets import Counted
+from holdfast.bench.tiers.prices import (
     MONTH_SECONDS,
     Requests,
     requests_dollars_per_month,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.spark_export import QUICK, Stores, _traces, made_up, make_stores
+from holdfast.bench.spark.spark_export import QUICK, Stores, _traces, made_up, make_stores
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.manifest import open_manifests
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 def test_made_up_values_are_so_many_and_the_same_each_time() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.histogram import Histogram
-from holdfast.bench.users_client import Follower
-from holdfast.bench.users_plan import (
+from holdfast.bench.users.client import Follower
+from holdfast.bench.users.histogram import Histogram
+from holdfast.bench.users.plan import (
     MAX_EDITS,
     Action,
     Crowd,

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist import reads
-from holdfast.persist.consumers import Consumer
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.releasing import Release, Releaser
-from holdfast.persist.store import Store
+from holdfast.persist.store import reads
+from holdfast.persist.store.consumers import Consumer
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.releasing import Release, Releaser
 from holdfast.protocol import frames
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.frames import Group
 from holdfast.protocol.limits import READ_SLICE_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 COUNT = 20_000

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError
-from holdfast.shared_fs import bucket_directory, bucket_writing
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_backend import NewObject
-from holdfast.shared_fs.bucket_directory import DirectoryBackend
-from holdfast.shared_fs.bucket_errors import (
+from holdfast.shared_fs.bucket import bucket_directory, bucket_writing
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket_backend import NewObject
+from holdfast.shared_fs.bucket.bucket_directory import DirectoryBackend
+from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     BucketUnavailableError,
     ObjectConflictError,
@@ -29,8 +29,8 @@ from holdfast.shared_fs.bucket_errors import (
     ObjectMissingError,
     OutcomeUnknownError,
 )
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.disk.disk import Disk
 
 HASTY = Surroundings(sleep=lambda seconds: None)
 
@@ -143,7 +143,7 @@ def test_an_upload_taken_for_a_leftover_is_begun_again(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_writing, "PART_BYTES", 10)
-    monkeypatch.setattr("holdfast.shared_fs.bucket.PART_BYTES", 10)
+    monkeypatch.setattr("holdfast.shared_fs.bucket.bucket.PART_BYTES", 10)
     backend = DirectoryBackend(root)
     begin, begun_count = backend.begin_upload, 0
 
@@ -331,8 +331,8 @@ def test_a_lock_held_elsewhere_ends_in_an_error_and_not_in_waiting(
 
 _COUNT = """
 import sys
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.bucket_errors import ObjectConflictError
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectConflictError
 bucket = open_bucket(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     while True:
@@ -377,7 +377,7 @@ def test_two_buckets_of_one_process_compare_and_set_exactly(root: Path) -> None:
 
 _PUT = """
 import sys
-from holdfast.shared_fs.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket import open_bucket
 bucket = open_bucket(sys.argv[1])
 version = bucket.put_new("manifest", b"-1")
 number = 0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs.bucket_backend import check_key
-from holdfast.shared_fs.bucket_files import names_of, object_path, walk
+from holdfast.shared_fs.bucket.bucket_backend import check_key
+from holdfast.shared_fs.bucket.bucket_files import names_of, object_path, walk
 
 OBJECTS = Path("/objects")
 

@@ -6,9 +6,11 @@ import pytest
 
 from holdfast.protocol.errors import FencedError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError, ObjectMissingError
-from holdfast.shared_fs.bucket_log import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.bucket_log.bucket_log import (
     BucketLog,
     ListedLog,
     fence_every_log,
@@ -21,9 +23,7 @@ from holdfast.shared_fs.bucket_log import (
     remove_log,
     slot_key,
 )
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
-from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.disk.commit_log import LogRecord
 
 NOTES = StoreId("acme", 1, "notes")
 OTHER = StoreId("acme", 1, "other")
@@ -36,7 +36,7 @@ class UnansweredBackend(MemoryBackend):
     unanswered = ""
 
     def put(self, key: str, *rest: object) -> str:  # type: ignore[override]
-        from holdfast.shared_fs.bucket_backend import TransientError
+        from holdfast.shared_fs.bucket.bucket_backend import TransientError
 
         if self.unanswered == "before":
             raise TransientError("no answer", uncertain=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.persist import capacity
-from holdfast.persist.capacity import fitting
+from holdfast.persist.lifecycle import capacity
+from holdfast.persist.lifecycle.capacity import fitting
 from holdfast.protocol.limits import MAX_OPEN_STORES
 
 GB = 1_000_000_000

@@ -9,20 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.persist import checkpointing
-from holdfast.persist.checkpointing import Checkpointer, choose
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.store import Store
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path import checkpointing
+from holdfast.persist.write_path.checkpointing import Checkpointer, choose
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence, fence
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
 

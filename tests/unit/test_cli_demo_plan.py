@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.demo_plan import Plan, Skipped, Step, blob_id, make_plan, stream_name
-from holdfast.cli.git_history import Commit, Version
+from holdfast.cli.demo.git_history import Commit, Version
+from holdfast.cli.demo.plan import Plan, Skipped, Step, blob_id, make_plan, stream_name
 from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.names import check_store
 

@@ -13,14 +13,15 @@ from typing import Any
 import click
 import pytest
 
-from holdfast.cli.backup import delete_report, restore_report, version_row
-from holdfast.cli.collect import collect_report
 from holdfast.cli.command import holdfast
-from holdfast.cli.configuring import config_json
-from holdfast.cli.demo_plan import Plan
-from holdfast.cli.demo_report import DemoReport
-from holdfast.cli.demo_verify import Verdict
-from holdfast.cli.rebuild import rebuild_report
+from holdfast.cli.commands.backup import delete_report, restore_report, version_row
+from holdfast.cli.commands.collect import collect_report
+from holdfast.cli.commands.rebuild import rebuild_report
+from holdfast.cli.commands.servers import tenant_row
+from holdfast.cli.commands.verify import verdict_row
+from holdfast.cli.demo.plan import Plan
+from holdfast.cli.demo.report import DemoReport
+from holdfast.cli.demo.verify import Verdict
 from holdfast.cli.render import (
     ack_json,
     change_json,
@@ -31,9 +32,8 @@ from holdfast.cli.render import (
     message_json,
     store_row,
 )
-from holdfast.cli.servers import tenant_row
 from holdfast.cli.settings import CLIENT_OPTIONS
-from holdfast.cli.verify import verdict_row
+from holdfast.cli.stores.configuring import config_json
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.messages import (
@@ -48,10 +48,10 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
-from holdfast.shared_fs.collecting import Collected
-from holdfast.shared_fs.verification import Verdict as StoreVerdict
-from holdfast.spark.compaction import CompactionReport
-from holdfast.spark.export import ExportReport
+from holdfast.shared_fs.inspection.verification import Verdict as StoreVerdict
+from holdfast.shared_fs.snapshots.collecting import Collected
+from holdfast.spark.export.compaction import CompactionReport
+from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import ImportReport
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.file_values import opened
+from holdfast.cli.stores.file_values import opened
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.git_history import (
+from holdfast.cli.demo.git_history import (
     BlobReader,
     GitError,
     Version,

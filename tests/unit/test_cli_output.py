@@ -16,23 +16,25 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from holdfast.cli import backup, file_values, render, servers, up, verify
+from holdfast.cli import render
 from holdfast.cli.advice import explain
-from holdfast.cli.backup import version_row
-from holdfast.cli.cluster import ClusterOptions
+from holdfast.cli.cluster.cluster import ClusterOptions
 from holdfast.cli.command import holdfast
-from holdfast.cli.file_values import write_value
-from holdfast.cli.following import follow
+from holdfast.cli.commands import backup, servers, up, verify
+from holdfast.cli.commands.backup import version_row
+from holdfast.cli.commands.verify import verdict_row
 from holdfast.cli.render import preview
 from holdfast.cli.settings import Settings
-from holdfast.cli.values import read_value
-from holdfast.cli.verify import verdict_row
+from holdfast.cli.stores import file_values
+from holdfast.cli.stores.file_values import write_value
+from holdfast.cli.stores.following import follow
+from holdfast.cli.stores.values import read_value
 from holdfast.protocol.control import ServerInfo
 from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import MAX_VALUE_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.process import ZonedFormatter
-from holdfast.shared_fs.verification import Verdict
+from holdfast.protocol.serving.process import ZonedFormatter
+from holdfast.shared_fs.inspection.verification import Verdict
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 SERVER = ServerInfo(

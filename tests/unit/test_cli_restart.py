@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.restart import (
+from holdfast.cli.cluster.restart import (
     FIRST_DELAY_SECONDS,
     MAX_DELAY_SECONDS,
     RAN_SECONDS,

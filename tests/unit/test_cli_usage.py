@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import holdfast.client as holdfast_client
-from holdfast.cli import nats_binary
 from holdfast.cli.advice import explain
+from holdfast.cli.cluster import nats_binary
+from holdfast.cli.cluster.nats_binary import MissingNatsServerError, find_nats_server
 from holdfast.cli.command import holdfast
-from holdfast.cli.nats_binary import MissingNatsServerError, find_nats_server
 from holdfast.cli.settings import Settings, client_command
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, StoreDamagedError
-from holdfast.shared_fs.bucket_errors import (
+from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     BucketUnavailableError,
     NoBucketError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.buffers import Buffers, Share, size_of
-from holdfast.client.merge import Broadcast, Cursor, Merge
+from holdfast.client.following.buffers import Buffers, Share, size_of
+from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.frames import CHANGE_SET_MESSAGE, ChangeBatch
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message

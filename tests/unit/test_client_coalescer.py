@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.coalescer import (
+from holdfast.client.wire.coalescer import (
     BACKOFF_MAX_SECONDS,
     SILENCE_LOOK_SECONDS,
     SPREAD_OPERATIONS,
@@ -19,11 +19,11 @@ from holdfast.client.coalescer import (
     SendFrame,
     Suspect,
 )
-from holdfast.client.credit import Credit
-from holdfast.client.frame import FrameBuilder
-from holdfast.client.operations import append_operation, pack_batch
-from holdfast.client.store_queue import StoreKey, StoreQueue
-from holdfast.persist.writers import Verdict, Writer
+from holdfast.client.wire.credit import Credit
+from holdfast.client.wire.frame import FrameBuilder
+from holdfast.client.wire.operations import append_operation, pack_batch
+from holdfast.client.wire.store_queue import StoreKey, StoreQueue
+from holdfast.persist.store.writers import Verdict, Writer
 from holdfast.protocol import frames
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
@@ -635,7 +635,7 @@ def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_mem
     stored = client.append(durability=Durability.STORED)
     (first,) = client.turn()
     window = 8
-    with mock.patch("holdfast.client.store_queue.MAX_WRITER_OUTCOMES", window):
+    with mock.patch("holdfast.client.wire.store_queue.MAX_WRITER_OUTCOMES", window):
         answered_count = 0
         for _ in range(3 * window):
             caller = client.append()
@@ -682,7 +682,7 @@ def test_closing_answers_everything() -> None:
 def test_a_forgotten_store_comes_back_above_all_counters_that_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.client.coalescer.MAX_KNOWN_STORES", 4)
+    monkeypatch.setattr("holdfast.client.wire.coalescer.MAX_KNOWN_STORES", 4)
     client = Client()
     for number in range(12):
         key = (1, f"s{number}")
@@ -756,8 +756,8 @@ def test_whatever_is_lost_or_moved_every_write_is_stored_once_and_in_order(
     seed: int, fault_ratio: float, window: int
 ) -> None:
     with (
-        mock.patch("holdfast.client.store_queue.MAX_WRITER_OUTCOMES", window),
-        mock.patch("holdfast.persist.writers.MAX_WRITER_OUTCOMES", window),
+        mock.patch("holdfast.client.wire.store_queue.MAX_WRITER_OUTCOMES", window),
+        mock.patch("holdfast.persist.store.writers.MAX_WRITER_OUTCOMES", window),
     ):
         run_against_faults(seed, fault_ratio)
 

@@ -10,8 +10,8 @@ from nats.aio.client import Client as NatsClient
 
 from holdfast.cli.advice import explain
 from holdfast.client import connect, sync
-from holdfast.protocol.bus_memory import MemoryNetwork
-from holdfast.protocol.bus_nats import NATS_OPTIONS
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_nats import NATS_OPTIONS
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     InvalidArgumentError,

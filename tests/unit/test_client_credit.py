@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.client.credit import LATE_RATIO, Credit
+from holdfast.client.wire.credit import LATE_RATIO, Credit
 from holdfast.protocol.limits import FIRST_WAITING_OPERATIONS, MAX_WAITING_OPERATIONS
 
 TIMEOUT_SECONDS = 10.0

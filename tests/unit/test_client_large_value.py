@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.large_value import _opened, with_large_value, write_file
+from holdfast.client.handles.large_value import _opened, with_large_value, write_file
 from holdfast.protocol.errors import ValueReplacedError
 from holdfast.protocol.messages import Entry, LargeValue
 

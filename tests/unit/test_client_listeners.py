@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from holdfast.client.listeners import Listeners
-from holdfast.client.merge import Broadcast
-from holdfast.protocol.bus import BusCallback, BusMessage, BusSubscription
-from holdfast.protocol.bus_memory import MemoryBus, MemoryNetwork
+from holdfast.client.following.listeners import Listeners
+from holdfast.client.following.merge import Broadcast
+from holdfast.protocol.bus.bus import BusCallback, BusMessage, BusSubscription
+from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
 from holdfast.protocol.frames import CHANGE_SET_MESSAGE, encode_changes
 
 KEY = (0, "s")

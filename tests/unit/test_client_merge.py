@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.merge import Broadcast, Cursor, Merge
+from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import (
     CHANGE_CONFIGURE,

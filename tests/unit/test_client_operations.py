@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import operations
-from holdfast.client.link import Link
+from holdfast.client.wire import operations
+from holdfast.client.wire.link import Link
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.read_only import read_only
+from holdfast.client.live.read_only import read_only
 from holdfast.protocol.frames import pack, unpack
 
 PLAIN: Any = {"votes": {"ada": 1}, "tags": ["red", {"deep": [1]}], "text": "kelp", "none": None}

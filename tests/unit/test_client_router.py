@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import router as router_module
-from holdfast.client.router import Router
-from holdfast.protocol.bus import BusMessage, BusSubscription
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.client.wire import router as router_module
+from holdfast.client.wire.router import Router
+from holdfast.protocol.bus.bus import BusMessage, BusSubscription
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import BusyError, NoCoordinatorError, OtherClusterError
 from holdfast.protocol.frames import encode_control, encode_control_error

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import holdfast.client as asynchronous
-from holdfast.client import consumer, live_replica, sync, transaction
-from holdfast.client.background import Background, background
-from holdfast.client.blocking_pending import PendingAck
+from holdfast.client import sync
+from holdfast.client.blocking.background import Background, background
+from holdfast.client.blocking.blocking_pending import PendingAck
+from holdfast.client.handles import consumer, transaction
+from holdfast.client.live import live_replica
 from holdfast.protocol.errors import (
     BackgroundThreadError,
     ForkedError,
@@ -376,7 +378,7 @@ def test_a_child_of_a_fork_has_a_background_of_its_own_and_is_refused_the_parent
 
 def test_a_process_ends_at_once_and_in_silence_while_the_background_is_there() -> None:
     program = (
-        "from holdfast.client.background import background\n"
+        "from holdfast.client.blocking.background import background\n"
         "import asyncio\n"
         "async def close(): print('closed')\n"
         "serving = background()\n"

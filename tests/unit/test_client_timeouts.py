@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.client import connect
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import MAX_OPERATION_TIMEOUT_SECONDS
 

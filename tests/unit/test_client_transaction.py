@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.codec import RAW
-from holdfast.client.link import Link
-from holdfast.client.transaction import KVTransaction, StreamTransaction
-from holdfast.client.values import Values
+from holdfast.client.handles.transaction import KVTransaction, StreamTransaction
+from holdfast.client.values.codec import RAW
+from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link
 from holdfast.protocol import frames
 from holdfast.protocol.errors import TooLargeError, WrongRevisionError
 from holdfast.protocol.limits import MAX_DELETE_COUNT

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.cold_stores import PARALLEL_FETCHES, ColdStores
-from holdfast.persist.ownership import Wanted
-from holdfast.persist.tier_threads import TierThreads
+from holdfast.persist.store.open_stores import Wanted
+from holdfast.persist.threads.tier_threads import TierThreads
+from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.manifest import KeepPolicy, Tombstone, deleted, open_manifests
-from holdfast.shared_fs.snapshot import compress, put, take_image
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Tombstone, deleted, open_manifests
+from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 COLD = Grant(epoch=5, state=StoreState.DURABLE, state_before=StoreState.DURABLE, cold=0)
 

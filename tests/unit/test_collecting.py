@@ -12,16 +12,15 @@ import pytest
 from holdfast.protocol import frames
 from holdfast.protocol.errors import FencedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_errors import ObjectMissingError
-from holdfast.shared_fs.bucket_log import BucketLog, fence_log, read_bucket_log, slot_key
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.collecting import Collected, Collector
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.garbage import MARKS_KEY, LogMark, Marks
-from holdfast.shared_fs.log_object import encode_fence
-from holdfast.shared_fs.manifest import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, fence_log, read_bucket_log, slot_key
+from holdfast.shared_fs.bucket_log.log_object import encode_fence
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.snapshots.collecting import Collected, Collector
+from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks
+from holdfast.shared_fs.snapshots.manifest import (
     KeepPolicy,
     Published,
     SnapshotVersion,
@@ -30,10 +29,11 @@ from holdfast.shared_fs.manifest import (
     deleted,
     open_manifests,
 )
-from holdfast.shared_fs.pack import put_pack
-from holdfast.shared_fs.pins import Pinning, live_pins, pinned
-from holdfast.shared_fs.snapshot import Snapshot, compress, fetch, put, take_image
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.snapshots.pack import put_pack
+from holdfast.shared_fs.snapshots.pins import Pinning, live_pins, pinned
+from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

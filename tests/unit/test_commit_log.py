@@ -16,15 +16,15 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.commit_log import (
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.commit_log import (
     CommitLog,
     LogRecord,
     encode_frame,
     read_log,
     segment_name,
 )
-from holdfast.shared_fs.disk import AppendFile, Disk
+from holdfast.shared_fs.disk.disk import AppendFile, Disk
 
 DISK = Disk()
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")

@@ -11,14 +11,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.codec import RAW, codec_of
-from holdfast.client.values import Values
+from holdfast.client.values.codec import RAW, codec_of
+from holdfast.client.values.values import Values
 from holdfast.protocol import compression
 from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, compressed, decompressed
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError, ValueUnreadableError
 from holdfast.protocol.limits import COMPRESS_ABOVE_BYTES, MAX_HEADERS_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue, Message
-from holdfast.shared_fs.exported_values import exported, exported_bytes, stored_again
+from holdfast.shared_fs.store_file.exported_values import exported, exported_bytes, stored_again
 
 MARK = {ENCODING_HEADER: ZSTD}
 TEXT = b"a holdfast is what anchors kelp to the rock. " * 100

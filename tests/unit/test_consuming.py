@@ -20,17 +20,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from holdfast.client.queue_feed import _News
-from holdfast.persist import operations, reads
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import plan
+from holdfast.client.following.queue_feed import _News
+from holdfast.persist.recovery.takeover import plan
+from holdfast.persist.store import operations, reads
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.frames import VERB_ACK, VERB_IN_PROGRESS, VERB_NAK, VERB_TERM
 from holdfast.protocol.limits import MAX_CONSUMERS
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "jobs")
 WAIT_MS = 1000

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.persist.cooling import Cooler
+from holdfast.persist.tier.cooling import Cooler
 
 
 def test_an_unexpected_exception_in_one_sweep_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.coordination import Coordination
-from holdfast.protocol.bus import Bus, BusMessage
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.protocol.bus.bus import Bus, BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import (
     DeposedError,

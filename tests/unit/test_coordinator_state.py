@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from coordinator_batches import DEAD_A, LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
-from holdfast.coordinator import state_file
 from holdfast.coordinator.batch import RecordFound, RecordFoundCold, RecordSurveyed
-from holdfast.coordinator.events import RecordDead, RecordLive
-from holdfast.coordinator.lost_state import FoundStore
+from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.requests import (
     Adopt,
     Closed,
@@ -35,7 +33,9 @@ from holdfast.coordinator.requests import (
     Vacate,
     parse,
 )
-from holdfast.coordinator.state_file import IncarnationState, StateFile, open_state_file
+from holdfast.coordinator.state import state_file
+from holdfast.coordinator.state.lost_state import FoundStore
+from holdfast.coordinator.state.state_file import IncarnationState, StateFile, open_state_file
 from holdfast.protocol.control import ServerState, StoreState
 from holdfast.protocol.errors import (
     FencedError,
@@ -47,7 +47,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import encode_control
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 
 
 @pytest.fixture

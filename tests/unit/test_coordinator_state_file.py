@@ -12,7 +12,7 @@ import pytest
 from coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
 from holdfast.coordinator.batch import Batch, execute
-from holdfast.coordinator.events import RecordDead
+from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.requests import (
     Closed,
     ClosedStore,
@@ -21,13 +21,13 @@ from holdfast.coordinator.requests import (
     ReleaseAll,
     Resolve,
 )
-from holdfast.coordinator.state_file import (
+from holdfast.coordinator.state.state_file import (
     APPLICATION_ID,
     FORMAT_VERSION,
     StateFile,
     open_state_file,
 )
-from holdfast.coordinator.term import TermFile
+from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     DeposedError,
@@ -37,7 +37,7 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 
 
 @pytest.fixture

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator.lost_state import stores_in, write_state
-from holdfast.coordinator.state_file import open_state_file
+from holdfast.coordinator.state.lost_state import stores_in, write_state
+from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.inspection import walk_stores
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.manifest import Tombstone, deleted, open_manifests
-from holdfast.shared_fs.tombstone import Grave, read_tombstone, write_tombstone
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
+from holdfast.shared_fs.inspection.inspection import walk_stores
+from holdfast.shared_fs.snapshots.manifest import Tombstone, deleted, open_manifests
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 GRAVE = Grave(epoch=3, revision=9, time=1)

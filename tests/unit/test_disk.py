@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 
 DISK = Disk()
 
@@ -134,7 +134,7 @@ def test_only_an_empty_directory_is_removed(tmp_path: Path) -> None:
 def test_a_lock_is_held_against_other_processes_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     program = (
-        "import sys; from pathlib import Path; from holdfast.shared_fs.disk import Disk\n"
+        "import sys; from pathlib import Path; from holdfast.shared_fs.disk.disk import Disk\n"
         "from holdfast.protocol.errors import AlreadyRunningError\n"
         "try: Disk().lock(Path(sys.argv[1]), 'it')\n"
         "except AlreadyRunningError as error: print(error.what, error.path)\n"

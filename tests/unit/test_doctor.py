@@ -13,22 +13,22 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.cli import doctor_checks as checks
-from holdfast.cli.doctor import shared_folder
-from holdfast.cli.doctor_checks import CHECKS, MAX_EXAMPLES, Check, Findings, Severity
-from holdfast.cli.doctor_examination import Examination
-from holdfast.coordinator.state_file import open_state_file
+from holdfast.cli.commands.doctor import shared_folder
+from holdfast.cli.doctor import checks
+from holdfast.cli.doctor.checks import CHECKS, MAX_EXAMPLES, Check, Findings, Severity
+from holdfast.cli.doctor.examination import Examination
+from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.protocol import frames
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import fence
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord, encode_frame
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.privacy import private_files
-from holdfast.shared_fs.quarantine import quarantine
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord, encode_frame
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.disk.privacy import private_files
+from holdfast.shared_fs.disk.quarantine import quarantine
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 DISK = Disk()

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.coordination import Coordination
-from holdfast.persist.draining import HAND_OVER_STORES, Drainer
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.store import Store
+from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import NoCoordinatorError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.commit_log import CommitLog
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 DEADLINE_SECONDS = 10.0
 SUBJECTS = Subjects()
@@ -304,7 +304,7 @@ def test_what_waits_for_a_store_in_hand_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(world: World) -> None:
-        monkeypatch.setattr("holdfast.persist.pipeline.MAX_HELD_GROUPS", 2)
+        monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_HELD_GROUPS", 2)
         store = world.open("one")
         store.busy = True
         replies = [world.append(store) for _ in range(3)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ticked_store import Bench, append, configure, put
 
-from holdfast.persist import eviction
-from holdfast.persist.retention import NEVER
+from holdfast.persist.store import eviction
+from holdfast.persist.store.retention import NEVER
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
 from holdfast.protocol.names import StoreKind

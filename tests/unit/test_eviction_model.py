@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from ticked_store import Bench, append, configure, put
 
-from holdfast.persist.takeover import plan
+from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class AgainstAModel(RuleBasedStateMachine):

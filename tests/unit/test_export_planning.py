@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
-from holdfast.spark import watermarks
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.errors import TableDamagedError
-from holdfast.spark.planning import Coverage, DropWork, LogRange, Plan, SnapshotWork, plan
-from holdfast.spark.watermarks import Watermark
+from holdfast.spark.rows.planning import Coverage, DropWork, LogRange, Plan, SnapshotWork, plan
+from holdfast.spark.tables import watermarks
+from holdfast.spark.tables.watermarks import Watermark
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 OTHER = StoreId("acme", StoreKind.KV, "settings")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pipeline_world import World, run
 
-from holdfast.persist.pipeline import TENANT_TURN_OPERATIONS
+from holdfast.persist.write_path.pipeline import TENANT_TURN_OPERATIONS
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_INBOX_BYTES
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
 
 APPEND, HEAD = [frames.APPEND, b"v"], [frames.HEAD]
 FLOOD = 20_000

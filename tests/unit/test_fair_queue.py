@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.fair_queue import FairQueue, SharedRoom
+from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 
 
 def _take(queue: FairQueue[tuple[str, int]], count: int) -> list[str]:

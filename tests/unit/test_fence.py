@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.errors import FencedError, StorageFailedError
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence, fence, is_open
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence, is_open
 
 DISK = Disk()
 

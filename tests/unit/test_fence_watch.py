@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from watchdog.observers.api import BaseObserver
 
-from holdfast.persist import fence_watch
-from holdfast.persist.fence_watch import no_watch, watch_folder
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence, fence, is_open
+from holdfast.persist.shared_disk import fence_watch
+from holdfast.persist.shared_disk.fence_watch import no_watch, watch_folder
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, fence, is_open
 
 DEADLINE_SECONDS = 30.0
 DISK = Disk()

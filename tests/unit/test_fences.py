@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.errors import FencedError
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_log import BucketLog
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence
-from holdfast.shared_fs.fences import BucketFences, BucketGate, Fences, FileFences
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
+from holdfast.shared_fs.bucket_log.fences import BucketFences, BucketGate, Fences, FileFences
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence
+from holdfast.shared_fs.disk.layout import Layout
 
 Place = tuple[Fences, Callable[[str, str], None]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordinator.hearing import MAX_HEARD, Heard, Hearing
+from holdfast.coordinator.decisions.standby_heartbeats import MAX_HEARD, Heard, Hearing
 from holdfast.protocol.control import Heartbeat
 
 FIRST = Heartbeat("a", "1")

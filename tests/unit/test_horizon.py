@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.horizon import Horizon
+from holdfast.persist.store.horizon import Horizon
 
 SECONDS = 600.0
 DAY_MS = 86_400_000

@@ -14,17 +14,17 @@ from hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist import eviction, reads
-from holdfast.persist.incoming import take_apart
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.store import Store
-from holdfast.persist.tick import Tick
+from holdfast.persist.store import eviction, reads
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.incoming import take_apart
+from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, ProtocolError, RequestError
 from holdfast.protocol.limits import FRAME_RESERVE_BYTES, MIN_PAYLOAD_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 UPLOAD = bytes(range(16))
 LARGE = [UPLOAD, 3, bytes(32), 891568578]

@@ -22,14 +22,14 @@ from holdfast.coordinator.requests import (
     store_count,
 )
 from holdfast.coordinator.service import Coordinator
-from holdfast.coordinator.state_file import open_state_file
-from holdfast.persist.administration import Administrator
-from holdfast.persist.coordination import Coordination
+from holdfast.coordinator.state.state_file import open_state_file
+from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.peers.coordination import Coordination
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 
 PEER = {"server": "a", "incarnation": "a1"}
 VERBS: dict[tuple[str, str], dict[str, Any]] = {

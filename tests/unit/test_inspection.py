@@ -16,10 +16,9 @@ import pytest
 
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import fence, inspection, schema
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.file_system import (
+from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.file_system import (
     Mount,
     locks_exclude,
     mount_in,
@@ -27,7 +26,9 @@ from holdfast.shared_fs.file_system import (
     room_of,
     time_sync,
 )
-from holdfast.shared_fs.inspection import (
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.inspection import inspection
+from holdfast.shared_fs.inspection.inspection import (
     FenceState,
     FileState,
     FoundFolder,
@@ -36,8 +37,9 @@ from holdfast.shared_fs.inspection import (
     lock_holder,
     walk_stores,
 )
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
 KV = StoreId("acme", StoreKind.KV, "a.b")
@@ -47,7 +49,7 @@ HOLD_STORE = """
 import sys
 from pathlib import Path
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 file = StoreFile.open(Path(sys.argv[1]), StoreId("acme", 1, "a.b"))
 print("held", flush=True)
 sys.stdin.read()
@@ -56,7 +58,7 @@ file.abandon()
 HOLD_LOCK = """
 import sys
 from pathlib import Path
-from holdfast.shared_fs.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk
 lock = Disk().lock(Path(sys.argv[1]), "it")
 print("held", flush=True)
 sys.stdin.read()

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist import store as store_module
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.ownership import Ownership
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.releasing import Release
-from holdfast.persist.store import Store
+from holdfast.persist.store import store as store_module
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.releasing import Release
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import store_file as store_file_module
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import store_file as store_file_module
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 ROWS = 100
@@ -237,7 +237,7 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
         _synced_tick=100,
         _apply_much=lambda each: server.work.append(server.checkpointer.applying(each)),
     )
-    monkeypatch.setattr("holdfast.persist.pipeline.MAX_PENDING_MESSAGES", 0)
+    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_PENDING_MESSAGES", 0)
     release = Release(0, {}, broadcasts=[(store, b"")])
     Pipeline._materialise_long(pipeline, [release])  # type: ignore[arg-type]
     assert store.busy

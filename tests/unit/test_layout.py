@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import FORMAT_VERSION, HASH_FOLDER, Layout, open_layout
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import FORMAT_VERSION, HASH_FOLDER, Layout, open_layout
 
 DISK = Disk()
 NAMES = st.from_regex(r"[a-z=%-]{1,4}(\.[a-z=%-]{1,4}){0,2}", fullmatch=True)

@@ -17,7 +17,7 @@ from holdfast.protocol.limits import (
     MIN_PAYLOAD_BYTES,
 )
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.layout import Layout
+from holdfast.shared_fs.disk.layout import Layout
 
 _HUGE = (1 << 63) - 1
 _HEADERS = {"h": "x" * (MAX_HEADERS_BYTES - 16)}

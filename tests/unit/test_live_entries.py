@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client import live_entries
-from holdfast.client.live_entries import EntryChange, EntryWrite, LiveEntries, Merge, local_wins
-from holdfast.client.live_notices import Origin, Rejection
+from holdfast.client.live import live_entries
+from holdfast.client.live.live_entries import (
+    EntryChange,
+    EntryWrite,
+    LiveEntries,
+    Merge,
+    local_wins,
+)
+from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LargeValueNotHeldError, LimitExceededError
 from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
 

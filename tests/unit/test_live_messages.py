@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client import live_messages
-from holdfast.client.live_messages import (
+from holdfast.client.live import live_messages
+from holdfast.client.live.live_messages import (
     Draft,
     LiveMessages,
     MessageChange,
     MessageChangeKind,
 )
-from holdfast.client.live_notices import Origin, Rejection
+from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Message
 from holdfast.protocol.own_headers import LIVE_HEADER

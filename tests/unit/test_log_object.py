@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs import log_object
-from holdfast.shared_fs.bucket_errors import ObjectDamagedError
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.log_object import (
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.bucket_log import log_object
+from holdfast.shared_fs.bucket_log.log_object import (
     Sort,
     decode_block,
     decode_header,
@@ -20,6 +19,7 @@ from holdfast.shared_fs.log_object import (
     encode_slot,
     index_bytes,
 )
+from holdfast.shared_fs.disk.commit_log import LogRecord
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 RECORDS = st.builds(

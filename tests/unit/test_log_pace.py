@@ -10,7 +10,7 @@ from holdfast.protocol.limits import (
     LOG_OBJECT_IDLE_SECONDS,
     LOG_OBJECT_SECONDS,
 )
-from holdfast.shared_fs.log_pace import LogPace
+from holdfast.shared_fs.disk.log_pace import LogPace
 
 
 def test_nothing_is_put_while_nothing_changes() -> None:

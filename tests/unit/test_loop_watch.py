@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.loop_watch import LATE_SECONDS, Turns, speak
-from holdfast.persist.signs_of_life import SignsOfLife
+from holdfast.persist.lifecycle.heartbeats import SignsOfLife
+from holdfast.persist.threads.loop_watch import LATE_SECONDS, Turns, speak
 from holdfast.protocol import frames
-from holdfast.protocol.bus import BusMessage
-from holdfast.protocol.bus_memory import MemoryNetwork
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageFailedError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, LOOP_STALL_SECONDS, SILENCE_SECONDS

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator.lost_state import has_past, open_state, stores_on_disk
-from holdfast.coordinator.state_file import StateFile, open_state_file
-from holdfast.coordinator.term import TermFile
+from holdfast.coordinator.state.lost_state import has_past, open_state, stores_on_disk
+from holdfast.coordinator.state.state_file import StateFile, open_state_file
+from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.errors import DeposedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence, is_open
-from holdfast.shared_fs.fences import FileFences
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.tombstone import Grave, write_tombstone
+from holdfast.shared_fs.bucket_log.fences import FileFences
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, is_open
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.disk.tombstone import Grave, write_tombstone
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 NOTES = StoreId("acme", 1, "project.42.notes")
 SETTINGS = StoreId("acme", 2, "stream.1.db")

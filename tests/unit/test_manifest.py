@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import manifest
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError, ObjectDamagedError
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
-from holdfast.shared_fs.manifest import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.snapshots import manifest
+from holdfast.shared_fs.snapshots.manifest import (
     KeepPolicy,
     Manifests,
     Published,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordinator.events import (
+from holdfast.coordinator.decisions.events import (
     AskToRegister,
     Connected,
     DrainChanged,
@@ -29,8 +29,7 @@ from holdfast.coordinator.events import (
     TimePassed,
     WriteFence,
 )
-from holdfast.coordinator.hearing import Hearing
-from holdfast.coordinator.membership import (
+from holdfast.coordinator.decisions.membership import (
     DOUBT_SECONDS,
     FENCE_RETRY_MAX_SECONDS,
     FENCE_RETRY_SECONDS,
@@ -39,6 +38,7 @@ from holdfast.coordinator.membership import (
     Membership,
     Standing,
 )
+from holdfast.coordinator.decisions.standby_heartbeats import Hearing
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import (
     HEARTBEAT_SECONDS,

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.codec import RAW
-from holdfast.client.link import Link
-from holdfast.client.stream import Stream
-from holdfast.client.values import Values
-from holdfast.persist import reads
-from holdfast.persist.store import Store
+from holdfast.client.handles.stream import Stream
+from holdfast.client.values.codec import RAW
+from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link
+from holdfast.persist.store import reads
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind, StoreName
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 #: Messages of the stream, `time` of each is 1000 + 10 * seq.

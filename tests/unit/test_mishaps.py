@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pipeline_world import World, run
 
-from holdfast.persist import operations, reads
-from holdfast.persist.store import Store
+from holdfast.persist.store import operations, reads
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
-from holdfast.protocol.mishaps import Mishaps
 from holdfast.protocol.names import StoreKind
+from holdfast.protocol.serving.mishaps import Mishaps
 
 APPEND, TRIM, HEAD = [frames.APPEND, b"v"], [frames.TRIM, 1], [frames.HEAD]
 

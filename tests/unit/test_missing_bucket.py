@@ -11,14 +11,14 @@ from pyspark.errors import AnalysisException
 
 from holdfast.cli.command import holdfast
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.bucket_errors import NoBucketError
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.existing_bucket import existing_bucket
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.manifest import open_manifests
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.spark.replay import import_table
-from holdfast.spark.snapshot_rows import opened_bucket
+from holdfast.spark.source.snapshot_rows import opened_bucket
 
 COMMANDS = {
     "verify": ["verify", "--all"],

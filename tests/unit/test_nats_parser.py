@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
-from holdfast.protocol.nats_parser import (
+from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     Event,
     InfoEvent,
@@ -19,6 +18,7 @@ from holdfast.protocol.nats_parser import (
     PingEvent,
     PongEvent,
 )
+from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
 
 #: All that a nats-server takes for a byte of a subject: anything but space, tab and the end of the line.
 #: (A lone CR is one too.)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from nats.aio.client import Client
 
-from holdfast.protocol import nats_client
+from holdfast.protocol.bus import nats_client
+from holdfast.protocol.bus.nats_client import Step, Watch, check_nats_py
 from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import BUS_DEAD_LOOKS, BUS_LOOK_SECONDS, BUS_PING_LOOKS
-from holdfast.protocol.nats_client import Step, Watch, check_nats_py
 
 
 def test_silence_calls_for_a_ping_and_then_for_another_connection() -> None:

@@ -13,11 +13,11 @@ import pytest
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import schema
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.store_image import NewStore, new_store_image
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_image import NewStore, new_store_image
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 KV = StoreId("acme", StoreKind.KV, "settings")

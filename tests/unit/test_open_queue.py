@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from opening_world import STREAM, Life, new_layout
 
-from holdfast.persist.open_queue import OpenQueue
-from holdfast.persist.ownership import Arrival, Ownership
-from holdfast.persist.store import Store
+from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -19,20 +19,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordinator.lost_state import stores_on_disk
-from holdfast.persist import opening
-from holdfast.persist.opening import StoreOpener
-from holdfast.persist.takeover import DeadLogs
+from holdfast.coordinator.state.lost_state import stores_on_disk
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence, fence
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 DISK = Disk()
 NAMES = ("a", "b", "c", "d", "e")

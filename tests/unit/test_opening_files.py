@@ -14,14 +14,14 @@ import pytest
 from faulty_vfs import FaultyVfs
 from opening_world import STREAM, Life, new_layout
 
-from holdfast.persist import opening
-from holdfast.persist.store import Store
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StorageFailedError
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.generations import current_generation
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 @pytest.fixture

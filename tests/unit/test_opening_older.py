@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from opening_world import DISK, STREAM, Life, new_layout
 
-from holdfast.persist import opening
-from holdfast.persist.store import Store
+from holdfast.persist.shared_disk import opening
+from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StoreDamagedError
-from holdfast.shared_fs.layout import Layout
-from holdfast.shared_fs.quarantine import quarantined
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.quarantine import quarantined
 
 REFUSAL = "older one: it reaches revision 2, and the coordinator knows that it was at 5"
 

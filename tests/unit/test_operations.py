@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from holdfast.persist import operations, reads
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import plan
+from holdfast.persist.recovery.takeover import plan
+from holdfast.persist.store import operations, reads
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.compression import ENCODING_HEADER, compressed_always
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
@@ -41,8 +41,8 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 APPEND, SET, DELETE, TRIM = 1, 2, 3, 4
 SET_ENTRY, DELETE_ENTRIES, CLEAR, BATCH = 5, 6, 7, 8

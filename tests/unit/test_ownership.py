@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.persist.ownership import Arrival, Ownership, Wanted
-from holdfast.persist.store import Store
+from holdfast.persist.store.open_stores import Arrival, Ownership, Wanted
+from holdfast.persist.store.store import Store
 from holdfast.protocol.frames import HEAD, Group
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 def never() -> StoreFile:

@@ -39,15 +39,17 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
 }
 #: What Spark finds by its name, and where it lies.
 AUTOLOAD = ("pyspark_holdfast", "spark/autoload/pyspark_holdfast/__init__.py")
+#: More would be two rooms.
+MODULES_IN_A_ROOM = 15
 #: What mypy reads and nobody imports.
 TYPES_ONLY = "typing_extensions"
 #: Modules that only processes with an extra import, whatever package they lie in.
 EXTRAS_OF_MODULE = {
-    "protocol/process.py": ["server"],
+    "protocol/serving/process.py": ["server"],
     "protocol/compression.py": ["compression"],
-    "cli/tables.py": ["spark"],
-    "bench/spark_export.py": ["spark"],
-    "shared_fs/archive_table.py": ["archive"],
+    "cli/commands/tables.py": ["spark"],
+    "bench/spark/spark_export.py": ["spark"],
+    "shared_fs/archive/archive_table.py": ["archive"],
 }
 #: What an application that imports the client must not get along with it.
 SERVER_AND_CLI_MODULES = {
@@ -111,28 +113,45 @@ def _imports(package: str) -> Iterator[tuple[Path, str]]:
                     yield path, top
 
 
+def _packages(name: str) -> set[str]:
+    """Return the package and its rooms, by the names of imports."""
+    folders = {mark.parent.relative_to(ROOT) for mark in (ROOT / name).rglob("*.py")}
+    folders.discard(Path(AUTOLOAD[1]).parent)
+    return {f"holdfast.{'.'.join(folder.parts)}" for folder in folders}
+
+
 def test_the_listed_packages_are_the_folders_that_exist() -> None:
-    folders = {f"holdfast.{name}" for name in _package_folders()}
+    names = _package_folders()
+    folders = {f"holdfast.{name}" for name in names}
+    rooms = set().union(*map(_packages, names))
     tool = _pyproject()["tool"]
-    assert set(tool["setuptools"]["packages"]) == folders | {AUTOLOAD[0]}
+    assert set(tool["setuptools"]["packages"]) == rooms | {AUTOLOAD[0]}
     assert set(tool["mypy"]["packages"]) == folders
     assert set(tool["importlinter"]["root_packages"]) == folders
     assert {f"holdfast.{name}" for name in EXTRAS_OF_PACKAGE} == folders
 
 
-def test_every_package_has_a_docstring_and_is_marked_as_typed() -> None:
+def test_every_package_is_marked_as_typed() -> None:
     for name in _package_folders():
         assert (ROOT / name / "py.typed").is_file(), name
-        initial = ROOT / name / "__init__.py"
-        assert initial.is_file(), name
-        assert ast.get_docstring(ast.parse(initial.read_text())), name
 
 
-def test_no_package_has_a_subpackage_that_would_be_left_out() -> None:
+def test_every_room_says_its_purpose_and_is_no_larger_than_a_reader_can_take_in() -> None:
     for name in _package_folders():
-        listed = {ROOT / name, (ROOT / AUTOLOAD[1]).parent}
-        nested = {path.parent for path in (ROOT / name).rglob("*.py")} - listed
-        assert not nested, "a subpackage needs its own entry in pyproject.toml"
+        for room in _packages(name):
+            folder = ROOT.joinpath(*room.split(".")[1:])
+            initial = folder / "__init__.py"
+            assert initial.is_file(), room
+            assert ast.get_docstring(ast.parse(initial.read_text())), room
+            modules = [each.name for each in folder.glob("*.py") if each != initial]
+            assert len(modules) <= MODULES_IN_A_ROOM, f"{room} has {len(modules)} modules"
+
+
+def test_the_order_of_the_rooms_of_every_package_is_checked() -> None:
+    contracts = _pyproject()["tool"]["importlinter"]["contracts"]
+    layered = [each["containers"] for each in contracts if each["type"] == "layers"]
+    assert sorted(layered) == [[f"holdfast.{name}"] for name in sorted(_package_folders())]
+    assert not any("ignore_imports" in each for each in contracts)
 
 
 def test_the_installed_version_is_that_of_the_project_and_the_changelog() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.persist.point_in_time import Course, Point, Target, course, not_reached
+from holdfast.persist.recovery.point_in_time import Course, Point, Target, course, not_reached
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster import Cluster, ClusterOptions
-from holdfast.cli.part import Part
+from holdfast.cli.cluster.cluster import Cluster, ClusterOptions
+from holdfast.cli.cluster.part import Part
 from holdfast.coordinator.__main__ import main as run_coordinator
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs import privacy
-from holdfast.shared_fs.bucket import open_bucket
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.privacy import open_to_others, private_files, tighten
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.disk import privacy
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.privacy import open_to_others, private_files, tighten
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 SECRET = "nats://ada:sesame@127.0.0.1:4222"
 

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.persist.publishing import PARALLEL_SHARDS, Publisher
-from holdfast.persist.tier_threads import TierThreads
+from holdfast.persist.threads.tier_threads import TierThreads
+from holdfast.persist.tier.publishing import PARALLEL_SHARDS, Publisher
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import ByteRange, Reading
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.manifest import (
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Reading
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.snapshots.manifest import (
     KeepPolicy,
     Manifests,
     Published,

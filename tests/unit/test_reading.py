@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordinator.term import TermFile
-from holdfast.persist.takeover import DeadLogs
+from holdfast.coordinator.state.term import TermFile
+from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.protocol.errors import DeposedError, InvalidArgumentError, StorageFailedError
 from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
-from holdfast.shared_fs import disk as disk_module
-from holdfast.shared_fs.commit_log import CommitLog
-from holdfast.shared_fs.disk import BLOCK_BYTES, O_DIRECT, Disk
-from holdfast.shared_fs.fence import PADDED_BYTES, create_fence, fence, is_open
-from holdfast.shared_fs.file_system import Mount
-from holdfast.shared_fs.layout import open_layout
-from holdfast.shared_fs.reading import FenceRead, choose_disk
+from holdfast.shared_fs.disk import disk as disk_module
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.disk import BLOCK_BYTES, O_DIRECT, Disk
+from holdfast.shared_fs.disk.fence import PADDED_BYTES, create_fence, fence, is_open
+from holdfast.shared_fs.disk.file_system import Mount
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
 
 REMOTE, LOCAL, UNKNOWN = Mount("fuse.glusterfs", "/"), Mount("ext4", "/"), Mount("", "")
 

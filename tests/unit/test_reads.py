@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist import reads
-from holdfast.persist.archive_reads import ArchiveReads
-from holdfast.persist.ownership import Arrival
-from holdfast.persist.store import Store
+from holdfast.persist.store import reads
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.protocol import frames
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
 from holdfast.protocol.limits import (
@@ -22,10 +22,10 @@ from holdfast.protocol.limits import (
     PAGE_ROWS,
 )
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.archive_table import Archive
-from holdfast.shared_fs.archived_blocks import ArchivedMessage, Bodies
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.record_spool import RecordSpool
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.record_spool import RecordSpool
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 

@@ -204,8 +204,3 @@ def test_every_link_leads_somewhere(link: str) -> None:
 def test_modules_and_folders_that_are_named_exist() -> None:
     for path in re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", DOCUMENT):
         assert (ROOT / path).exists(), path
-
-
-def test_lines_are_short_outside_tables() -> None:
-    for number, line in enumerate(DOCUMENT.splitlines(), start=1):
-        assert line.startswith("|") or len(line) <= 115, number

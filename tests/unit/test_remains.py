@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.errors import StorageFailedError
-from holdfast.shared_fs.commit_log import CommitLog
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence, fence, is_open
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.remains import (
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.dead_incarnation import (
     is_let_go,
     let_go,
     log_is_missing,
     loss_is_accepted,
     quarantine_log,
 )
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, fence, is_open
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 LIFE = ("s1", "01")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.persist.retention import NEVER, Retention, TokenBucket
+from holdfast.persist.store.retention import NEVER, Retention, TokenBucket
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     InvalidArgumentError,

@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.ownership import Ownership
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.store import Store
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.commit_log import CommitLog, LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import FenceGate, create_fence
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.store_image import new_store_image
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_image import new_store_image
 
 CHAT = StoreId("acme", StoreKind.STREAM, "chat")
 

@@ -13,25 +13,25 @@ import pytest
 from faulty_vfs import FaultyVfs
 from opening_world import DISK, STREAM, Life, at_once, new_layout
 
-from holdfast.persist.checkpointing import Checkpointer
-from holdfast.persist.ownership import Ownership
-from holdfast.persist.past_states import PastStates
-from holdfast.persist.pipeline import Pipeline
-from holdfast.persist.setting_aside import SettingAside
-from holdfast.persist.store import Store
+from holdfast.persist.jobs.point_in_time_restore import PastStates
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.protocol import frames
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import FencedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import commit_log
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.manifest import KeepPolicy, Manifests
-from holdfast.shared_fs.quarantine import quarantine, quarantined
-from holdfast.shared_fs.record_spool import RecordSpool
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.quarantine import quarantine, quarantined
+from holdfast.shared_fs.disk.record_spool import RecordSpool
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 OTHER = StoreId("acme", StoreKind.STREAM, "other")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from holdfast.persist.slot_index import SlotIndex
+from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.disk.commit_log import LogRecord
 
 A = StoreId("acme", 1, "a")
 B = StoreId("acme", 1, "b")

@@ -15,16 +15,21 @@ import zstandard
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import snapshot as snapshots
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_errors import BucketUnavailableError, ObjectDamagedError
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_tries import Retry, Surroundings
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.manifest import SnapshotVersion
-from holdfast.shared_fs.pack import PACK_BYTES, encode_pack, packs_of, put_pack, read_index
-from holdfast.shared_fs.snapshot import (
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.snapshots import snapshot as snapshots
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.snapshots.pack import (
+    PACK_BYTES,
+    encode_pack,
+    packs_of,
+    put_pack,
+    read_index,
+)
+from holdfast.shared_fs.snapshots.snapshot import (
     Fetched,
     Snapshot,
     compress,
@@ -34,7 +39,8 @@ from holdfast.shared_fs.snapshot import (
     verify,
     version_of_object,
 )
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 

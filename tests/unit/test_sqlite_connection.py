@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.protocol.errors import HoldfastError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import schema
-from holdfast.shared_fs.sqlite_connection import (
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.sqlite_connection import (
     configure_process,
     connect,
     our_error,
@@ -27,8 +27,8 @@ CONFIGURE_AND_WRITE = """
 import sys
 from pathlib import Path
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.sqlite_connection import configure_process
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file.sqlite_connection import configure_process
+from holdfast.shared_fs.store_file.store_file import AppliedBatch, StoreFile
 assert configure_process()
 path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
 file = StoreFile.create(path, store, time=1)

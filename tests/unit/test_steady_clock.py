@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.persist.steady_clock import SteadyClock
+from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.protocol.limits import CLOCK_GAIN_RATIO
 
 YEARS_30 = 30 * 365 * 86400.0

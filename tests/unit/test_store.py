@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
-from holdfast.persist.store import Store
+from holdfast.persist.store.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import WriterOutcome
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 

@@ -17,9 +17,9 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import schema
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, StorageFailedError
-from holdfast.shared_fs.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ import os, sys
 from pathlib import Path
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file.store_file import AppliedBatch, StoreFile
 path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
 def say(text):
     os.write(1, text.encode() + b"\\n")

@@ -13,11 +13,11 @@ from small_store_files import STREAM, appends, rows_of
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs import schema
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.sqlite_connection import checksum_vfs
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.store_rows import GoingOrder
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_rows import GoingOrder
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.stored import StoredAnswer, StoredWrites
-from holdfast.persist.takeover import plan
+from holdfast.persist.bucket_log.stored import StoredAnswer, StoredWrites
+from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.commit_log import LogRecord
+from holdfast.shared_fs.disk.commit_log import LogRecord
 
 A = StoreId("acme", 1, "a")
 B = StoreId("acme", 1, "b")

@@ -9,21 +9,26 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist import stored_writer
-from holdfast.persist.bucket_commit_log import BucketCommitLog
-from holdfast.persist.slot_index import SlotIndex
-from holdfast.persist.slot_putter import BucketThread, SlotPutter
-from holdfast.persist.stored_writer import SlotKeeper, StoredWriter
+from holdfast.persist.bucket_log import stored_writer
+from holdfast.persist.bucket_log.log_uploader import BucketThread, SlotPutter
+from holdfast.persist.bucket_log.slot_index import SlotIndex
+from holdfast.persist.bucket_log.stored_writer import SlotKeeper, StoredWriter
+from holdfast.persist.bucket_only.bucket_commit_log import BucketCommitLog
 from holdfast.protocol.errors import FencedError
 from holdfast.protocol.limits import LOG_OBJECT_BYTES
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket import Bucket
-from holdfast.shared_fs.bucket_backend import TransientError
-from holdfast.shared_fs.bucket_log import BucketLog, fence_log, list_logs, read_bucket_log
-from holdfast.shared_fs.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket_tries import Retry
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import TransientError
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.bucket_tries import Retry
+from holdfast.shared_fs.bucket_log.bucket_log import (
+    BucketLog,
+    fence_log,
+    list_logs,
+    read_bucket_log,
+)
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
 
 DEADLINE_SECONDS = 20.0
 A = StoreId("acme", 1, "a")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.persist.sync_thread import (
+from holdfast.persist.threads.sync_thread import (
     SHORT_SECONDS,
     TRY_AFTER_SYNCS,
     TRY_AFTER_SYNCS_MAX,

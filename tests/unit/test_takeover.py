@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.takeover import DeadLog, DeadLogs, FoundFile, Plan, doubts, plan
+from holdfast.persist.recovery.takeover import DeadLog, DeadLogs, FoundFile, Plan, doubts, plan
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import CommitLog, LogContents, LogDamage, LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.fence import create_fence, fence
-from holdfast.shared_fs.layout import Layout, open_layout
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogContents, LogDamage, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, fence
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")
 OTHER = StoreId("acme", StoreKind.KV, "a.b")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.ownership import Arrival
-from holdfast.persist.store import Store
-from holdfast.persist.tick import Tick
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import (
@@ -24,7 +24,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 FULL = StorageFailedError(reason="full")
 
@@ -496,7 +496,7 @@ def test_a_writer_that_waits_for_all_it_ever_wrote_is_busy_and_others_are_not() 
 
 
 def test_writers_that_are_made_up_push_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.persist.store.MAX_WRITERS", 3)
+    monkeypatch.setattr("holdfast.persist.store.store.MAX_WRITERS", 3)
     store = store_named("a")
     for writer in (b"1", b"2", b"3"):
         assert refused(store, writer, 1, 1) == "ok"
@@ -526,7 +526,7 @@ def test_when_outcomes_fill_their_room_only_who_waits_for_nothing_else_gets_in(
 def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.store.MAX_WRITERS", 2)
+    monkeypatch.setattr("holdfast.persist.store.store.MAX_WRITERS", 2)
     path = tmp_path / "store.db"
     store_id = StoreId("acme", StoreKind.STREAM, "a")
     store = Store(store_id, 7, None, lambda: StoreFile.create(path, store_id, time=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.persist.tier_policy import Extent, TierPolicy, changed_bytes
+from holdfast.persist.tier.tier_policy import Extent, TierPolicy, changed_bytes
 
 MIB = 1024 * 1024
 POLICY = TierPolicy()

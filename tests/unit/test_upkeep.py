@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.store import Store
-from holdfast.persist.upkeep import Upkeep
+from holdfast.persist.store.store import Store
+from holdfast.persist.store.upkeep import Upkeep
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 SEGMENTS = st.one_of(st.none(), st.integers(1, 5))
 STEPS = st.lists(

@@ -15,17 +15,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.persist import operations, reads
-from holdfast.persist.ownership import Arrival
-from holdfast.persist.store import Store
-from holdfast.persist.takeover import plan
-from holdfast.persist.tick import Tick
+from holdfast.persist.recovery.takeover import plan
+from holdfast.persist.store import operations, reads
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_CHUNK_BYTES, MAX_STAGED_UPLOADS, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
 

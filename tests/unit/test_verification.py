@@ -8,16 +8,16 @@ import pytest
 
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.applying import AppliedBatch
-from holdfast.shared_fs.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log import BucketLog
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.disk import Disk
-from holdfast.shared_fs.layout import Layout, open_layout
-from holdfast.shared_fs.manifest import KeepPolicy, SnapshotVersion, open_manifests
-from holdfast.shared_fs.snapshot import compress, put, take_image
-from holdfast.shared_fs.store_file import StoreFile
-from holdfast.shared_fs.verification import Verdict, Verifier
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.inspection.verification import Verdict, Verifier
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, SnapshotVersion, open_manifests
+from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 

@@ -12,9 +12,9 @@ import pytest
 from pipeline_world import World, run
 from ticked_store import Bench
 
-from holdfast.persist import operations
-from holdfast.persist.incoming import take_apart
-from holdfast.persist.ownership import Arrival, Ownership
+from holdfast.persist.store import operations
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.write_path.incoming import take_apart
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.limits import GROUP_BYTES
@@ -64,7 +64,7 @@ def with_a_hanging_disk(
 def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.pipeline.MAX_INBOX_BYTES", 1000)
+    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_INBOX_BYTES", 1000)
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         store = world.stores[0]
@@ -90,7 +90,7 @@ def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
 def test_retries_that_wait_for_a_sync_that_hangs_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.pipeline.MAX_WAITING_ANSWERS", 10)
+    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_WAITING_ANSWERS", 10)
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         for number in range(60):
@@ -105,8 +105,8 @@ def test_retries_that_wait_for_a_sync_that_hangs_are_bounded(
 def test_pings_and_refusals_that_wait_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.pipeline.MAX_UNSYNCED_BYTES", 0)
-    monkeypatch.setattr("holdfast.persist.pipeline.MAX_WAITING_REFUSALS", 10)
+    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_UNSYNCED_BYTES", 0)
+    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_WAITING_REFUSALS", 10)
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         for number in range(50):

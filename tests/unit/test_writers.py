@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.writers import Verdict, Writer
+from holdfast.persist.store.writers import Verdict, Writer
 from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.persist import eviction, operations, reads
-from holdfast.persist.store import Store
+from holdfast.persist.store import eviction, operations, reads
+from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.commit_log import LogRecord
-from holdfast.shared_fs.store_file import StoreFile
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class Bench:

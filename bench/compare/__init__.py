@@ -1,0 +1,1 @@
+"""The same work with holdfast and with JetStream."""

@@ -1,0 +1,333 @@
+"""holdfast beside JetStream, the same work on each, in one go on one machine: ratios are what counts.
+
+Three systems run: holdfast with one persist server, which syncs before each ack; JetStream as it comes,
+which acks first and syncs every two minutes; and JetStream with `sync_interval: always`. One client
+process loads them by turns. Before each turn the others come to rest, and what is dirty in the page
+cache is written, so that nobody works off the debt of the one before.
+
+Does not judge alone: the report says of each target if it was reached, and a wrong read-back raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from holdfast.bench.compare.side import Side
+from holdfast.bench.compare.side_holdfast import holdfast_side
+from holdfast.bench.compare.side_jetstream import jetstream_side
+from holdfast.bench.compare.works import (
+    FULL,
+    QUICK,
+    Append,
+    BenchWork,
+    Create,
+    Follow,
+    KvGet,
+    KvSet,
+    Read,
+    Sizes,
+    WorkOff,
+)
+from holdfast.bench.figures import shown
+from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
+from holdfast.bench.machine import machine_facts
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import JetStreamSync, running_cluster, running_nats
+from holdfast.client import Durability
+
+HOLDFAST: Final = "holdfast"
+#: The same cluster, its acks before the sync.
+HOLDFAST_APPLIED: Final = "holdfast_applied"
+JETSTREAM: Final = "jetstream"
+JETSTREAM_ALWAYS: Final = "jetstream_always"
+
+_ROUND_SECONDS: Final = 300.0
+#: At rest, all servers together take less than this share of a core, for so long.
+_REST_RATIO: Final = 0.1
+_REST_SECONDS: Final = 0.25
+_MAX_REST_SECONDS: Final = 15.0
+#: Stores stay open while the other sides have their turns, as under a load that goes on.
+_IDLE_CLOSE_SECONDS: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row of the comparison."""
+
+    name: str
+    title: str
+    make: Callable[[Side, Sizes, str], BenchWork]
+    targets: tuple[Target, ...] = ()
+    #: The figure that the table shows.
+    headline: str = "per_second"
+    sides: tuple[str, ...] = (HOLDFAST, JETSTREAM, JETSTREAM_ALWAYS)
+
+
+def _times(default: float, always: float | None = None) -> tuple[Target, ...]:
+    targets = [Target(HOLDFAST, "per_second", default, than=JETSTREAM)]
+    if always is not None:
+        targets.append(Target(HOLDFAST, "per_second", always, than=JETSTREAM_ALWAYS))
+    return tuple(targets)
+
+
+def _appends(concurrency: int) -> Callable[[Side, Sizes, str], BenchWork]:
+    return lambda side, sizes, name: Append(side, sizes, name, concurrency)
+
+
+def _sets(concurrency: int) -> Callable[[Side, Sizes, str], BenchWork]:
+    return lambda side, sizes, name: KvSet(side, sizes, name, concurrency)
+
+
+def _gets(concurrency: int) -> Callable[[Side, Sizes, str], BenchWork]:
+    return lambda side, sizes, name: KvGet(side, sizes, name, concurrency)
+
+
+def _workers(count: int) -> Callable[[Side, Sizes, str], BenchWork]:
+    return lambda side, sizes, name: WorkOff(side, sizes, name, count)
+
+
+def _round_robin(side: Side, sizes: Sizes, name: str) -> BenchWork:
+    return Append(side, sizes, name, 1000, sizes.streams)
+
+
+def _create(side: Side, sizes: Sizes, name: str) -> BenchWork:
+    ours = side.name in (HOLDFAST, HOLDFAST_APPLIED)
+    return Create(side, sizes, name, 1000, sizes.created if ours else sizes.created_by_peers)
+
+
+PLANS: Final = (
+    Plan(
+        "append_serial",
+        "append, one after the other",
+        _appends(1),
+        targets=(
+            Target(HOLDFAST, "p50_ms", 1.0, at_least=False, than=JETSTREAM_ALWAYS),
+            Target(HOLDFAST_APPLIED, "p50_ms", 1.5, at_least=False, than=JETSTREAM),
+        ),
+        headline="p50_ms",
+        sides=(HOLDFAST, HOLDFAST_APPLIED, JETSTREAM, JETSTREAM_ALWAYS),
+    ),
+    Plan("append_64", "append, 64 at once", _appends(64)),
+    Plan("append_1000", "append, 1,000 at once", _appends(1000), _times(6.0, 30.0)),
+    Plan("round_robin", "append by turns to 1,000 streams", _round_robin, _times(3.0, 10.0)),
+    Plan("kv_set_64", "kv set, 64 at once", _sets(64)),
+    Plan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _times(3.0, 30.0)),
+    Plan("kv_get_64", "kv get, 64 at once", _gets(64)),
+    Plan("kv_get_1000", "kv get, 1,000 at once", _gets(1000), _times(5.0)),
+    # Reading syncs nothing, and filling a stream that is synced message by message takes minutes.
+    Plan(
+        "read",
+        "read a stream from the start",
+        Read,
+        _times(5.0),
+        sides=(HOLDFAST, JETSTREAM),
+    ),
+    Plan("work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)),
+    Plan("work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)),
+    Plan(
+        "follow",
+        "follow live, write to delivery",
+        Follow,
+        (Target(HOLDFAST, "p99_ms", 20.0, at_least=False),),
+        headline="p99_ms",
+    ),
+    Plan("create", "first append to new streams, 1,000 at once", _create, _times(2.0)),
+)
+WORK_NAMES: Final = tuple(plan.name for plan in PLANS)
+
+
+def run(options: BenchOptions) -> Report:
+    """Run the comparison on uvloop. Raises as `compare` does."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(compare(options))
+
+
+async def compare(options: BenchOptions) -> Report:
+    """Run the comparison.
+
+    Raises WrongReadBackError, BenchProcessError, and what the sides' clients raise.
+    """
+    sizes = QUICK if options.quick else FULL
+    machine = machine_facts(options.directory, options.nats_server)
+    works = []
+    async with AsyncExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.directory)
+        folder = Path(stack.enter_context(temporary))
+        sides = {side.name: side for side in await _start_sides(options, folder, stack)}
+        for plan in PLANS:
+            if options.wants(plan.name):
+                options.say(f"{plan.name}: {plan.title}")
+                works.append(await _run_plan(options, plan, sizes, sides))
+    return Report(
+        benchmark="compare_jetstream",
+        machine=machine,
+        options=options.to_json(),
+        works=tuple(works),
+    )
+
+
+async def _start_sides(
+    options: BenchOptions, folder: Path, stack: AsyncExitStack
+) -> Sequence[Side]:
+    default = stack.enter_context(running_nats(options, folder / JETSTREAM, JetStreamSync.DEFAULT))
+    always = stack.enter_context(
+        running_nats(options, folder / JETSTREAM_ALWAYS, JetStreamSync.ALWAYS)
+    )
+    cluster = stack.enter_context(
+        running_cluster(
+            options,
+            folder / HOLDFAST,
+            persist_arguments=("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS)),
+        )
+    )
+    enter = stack.enter_async_context
+    return (
+        await enter(holdfast_side(HOLDFAST, cluster)),
+        await enter(holdfast_side(HOLDFAST_APPLIED, cluster, Durability.APPLIED)),
+        await enter(jetstream_side(JETSTREAM, default)),
+        await enter(jetstream_side(JETSTREAM_ALWAYS, always)),
+    )
+
+
+async def _run_plan(
+    options: BenchOptions, plan: Plan, sizes: Sizes, sides: Mapping[str, Side]
+) -> Work:
+    works = {name: plan.make(sides[name], sizes, plan.name) for name in plan.sides}
+    for work in works.values():
+        await work.prepare()
+    rounds: dict[str, list[Figures]] = {name: [] for name in works}
+    tried: dict[str, dict[str, float]] = {name: {} for name in works}
+    for number, name in turns(plan.sides, options.rounds):
+        async with asyncio.timeout(_ROUND_SECONDS):
+            if number == 0:
+                for variant in works[name].variants:
+                    figures = await _turn(options, works[name], variant, sides)
+                    tried[name][variant] = figures["per_second"]
+            else:
+                figures = await _turn(options, works[name], _best(tried[name]), sides)
+                rounds[name].append(figures)
+                options.say(
+                    f"  round {number} {name}: {shown(plan.headline, figures[plan.headline])}"
+                )
+    measured = {
+        name: Measurement(tuple(done), _best(tried[name]), tried[name])
+        for name, done in rounds.items()
+    }
+    return Work(plan.name, plan.title, measured, plan.targets)
+
+
+def _best(tried: Mapping[str, float]) -> str:
+    return max(tried, key=lambda variant: tried[variant])
+
+
+async def _turn(
+    options: BenchOptions, work: BenchWork, variant: str, sides: Mapping[str, Side]
+) -> Figures:
+    """Run one round of one side, and add what it took of the processors."""
+    await _rest(options, sides)
+    before, client_before = work.side.usage(), time.process_time()
+    with _no_collection():
+        figures = dict(await work.load(variant))
+    after, client_after = work.side.usage(), time.process_time()
+    await _rest(options, sides)
+    # Work that a server puts off until it has time is work for the same operations.
+    rested = work.side.usage()
+    await work.check()
+    seconds = figures["seconds"]
+    figures["client_cpu_ratio"] = (client_after - client_before) / seconds
+    total_seconds = 0.0
+    for process, usage in after.items():
+        total_seconds += rested[process].cpu_seconds - before[process].cpu_seconds
+        share = (usage.cpu_seconds - before[process].cpu_seconds) / seconds
+        figures[f"{process.replace('-', '_')}_cpu_ratio"] = share
+        figures[f"{process.replace('-', '_')}_rss_bytes"] = float(usage.rss_bytes)
+    figures["servers_cpu_us_per_operation"] = total_seconds * 1e6 / figures["operations"]
+    return figures
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector out of the body: this process holds a million answers to check,
+    and walking through them would be a pause in what it measures."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
+    """Return once no server has anything to do and nothing waits to be written, or after a while."""
+    if options.quick:
+        return
+    give_up_at = time.monotonic() + _MAX_REST_SECONDS
+    while time.monotonic() < give_up_at:
+        await asyncio.to_thread(os.sync)
+        before = _cpu_seconds(sides)
+        await asyncio.sleep(_REST_SECONDS)
+        if _cpu_seconds(sides) - before <= _REST_RATIO * _REST_SECONDS:
+            return
+
+
+def _cpu_seconds(sides: Mapping[str, Side]) -> float:
+    # The two of holdfast share their processes, which then count double: they are to rest all the same.
+    return sum(usage.cpu_seconds for side in sides.values() for usage in side.usage().values())
+
+
+def table(report: Report) -> Table:
+    """Return the report for people: medians, ratios of medians, and targets."""
+    headlines = {plan.name: plan.headline for plan in PLANS}
+    rows = []
+    for work in report.works:
+        headline = headlines[work.name]
+        for ours in (name for name in work.sides if name in (HOLDFAST, HOLDFAST_APPLIED)):
+            targets = [target for target in work.targets if target.side == ours]
+            title = work.title if ours == HOLDFAST else f"{work.title}, `applied`"
+            cells = [title, _cell(work, ours, headline)]
+            cells += [_cell(work, peer, headline) for peer in (JETSTREAM, JETSTREAM_ALWAYS)]
+            cells += [_ratio(work, ours, peer, headline) for peer in (JETSTREAM, JETSTREAM_ALWAYS)]
+            cells.append(", ".join(_bound(target) for target in targets) or "-")
+            cells.append(
+                ", ".join(_verdict(target.reached(work.sides)) for target in targets) or "-"
+            )
+            rows.append(tuple(cells))
+    columns = ("work", "holdfast", "JetStream", "JetStream always", "ratio", "ratio always")
+    return Table((*columns, "target", "reached"), tuple(rows), columns[1:])
+
+
+def _cell(work: Work, side: str, headline: str) -> str:
+    if side not in work.sides:
+        return "-"
+    spread = work.sides[side].spread(headline)
+    median, low, high = (shown(headline, value) for value in spread)
+    return f"{median} ({low} to {high})"
+
+
+def _ratio(work: Work, ours: str, peer: str, headline: str) -> str:
+    value = Target(ours, headline, 0.0, than=peer).measured(work.sides)
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _bound(target: Target) -> str:
+    sign = "" if target.at_least else "at most "
+    if not target.than:
+        return f"{sign}{shown(target.figure, target.bound)}"
+    peer = " always" if target.than == JETSTREAM_ALWAYS else ""
+    return f"{sign}{target.bound:g}x{peer}"
+
+
+def _verdict(reached: bool | None) -> str:
+    return {True: "yes", False: "no", None: "?"}[reached]

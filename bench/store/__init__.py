@@ -1,0 +1,1 @@
+"""The engine alone, idle stores, large values, fairness, threads."""

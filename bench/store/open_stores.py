@@ -1,0 +1,57 @@
+"""What open stores take of a process: `python -m holdfast.bench.store.open_stores FOLDER COUNT`.
+
+A process of its own, since one that has done other work gives new stores the memory that is free in it.
+Opens COUNT store files of FOLDER as a server does, reads and writes each, and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.bench.processes import usage_of
+from holdfast.bench.store.engine_files import TIME_MS, open_made_files
+from holdfast.persist.store.store import Store
+from holdfast.protocol import frames
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, count = Path(arguments[0]), int(arguments[1])
+    # The first one brings what all share: the extension's code, the statements' parser.
+    files = open_made_files(folder, count)
+    stores = [_used(next(files))]
+    gc.collect()
+    before_bytes = usage_of(os.getpid()).rss_bytes
+    stores.extend(_used(file) for file in files)
+    gc.collect()
+    taken_bytes = usage_of(os.getpid()).rss_bytes - before_bytes
+    for store in stores:
+        assert store.file is not None
+        store.file.abandon()
+    more = len(stores) - 1
+    print(json.dumps({"stores": len(stores), "bytes_per_store": taken_bytes / more}))
+    return 0
+
+
+def _used(file: StoreFile) -> Store:
+    """Return an open store that was written and read as a user would."""
+    file.take(1, "s1", "bench")
+    store = Store(file.store, 1, file, lambda: file)
+    store.begin()
+    store.time = TIME_MS
+    seq = store.last_seq + 1
+    store.set_message(seq, 128, [frames.CHANGE_SET_MESSAGE, seq, bytes(128)])
+    store.finish_tick(1, 1)
+    store.materialise(1)
+    rows = list(file.messages(1, None, seq))
+    assert len(rows) == seq, f"{len(rows)} rows of {seq}"
+    return store
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

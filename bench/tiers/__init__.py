@@ -1,0 +1,1 @@
+"""Snapshots, cold stores and the durability `stored`."""

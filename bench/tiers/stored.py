@@ -1,0 +1,244 @@
+"""Writes of level `stored`: how many a second, how long until they are acknowledged, and what they cost.
+
+`stored`: a thousand writers, each with a stream of its own and a window of appends under way, at
+several latencies of the bucket. A writer that waited for each ack could do no more than one append for
+each object of the log, so without a window it is the interval that would be measured.
+
+Both also in a cluster without a shared file system, where every server has a disk of its own and `stored`
+is the only level.
+
+`cost`: so many appends a second, evenly over so many streams, and what that asks of the bucket, by
+what it asked for: `log` objects, and snapshots with their manifests. A month costs what the measured
+seconds cost; values take what zstd leaves of them (half) and are counted for a month.
+
+Requests are counted on their way to the bucket (`slow_bucket.py`). What moto itself takes for one comes on
+top of the latency that is named: `log_put_ms` is both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.bench.harness import Figures, quantile
+from holdfast.bench.load import Limit, Load, Pending, paced, windowed
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import Cluster, stopped_cluster
+from holdfast.bench.read_back import Checker
+from holdfast.bench.tiers.buckets import Counted, Endpoint, SlowEndpoint, slowed
+from holdfast.bench.tiers.prices import (
+    MONTH_SECONDS,
+    requests_dollars_per_month,
+    storage_dollars_per_month,
+)
+from holdfast.bench.tiers.snapshots import noise
+from holdfast.client import Ack, Client, Stream, connect
+
+TENANT: Final = "bench"
+_SERVER: Final = "s1"
+_TIMEOUT_SECONDS: Final = 60.0
+#: Until connections, caches and the first objects are there.
+_WARM_UP_SECONDS: Final = 2.0
+_CHECKED_STREAMS: Final = 50
+#: Of each writer, so that no two messages are alike: zstd would find them.
+_NUMBERS: Final = 1 << 32
+_LOCAL: Final = ", own disks"
+#: What snapshots ask for.
+_SNAPSHOT_PREFIXES: Final = ("snapshots", "packs", "manifests")
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """A load of `stored` appends."""
+
+    latency_ms: float
+    #: Appends that each writer keeps under way.
+    window: int
+    writers: int = 1000
+    seconds: float = 8.0
+    #: Without a shared file system.
+    local: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.latency_ms:g} ms, {self.window} each" + _LOCAL * self.local
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`stored` appends at a fixed rate, one stream after the other. `warm_up_seconds` are not counted."""
+
+    per_second: float
+    streams: int
+    seconds: float
+    warm_up_seconds: float = _WARM_UP_SECONDS
+    local: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.per_second:,.0f}/s, {self.streams:,} stores" + _LOCAL * self.local
+
+
+async def measure_writers(
+    options: BenchOptions, endpoint: Endpoint, load: Writers, folder: Path
+) -> list[Figures]:
+    """Return the figures of each round."""
+    bucket_cluster = _cluster(options, endpoint, load.latency_ms, load.local, folder)
+    async with bucket_cluster as (cluster, bucket, client):
+        with _rare_collections():
+            return await _rounds(options, load, cluster, bucket, client)
+
+
+async def _rounds(
+    options: BenchOptions, load: Writers, cluster: Cluster, bucket: SlowEndpoint, client: Client
+) -> list[Figures]:
+    streams = [client.stream(f"writer.{number}") for number in range(load.writers)]
+    seqs: list[dict[int, int]] = [{} for _ in streams]
+    await _write(streams, seqs, load, Limit(seconds=_WARM_UP_SECONDS))
+    rounds: list[Figures] = []
+    for _ in range(options.rounds):
+        usage, before = cluster.usage(), await asyncio.to_thread(bucket.counted)
+        began_at, client_began_at = time.perf_counter(), time.process_time()
+        done = await _write(streams, seqs, load, Limit(seconds=load.seconds))
+        seconds = time.perf_counter() - began_at
+        client_seconds = time.process_time() - client_began_at
+        after = await asyncio.to_thread(bucket.counted)
+        cluster.check()
+        figures = _load_figures(done, seconds) | _requests(after - before, seconds)
+        figures["client_cpu_ratio"] = client_seconds / seconds
+        for name, used in cluster.usage().items():
+            taken_seconds = used.cpu_seconds - usage[name].cpu_seconds
+            figures[f"{name.replace('-', '_')}_cpu_ratio"] = taken_seconds / seconds
+        rounds.append(figures)
+    await _verify(streams, seqs)
+    return rounds
+
+
+async def measure_cost(
+    options: BenchOptions, endpoint: Endpoint, latency_ms: float, rate: Rate, folder: Path
+) -> Figures:
+    """Return what appends at a fixed rate ask of the bucket."""
+    bucket_cluster = _cluster(options, endpoint, latency_ms, rate.local, folder)
+    async with bucket_cluster as (cluster, bucket, client):
+        streams = [client.stream(f"writer.{number}") for number in range(rate.streams)]
+        seqs: list[dict[int, int]] = [{} for _ in streams]
+
+        async def append(number: int) -> None:
+            ack = await streams[number % rate.streams].append(noise(number), durability="stored")
+            seqs[number % rate.streams][ack.seq or 0] = number
+
+        warm_up = await paced(append, rate.per_second, Limit(seconds=rate.warm_up_seconds))
+        before = await asyncio.to_thread(bucket.counted)
+        limit = Limit(seconds=rate.seconds)
+        load = await paced(append, rate.per_second, limit, warm_up.operations)
+        counted = await asyncio.to_thread(bucket.counted) - before
+        cluster.check()
+        await _verify(streams, seqs)
+        figures = _load_figures([load], load.seconds) | _requests(counted, load.seconds)
+        month_bytes = counted.put_bytes("log") / load.seconds * MONTH_SECONDS
+        return figures | {
+            "log_dollars_per_month": requests_dollars_per_month(counted.of("log"), load.seconds),
+            "snapshot_dollars_per_month": requests_dollars_per_month(
+                counted.of(*_SNAPSHOT_PREFIXES), load.seconds
+            ),
+            "storage_dollars_per_month": storage_dollars_per_month(month_bytes),
+        }
+
+
+@asynccontextmanager
+async def _cluster(
+    options: BenchOptions, endpoint: Endpoint, latency_ms: float, local: bool, folder: Path
+) -> AsyncIterator[tuple[Cluster, SlowEndpoint, Client]]:
+    with (
+        slowed(options, endpoint, latency_ms, folder / "proxy") as bucket,
+        stopped_cluster(options, folder) as cluster,
+    ):
+        url = bucket.make_bucket(folder.name)
+        for name in ("coordinator", _SERVER):
+            arguments = ["--bucket", url]
+            if local:
+                # The last --data counts: a disk of its own.
+                arguments += ["--disk", "local", "--data", str(folder / f"disk-{name}")]
+            if name == "coordinator":
+                cluster.start_coordinator(*arguments)
+            else:
+                cluster.start_persist(name, *arguments)
+        async with connect(cluster.url, tenant=TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
+            yield cluster, bucket, client
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the garbage collector look seldom, and not at what is there: as in the servers
+    (`protocol/serving/process.py`). It took a quarter of the client's processor time otherwise, all of it
+    between the answers from one object and the writes for the next."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+async def _write(
+    streams: Sequence[Stream], seqs: list[dict[int, int]], load: Writers, limit: Limit
+) -> list[Load]:
+    """Let all writers write, and note the number of each message by stream and seq."""
+
+    async def writer(number: int) -> Load:
+        stream, noted = streams[number], seqs[number]
+        first = number * _NUMBERS + len(noted)
+
+        async def start(operation: int) -> Pending:
+            return await stream.append_async(noise(operation), durability="stored")
+
+        def note(operation: int, ack: Ack) -> None:
+            noted[ack.seq or 0] = operation
+
+        return await windowed(start, load.window, limit, first, note)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(writer(number)) for number in range(load.writers)]
+    return [each.result() for each in running]
+
+
+def _load_figures(loads: Sequence[Load], seconds: float) -> dict[str, float]:
+    latencies = sorted(each for load in loads for each in load.latencies_seconds)
+    return {
+        "operations": float(len(latencies)),
+        "seconds": seconds,
+        "per_second": len(latencies) / seconds,
+        "ack_p50_ms": quantile(latencies, 0.5) * 1000,
+        "ack_p99_ms": quantile(latencies, 0.99) * 1000,
+    }
+
+
+def _requests(counted: Counted, seconds: float) -> dict[str, float]:
+    """Return what one server asked for."""
+    log, snapshots = counted.of("log"), counted.of(*_SNAPSHOT_PREFIXES)
+    return {
+        "puts_per_second": counted.of().puts / seconds,
+        # The pace of these is told, so it is intervals that count: a second holds five quarters' ends.
+        "log_puts_per_second": max(0.0, log.puts - 1) / seconds,
+        "snapshot_puts_per_second": snapshots.puts / seconds,
+        "gets_per_second": counted.of().gets / seconds,
+        "log_put_ms": counted.seconds.get("PUT log", 0.0) / max(1.0, log.puts) * 1000,
+        "log_object_bytes": counted.put_bytes("log") / max(1.0, log.puts),
+    }
+
+
+async def _verify(streams: Sequence[Stream], seqs: Sequence[dict[int, int]]) -> None:
+    """Every acknowledged message of some of the streams is there, once, at its seq."""
+    checker = Checker("holdfast", "stored")
+    step = max(1, len(streams) // _CHECKED_STREAMS)
+    for stream, noted in list(zip(streams, seqs, strict=True))[::step]:
+        expected = {str(seq): noise(number) for seq, number in noted.items()}
+        found = {str(message.seq): message.value async for message in stream.get_all()}
+        checker.entries(expected, found)

@@ -1,0 +1,1 @@
+"""Many users, each with a store."""

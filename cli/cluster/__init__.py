@@ -1,0 +1,1 @@
+"""A whole cluster on this machine, as `holdfast up` runs it."""

@@ -1,0 +1,372 @@
+"""An embedded cluster: nats-server, a coordinator and persist servers on this machine.
+
+`running_cluster` starts and supervises them for as long as its body runs; `holdfast up`, the demo
+and the integration tests stand on it. Each part is a process of its own, started by the very command
+that an operator would type. Under `data`:
+
+    shared/    the shared file system of the coordinator and the persist servers
+    bucket/    the bucket
+    run/       lock, cluster.json (addresses and pids), one log file for each part
+
+Invariants: one cluster to a folder; nothing is started before the folder, the port and the programs
+are known to be fine; persist servers stop before the coordinator, and that before nats-server; no
+process outlives the body, also when it is cancelled, and on Linux also when this process is killed.
+
+Does not decide when a part is started again (`restart.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shlex
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.advice import first_error
+from holdfast.cli.cluster.nats_binary import find_nats_server
+from holdfast.cli.cluster.part import Part, Say
+from holdfast.cli.settings import DEFAULT_TENANT
+from holdfast.client import connect
+from holdfast.protocol.bus.bus import NoRespondersError
+from holdfast.protocol.bus.bus_nats import connect_nats, without_passwords
+from holdfast.protocol.control import ServerState
+from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, UnavailableError
+from holdfast.protocol.frames import encode_control
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.privacy import private_files, tighten
+
+DEFAULT_PORT: Final = 4222
+MAX_SERVERS: Final = 64
+_ADDRESS: Final = "127.0.0.1"
+_READY_SECONDS: Final = 60.0
+_NATS_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.05
+#: Free ports are taken from below the range that systems give to outgoing connections (Linux: from
+#: 32768): there a client that connects while nats-server restarts could occupy its port.
+_FREE_PORTS: Final = range(10_000, 32_768)
+
+
+class PortInUseError(HoldfastError):
+    """The port that nats-server should have is taken."""
+
+    code = "port_in_use"
+    template = "port {port} of {address} cannot be used: {reason}"
+
+
+class ClusterExistsError(HoldfastError):
+    """Another coordinator answers on the NATS system that this cluster was to join."""
+
+    code = "cluster_exists"
+    template = "a coordinator already answers on {url} with prefix {prefix!r}"
+
+
+class NatsAwayError(HoldfastError):
+    """The NATS system that this cluster was to join cannot be reached."""
+
+    code = "nats_away"
+    template = "cannot join NATS at {url}: {reason}"
+
+
+class StartTimeoutError(HoldfastError):
+    """The parts run but are not a working cluster in time."""
+
+    code = "start_timeout"
+    template = "the cluster is not ready after {timeout_seconds:g} s: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What to start. `nats_url` names a running NATS system; without it one is started on `port`,
+    0 being a free one."""
+
+    data: Path
+    server_count: int = 2
+    nats_url: str | None = None
+    port: int = DEFAULT_PORT
+    prefix: str = DEFAULT_PREFIX
+    verbose: bool = False
+    #: For snapshots and cold stores; None keeps everything on the shared file system.
+    bucket: str | None = None
+    cold_after_seconds: float | None = None
+
+
+class Cluster:
+    """A running embedded cluster. Made by `running_cluster`."""
+
+    def __init__(self, options: ClusterOptions, say: Say) -> None:
+        self.options = options
+        self.nats_url = ""
+        self.nats_server: Part | None = None
+        self.coordinator: Part | None = None
+        self.servers: list[Part] = []
+        self._say = say
+        self._run_directory = options.data / "run"
+        self._failed: asyncio.Future[HoldfastError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def shared(self) -> Path:
+        """The folder that every persist server of this cluster works on."""
+        return self.options.data / "shared"
+
+    @property
+    def parts(self) -> list[Part]:
+        first = [part for part in (self.nats_server, self.coordinator) if part is not None]
+        return first + self.servers
+
+    def command_for_server(self, name: str) -> str:
+        """The command line that adds the persist server `name` to this cluster. A URL with a password
+        is left out: HOLDFAST_NATS has to hold it, as where this cluster was started."""
+        nats = ["--nats", self.nats_url] if self.shown_nats_url == self.nats_url else []
+        return shlex.join(
+            [
+                *("holdfast", "persist", "--name", name),
+                *(*self._common_arguments(), *nats, *self._prefix()),
+                *(*self._bucket(), *self._cold_after()),
+            ]
+        )
+
+    @property
+    def shown_nats_url(self) -> str:
+        """The URL without passwords."""
+        return without_passwords(self.nats_url)
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Start everything and return once all of it works."""
+        await self._start_nats(tasks)
+        program = [sys.executable, "-P", "-m", "holdfast.cli"]
+        log_level = "info" if self.options.verbose else "warning"
+        common = [*self._common_arguments(), "--log-level", log_level]
+        common += self._bucket()
+        self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
+        self.servers = [
+            self._part(name, [*program, "persist", "--name", name, *common, *self._cold_after()])
+            for name in (f"s{number + 1}" for number in range(self.options.server_count))
+        ]
+        tasks.create_task(self._supervise(self.coordinator))
+        # One after the other: a coordinator without a past fences what it finds running.
+        await self._wait_until_live(set())
+        for server in self.servers:
+            tasks.create_task(self._supervise(server))
+        await self.wait_until_live()
+
+    async def wait_until_live(self) -> None:
+        """Return once the coordinator says that all servers are live. Raises StartTimeoutError."""
+        await self._wait_until_live({part.name for part in self.servers})
+
+    async def _wait_until_live(self, names: set[str]) -> None:
+        reason = "no coordinator answers"
+        try:
+            async with (
+                asyncio.timeout(_READY_SECONDS),
+                connect(self.nats_url, prefix=self.options.prefix) as client,
+            ):
+                while not self._failed.done():
+                    try:
+                        servers = await client.servers(timeout_seconds=CONTROL_TIMEOUT_SECONDS)
+                    except UnavailableError as error:
+                        reason = str(error)
+                    else:
+                        live = {one.server for one in servers if one.state == ServerState.LIVE}
+                        if names <= live:
+                            return
+                        reason = f"not live: {', '.join(sorted(names - live))}"
+                    await asyncio.sleep(_POLL_SECONDS)
+                raise self._failed.result()
+        except TimeoutError as error:
+            raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
+
+    async def raise_failure(self) -> None:
+        """Wait until a part has failed for good, and raise that."""
+        raise await self._failed
+
+    async def stop(self) -> None:
+        """End all parts, in order."""
+        async with asyncio.TaskGroup() as stopping:
+            for server in self.servers:
+                stopping.create_task(server.stop())
+        for part in (self.coordinator, self.nats_server):
+            if part is not None:
+                await part.stop()
+        (self._run_directory / "cluster.json").unlink(missing_ok=True)
+
+    async def _start_nats(self, tasks: asyncio.TaskGroup) -> None:
+        options = self.options
+        if options.nats_url is not None:
+            self.nats_url = options.nats_url
+            await _refuse_second_coordinator(options.nats_url, options.prefix)
+            return
+        program = find_nats_server()
+        port = options.port or _free_port()
+        _check_port(port)
+        self.nats_url = f"nats://{_ADDRESS}:{port}"
+        command = [str(program), "--addr", _ADDRESS, "--port", str(port)]
+        self.nats_server = self._part("nats-server", command)
+        tasks.create_task(self._supervise(self.nats_server))
+        await _wait_for_nats(port)
+
+    async def _supervise(self, part: Part) -> None:
+        """Keep `part` running. Its failure ends the body, not the other parts: those stop in order."""
+        try:
+            await part.keep_running()
+        except (HoldfastError, OSError) as error:
+            if not self._failed.done():
+                failure = error if isinstance(error, HoldfastError) else _as_failure(part, error)
+                self._failed.set_result(failure)
+
+    def _part(self, name: str, command: list[str]) -> Part:
+        return Part(
+            name,
+            command,
+            log_file=self._run_directory / f"{name}.log",
+            say=self._say,
+            # Not by `--nats`, since every user of the machine can read command lines.
+            environment={"HOLDFAST_NATS": self.nats_url, "HOLDFAST_PREFIX": self.options.prefix},
+            is_noise=self._is_noise if name == "nats-server" else lambda line: False,
+            on_start=self._write_state,
+        )
+
+    def _is_noise(self, line: str) -> bool:
+        """nats-server cannot be told to log warnings only."""
+        return not self.options.verbose and ("[INF]" in line or "[DBG]" in line)
+
+    def _common_arguments(self) -> list[str]:
+        return ["--data", str(self.shared)]
+
+    def _bucket(self) -> list[str]:
+        bucket = self.options.bucket
+        return [] if bucket is None else ["--bucket", bucket]
+
+    def _cold_after(self) -> list[str]:
+        seconds = self.options.cold_after_seconds
+        return [] if seconds is None else ["--cold-after-seconds", str(seconds)]
+
+    def _prefix(self) -> list[str]:
+        prefix = self.options.prefix
+        return [] if prefix == DEFAULT_PREFIX else ["--prefix", prefix]
+
+    def _write_state(self) -> None:
+        """Put addresses and pids where scripts and people find them."""
+        state = {
+            "pid": os.getpid(),
+            "nats": self.shown_nats_url,
+            "prefix": self.options.prefix,
+            "shared": str(self.shared),
+            "parts": {part.name: part.pid for part in self.parts},
+        }
+        path = self._run_directory / "cluster.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(state, indent=2) + "\n")
+        temporary.replace(path)
+
+
+@asynccontextmanager
+async def running_cluster(options: ClusterOptions, say: Say) -> AsyncIterator[Cluster]:
+    """Run an embedded cluster around the body, which is cancelled if a part fails for good.
+
+    `say` gets the lines that the parts log. Raises AlreadyRunningError, PortInUseError,
+    MissingNatsServerError, NatsAwayError, ClusterExistsError, NewerFormatError,
+    StorageError, PartFailedError, StartTimeoutError; and what the body raises.
+    """
+    with private_files():
+        disk = Disk()
+        for directory in ("shared", "bucket", "run"):
+            disk.make_directory(options.data / directory)
+            tighten(options.data / directory)
+        lock = disk.lock(options.data / "run" / "lock", "a cluster")
+        try:
+            open_layout(options.data / "shared", disk)
+            cluster = Cluster(options, say)
+            try:
+                async with asyncio.TaskGroup() as parts:
+                    try:
+                        async with asyncio.TaskGroup() as body:
+                            watch = body.create_task(cluster.raise_failure())
+                            await cluster.start(parts)
+                            yield cluster
+                            watch.cancel()
+                    finally:
+                        await cluster.stop()
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
+        finally:
+            lock.release()
+
+
+def _as_failure(part: Part, error: OSError) -> HoldfastError:
+    failure = StartTimeoutError(timeout_seconds=0, reason=f"{part.name}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        # As nats-server does it: a port that only waits for old connections to fade is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_ADDRESS, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise PortInUseError(port=port, address=_ADDRESS, reason=reason) from error
+
+
+def _free_port() -> int:
+    for port in random.sample(_FREE_PORTS, 200):
+        try:
+            _check_port(port)
+        except PortInUseError:
+            continue
+        return port
+    raise PortInUseError(port=0, address=_ADDRESS, reason="no free one was found")
+
+
+async def _wait_for_nats(port: int) -> None:
+    try:
+        async with asyncio.timeout(_NATS_SECONDS):
+            while True:
+                if await _nats_answers(port):
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError as error:
+        raise StartTimeoutError(
+            timeout_seconds=_NATS_SECONDS, reason=f"nats-server does not answer on port {port}"
+        ) from error
+
+
+async def _nats_answers(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(_ADDRESS, port)
+    except OSError:
+        return False
+    try:
+        return (await reader.readline()).startswith(b"INFO ")
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+async def _refuse_second_coordinator(url: str, prefix: str) -> None:
+    """Two clusters on one prefix would hear each other's servers and clients."""
+    try:
+        bus = await connect_nats(url, name="holdfast-up")
+    except ConnectionFailedError as error:
+        raise NatsAwayError(**error.fields) from error
+    try:
+        subject = Subjects(prefix).coordinator(DEFAULT_TENANT, "servers")
+        await bus.request(subject, encode_control(), CONTROL_TIMEOUT_SECONDS, DEFAULT_TENANT)
+    except NoRespondersError:
+        return
+    finally:
+        await bus.close()
+    raise ClusterExistsError(url=url, prefix=prefix)

@@ -1,0 +1,199 @@
+"""One part of an embedded cluster: a child process, started again when it dies.
+
+Each part runs in its own session, so that Ctrl-C in a terminal reaches the supervisor alone and the
+parts stop in its order. What a part says goes line by line to `say`, under its name, and to a log
+file of bounded size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.restart import RestartPolicy, Verdict
+from holdfast.protocol.errors import HoldfastError
+
+#: How long a part may take to end after SIGTERM.
+STOP_SECONDS: Final = 10.0
+#: A log file is moved aside once when it is this large, so two of these is the most it takes.
+LOG_FILE_BYTES: Final = 4 * 1024 * 1024
+_LINE_BYTES: Final = 64 * 1024
+_REMEMBERED_LINES: Final = 5
+
+Say = Callable[[str], None]
+
+
+class PartFailedError(HoldfastError):
+    """A part ended at its start, again and again or for a reason that will not go away."""
+
+    code = "part_failed"
+    template = "{part} did not start (exit code {exit_code}): {reason}"
+
+
+class Part:
+    """A supervised child process. `keep_running` runs until `stop`, or fails.
+
+    `environment` comes beside what this process has: unlike `command`, no other user can read it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        say: Say,
+        environment: Mapping[str, str] | None = None,
+        is_noise: Callable[[str], bool] = lambda line: False,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.command = tuple(command)
+        self.restart_count = 0
+        self._log_file = log_file
+        self._say = say
+        self._environment = environment or {}
+        self._is_noise = is_noise
+        self._on_start = on_start
+        self._policy = RestartPolicy()
+        self._process: asyncio.subprocess.Process | None = None
+        self._last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self._stopping = asyncio.Event()
+        #: Set unless `keep_running` runs: a part that was never started needs no end.
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the running process; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def keep_running(self) -> None:
+        """Start the part, and again each time it ends. Raises PartFailedError."""
+        self._ended.clear()
+        try:
+            while not self._stopping.is_set():
+                await self._run_once()
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """End the part: SIGTERM, and SIGKILL if that took too long."""
+        self._stopping.set()
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            self._say(f"{self.name} did not stop within {STOP_SECONDS:g} s: killed")
+            self.signal(signal.SIGKILL)
+            await self._ended.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the running process, if there is one."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _run_once(self) -> None:
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        process = await asyncio.create_subprocess_exec(
+            *tethered(self.command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **self._environment},
+            start_new_session=True,
+        )
+        self._process = process
+        try:
+            if self._stopping.is_set():
+                process.terminate()
+            self._on_start()
+            assert process.stdout is not None
+            await self._copy_log(process.stdout)
+            exit_code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if not self._stopping.is_set():
+            await self._after_exit(exit_code, clock() - started_at)
+
+    async def _after_exit(self, exit_code: int, lived_seconds: float) -> None:
+        decision = self._policy.ended(exit_code, lived_seconds)
+        if decision.verdict is Verdict.GIVE_UP:
+            reason = self._last_lines[-1] if self._last_lines else "it said nothing"
+            raise PartFailedError(part=self.name, exit_code=exit_code, reason=reason)
+        self.restart_count += 1
+        self._say(
+            f"{self.name} ended ({_ending(exit_code)}): "
+            f"starting it again in {decision.delay_seconds:g} s"
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(decision.delay_seconds):
+                await self._stopping.wait()
+
+    async def _copy_log(self, stream: asyncio.StreamReader) -> None:
+        with contextlib.closing(_LogFile(self._log_file)) as log_file:
+            async for line in _lines(stream):
+                log_file.write(line)
+                text = line.decode(errors="replace").rstrip()
+                if text:
+                    self._last_lines.append(text)
+                    if not self._is_noise(text):
+                        self._say(f"{self.name} | {text}")
+
+
+class _LogFile:
+    """A file that grows to LOG_FILE_BYTES, is then moved aside, and starts again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._path.open("ab", buffering=0)
+        self._size_bytes = self._file.seek(0, os.SEEK_END)
+
+    def write(self, line: bytes) -> None:
+        if self._size_bytes + len(line) > LOG_FILE_BYTES:
+            self._file.close()
+            self._path.replace(self._path.with_suffix(".log.old"))
+            self._open()
+        self._file.write(line)
+        self._size_bytes += len(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield each line with its end; a longer one than _LINE_BYTES in pieces."""
+    pending = b""
+    while chunk := await stream.read(_LINE_BYTES):
+        *whole, pending = (pending + chunk).split(b"\n")
+        for line in whole:
+            yield line + b"\n"
+        if len(pending) >= _LINE_BYTES:
+            yield pending + b"\n"
+            pending = b""
+    if pending:
+        yield pending + b"\n"
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

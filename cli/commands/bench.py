@@ -1,0 +1,365 @@
+"""`holdfast bench`: measures holdfast, beside what users would pick instead and by itself.
+
+What is measured, and what the numbers mean, is the package `holdfast.bench` and docs/performance.md.
+Here is what the command line adds: options, progress on stderr, tables on stdout, and a JSON file. That
+a target is missed is a result, not a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
+from holdfast.cli.commands.parts import MissingServerPackagesError
+from holdfast.cli.commands.tables import needed_spark_packages
+from holdfast.cli.render import print_table
+
+if TYPE_CHECKING:
+    from holdfast.bench.harness import Report, Table
+    from holdfast.bench.options import BenchOptions
+
+_DEFAULT_ROUNDS: Final = 5
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@click.group()
+def bench() -> None:
+    """Measure holdfast, beside JetStream and by itself.
+
+    Takes minutes, all cores and some GB of disk; ratios count, and only on a machine that does
+    nothing else meanwhile.
+    """
+
+
+_OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "rounds": click.option(
+        "--rounds",
+        type=click.IntRange(1),
+        default=_DEFAULT_ROUNDS,
+        show_default=True,
+        help="How often to measure each work.",
+    ),
+    "only": click.option(
+        "--only", multiple=True, metavar="NAME", help="Only this work; repeatable."
+    ),
+    "quick": click.option(
+        "--quick", is_flag=True, help="A trial of seconds; its numbers mean nothing."
+    ),
+    "profile": click.option(
+        "--profile",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Run holdfast's servers under cProfile and write there where their time goes.",
+    ),
+    "data": click.option(
+        "--data",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Make the files in this folder.  [default: one for temporary files, on a disk]",
+    ),
+    "json": click.option(
+        "--json",
+        "json_file",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        metavar="FILE",
+        help="Write everything that was measured to this file.",
+    ),
+}
+#: What every benchmark with servers takes.
+_COMMON: Final = ("quick", "profile", "data", "json")
+
+
+def _bench_options(*names: str) -> Callable[[_Command], _Command]:
+    """Give a command options of benchmarks, and as its first arguments a BenchOptions and the path
+    of the JSON file."""
+
+    def decorate(command: _Command) -> _Command:
+        @wraps(command)
+        def with_options(
+            quick: bool,
+            data: Path | None,
+            json_file: Path | None,
+            profile: Path | None = None,
+            rounds: int = _DEFAULT_ROUNDS,
+            only: tuple[str, ...] = (),
+            **others: Any,
+        ) -> Any:
+            with _needed_packages():
+                from holdfast.bench.options import BenchOptions, default_directory
+            options = BenchOptions(
+                nats_server=find_nats_server(),
+                directory=data or default_directory(),
+                rounds=1 if quick else rounds,
+                quick=quick,
+                only=only,
+                profile=profile,
+                tethered=tethered,
+                say=lambda line: click.echo(line, err=True),
+            )
+            return command(options, json_file, **others)
+
+        for name in reversed(names):
+            with_options = _OPTIONS[name](with_options)
+        return with_options  # type: ignore[return-value]
+
+    return decorate
+
+
+@bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+def compare(options: BenchOptions, json_file: Path | None) -> None:
+    """Do the same work with holdfast and with JetStream, and compare."""
+    with _needed_packages():
+        from holdfast.bench.compare import compare_jetstream
+    _check_only(options, compare_jetstream.WORK_NAMES)
+    _finish(
+        [_run(lambda: compare_jetstream.run(options), compare_jetstream.table, options)], json_file
+    )
+
+
+@bench.command()
+@_bench_options("rounds", "only", "quick", "data", "json")
+def engine(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure the store layer in process: files, commit log, memory of open stores."""
+    with _needed_packages():
+        from holdfast.bench.store import engine as store_layer
+    _finish([_run(lambda: store_layer.run(options), store_layer.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options(*_COMMON)
+@click.option("--users", "user_count", type=click.IntRange(1), help="How many users.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Operations a second.")
+@click.option(
+    "--servers",
+    multiple=True,
+    type=click.IntRange(1),
+    help="With so many persist servers; repeatable.",
+)
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of editing traces: real keystrokes.  [default: made up]",
+)
+def users(
+    options: BenchOptions,
+    json_file: Path | None,
+    user_count: int | None,
+    seconds: float | None,
+    rate: float | None,
+    servers: tuple[int, ...],
+    traces: Path | None,
+) -> None:
+    """Let 10,000 users write and follow at the same time, with 1, 2 and 4 servers."""
+    with _needed_packages():
+        from holdfast.bench.users import users as crowd
+    asked: dict[str, Any] = {
+        "users": user_count,
+        "seconds": seconds,
+        "per_second": rate,
+        "servers": servers or None,
+        "traces": traces,
+    }
+    settings = dataclasses.replace(
+        crowd.QUICK if options.quick else crowd.UsersSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish([_run(lambda: crowd.run(options, settings), crowd.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+@click.option(
+    "--stores", multiple=True, type=click.IntRange(1), help="With so many stores; repeatable."
+)
+@click.option(
+    "--peer-streams", type=click.IntRange(0), help="Streams of JetStream beside; 0 leaves it out."
+)
+def idle(
+    options: BenchOptions,
+    json_file: Path | None,
+    stores: tuple[int, ...],
+    peer_streams: int | None,
+) -> None:
+    """Measure what stores cost that nobody uses, and a restart with very many of them."""
+    with _needed_packages():
+        from holdfast.bench.store import idle as idle_stores
+    asked: dict[str, Any] = {"stores": stores or None, "peer_streams": peer_streams}
+    settings = dataclasses.replace(
+        idle_stores.QUICK if options.quick else idle_stores.IdleSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish(
+        [_run(lambda: idle_stores.run(options, settings), idle_stores.table, options)], json_file
+    )
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+def fairness(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure what quiet users feel of one who writes or reads as fast as it can."""
+    with _needed_packages():
+        from holdfast.bench.store import fairness as neighbours
+    _finish([_run(lambda: neighbours.run(options), neighbours.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+def threads(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure the blocking API in threads, beside the client with as many tasks."""
+    with _needed_packages():
+        from holdfast.bench.store import threads as blocking_threads
+    _finish([_run(lambda: blocking_threads.run(options), blocking_threads.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+def large(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure a value of 1 GiB, there and back: how fast, and in what memory."""
+    with _needed_packages():
+        from holdfast.bench.store import large as large_value
+    _finish([_run(lambda: large_value.run(options), large_value.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+@click.option("--cold-stores", type=click.IntRange(1), help="How many cold stores to list.")
+def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None) -> None:
+    """Measure the bucket's tiers: snapshots, cold stores, level stored, and what they cost."""
+    with _needed_packages():
+        from holdfast.bench.tiers import tiers as bucket_tiers
+    _check_only(options, bucket_tiers.WORK_NAMES)
+    settings = bucket_tiers.QUICK if options.quick else bucket_tiers.TiersSettings()
+    if cold_stores is not None:
+        settings = dataclasses.replace(settings, cold_stores=cold_stores)
+    _finish(
+        [_run(lambda: bucket_tiers.run(options, settings), bucket_tiers.table, options)], json_file
+    )
+
+
+@bench.command()
+@_bench_options("rounds", "only", "quick", "data", "json")
+@click.option("--messages", type=click.IntRange(1), help="Messages of the large store.")
+@click.option("--stores", type=click.IntRange(1), help="How many small stores.")
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder of editing traces.  [default: that work is left out]",
+)
+def spark(
+    options: BenchOptions,
+    json_file: Path | None,
+    messages: int | None,
+    stores: int | None,
+    traces: Path | None,
+) -> None:
+    """Measure the export to tables, beside pandas and beside PySpark without holdfast."""
+    with needed_spark_packages():
+        from holdfast.bench.spark import spark_export
+    _check_only(options, spark_export.WORK_NAMES)
+    asked: dict[str, Any] = {"messages": messages, "stores": stores, "traces": traces}
+    settings = dataclasses.replace(
+        spark_export.QUICK if options.quick else spark_export.SparkSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish(
+        [_run(lambda: spark_export.run(options, settings), spark_export.table, options)], json_file
+    )
+
+
+@bench.command("all")
+@_bench_options("rounds", *_COMMON)
+def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
+    """Run all of them but that of Spark, one after the other."""
+    with _needed_packages():
+        from holdfast.bench.compare import compare_jetstream
+        from holdfast.bench.store import engine as store_layer
+        from holdfast.bench.store import fairness as neighbours
+        from holdfast.bench.store import idle as idle_stores
+        from holdfast.bench.store import large as large_value
+        from holdfast.bench.store import threads as blocking_threads
+        from holdfast.bench.tiers import tiers as bucket_tiers
+        from holdfast.bench.users import users
+    reports: list[Report] = []
+    for module in (
+        *(compare_jetstream, store_layer, users),
+        *(idle_stores, neighbours, blocking_threads, large_value, bucket_tiers),
+    ):
+        reports.append(_run(partial(module.run, options), module.table, options))
+        # After each, so that what was measured outlives a later failure.
+        _finish(reports, json_file)
+
+
+def _check_only(options: BenchOptions, names: tuple[str, ...]) -> None:
+    for name in options.only:
+        if name not in names:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="--only")
+
+
+def _run(
+    run: Callable[[], Report], table: Callable[[Report], Table], options: BenchOptions
+) -> Report:
+    """Run one benchmark and print its table."""
+    with _ended_by_sigterm():
+        report = run()
+    if not report.works:
+        raise click.BadParameter("there is no such work", param_hint="--only")
+    shown = table(report)
+    print_table(shown.columns, shown.rows, right=shown.right)
+    if options.quick:
+        click.echo("a quick run: these numbers mean nothing", err=True)
+    if options.profile is not None:
+        click.echo(f"profiled, which makes all of it slower; see {options.profile}", err=True)
+    return report
+
+
+def _finish(reports: list[Report], json_file: Path | None) -> None:
+    """Write what was measured."""
+    if json_file is None:
+        return
+    documents = [report.to_json() for report in reports]
+    json_file.write_text(json.dumps({"reports": documents}, indent=2) + "\n")
+    click.echo(f"written to {json_file}", err=True)
+
+
+@contextlib.contextmanager
+def _needed_packages() -> Iterator[None]:
+    """Say what to install, if the benchmarks cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("holdfast"):
+            raise
+        raise MissingServerPackagesError(package=error.name) from error
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End the body on SIGTERM as on Ctrl-C, so that its processes and files go with it."""
+    came = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if came:
+            sys.exit(128 + signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

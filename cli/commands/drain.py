@@ -1,0 +1,150 @@
+"""`holdfast drain` and `holdfast undrain`: move all stores away from a server, and let it have stores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Final
+
+import click
+
+from holdfast.cli.progress import CountingBars
+from holdfast.cli.render import print_json
+from holdfast.cli.settings import Settings, client_command
+from holdfast.client.wire.router import Router
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.control import ServerInfo, ServerState
+from holdfast.protocol.errors import HoldfastError, UnavailableError
+from holdfast.protocol.subjects import Subjects
+
+_POLL_SECONDS: Final = 0.2
+
+
+class DrainCalledOffError(HoldfastError):
+    """Somebody has undrained the server meanwhile."""
+
+    code = "drain_called_off"
+    template = "server {server!r} takes stores again: its drain was called off"
+
+
+@click.command()
+@click.argument("server")
+@client_command
+def drain(settings: Settings, server: str) -> None:
+    """Move all stores away from SERVER while clients go on.
+
+    It stays up, empty, and gets no stores until it is undrained or started anew. Ctrl-C ends the
+    waiting, not the drain.
+    """
+    report = asyncio.run(_drain(settings, server))
+    if settings.json:
+        print_json(report)
+    else:
+        click.echo(
+            f"{server} is empty: {report['stores']:,} stores released in {report['seconds']:.1f} s"
+        )
+
+
+@click.command()
+@click.argument("server")
+@client_command
+def undrain(settings: Settings, server: str) -> None:
+    """Let a drained SERVER have stores again."""
+    asyncio.run(_undrain(settings, server))
+    if settings.json:
+        print_json({"server": server, "state": ServerState.LIVE.value})
+    else:
+        click.echo(f"{server} takes stores again")
+
+
+async def _undrain(settings: Settings, server: str) -> None:
+    async with _Connection(settings) as router:
+        await router.drain(server, undo=True)
+
+
+async def _drain(settings: Settings, server: str) -> dict[str, object]:
+    started_at = time.monotonic()
+    async with _Connection(settings) as router:
+        await router.drain(server)
+        with _Progress(server, enabled=not settings.json) as progress:
+            while True:
+                left = await _stores_left(router, server, settings.timeout)
+                progress.show(left)
+                if not left:
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
+    return {
+        "server": server,
+        "state": ServerState.DRAINING.value,
+        "stores": progress.total,
+        "seconds": round(time.monotonic() - started_at, 3),
+    }
+
+
+async def _stores_left(router: Router, server: str, timeout_seconds: float) -> int:
+    """Return how many stores a draining server has. Raises DrainCalledOffError, UnavailableError
+    when nobody can say for that long."""
+    info = await _look(router, server, timeout_seconds)
+    if info is None or info.state == ServerState.DEAD:
+        # It has been stopped: with that, everything was released.
+        return 0
+    if info.state == ServerState.LIVE:
+        raise DrainCalledOffError(server=server)
+    return max(info.assigned_stores, info.open_stores)
+
+
+async def _look(router: Router, server: str, timeout_seconds: float) -> ServerInfo | None:
+    give_up_at = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            servers = await router.servers()
+        except UnavailableError:
+            # A coordinator that is just being replaced goes on with the drain.
+            if time.monotonic() > give_up_at:
+                raise
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            return next((one for one in servers if one.server == server), None)
+
+
+class _Connection:
+    """A router to the coordinator, for as long as the body runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def __aenter__(self) -> Router:
+        settings = self._settings
+        self._bus = await connect_nats(settings.nats_url, name="holdfast-cli")
+        return Router(self._bus, Subjects(settings.prefix), settings.tenant)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._bus.close()
+
+
+class _Progress(CountingBars):
+    """How many stores are left: a bar on a terminal, a line when the number changes elsewhere."""
+
+    def __init__(self, server: str, *, enabled: bool) -> None:
+        super().__init__(enabled=enabled)
+        self._server = server
+        self._enabled = enabled
+        self._last: int | None = None
+        self.total = 0
+        if self.bars is not None:
+            self._bar = self.bars.add_task(f"draining {server}", total=None)
+
+    def show(self, left: int) -> None:
+        """Say that `left` stores are still there."""
+        self.total = max(self.total, left)
+        if self.bars is not None:
+            self.bars.update(self._bar, total=self.total, completed=self.total - left)
+        elif self._enabled and left != self._last:
+            click.echo(f"{self._server}: {left:,} stores left", err=True)
+        self._last = left

@@ -1,0 +1,116 @@
+"""`holdfast servers`, `stores` and `tenants`: who is alive, who owns what, and whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from holdfast.cli.owner_jobs import connected_owners
+from holdfast.cli.render import JsonObject, print_json, print_table, size, store_row
+from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.stores.listing import list_stores
+from holdfast.protocol.control import ServerInfo
+from holdfast.protocol.names import StoreId, StoreKind
+
+
+@click.command()
+@client_command
+def servers(settings: Settings) -> None:
+    """List the persist servers: state, load, last heartbeat."""
+    found = asyncio.run(_servers(settings))
+    if settings.json:
+        print_json({"servers": [one._asdict() for one in found]})
+        return
+    print_table(
+        (
+            "server",
+            "state",
+            "heartbeat",
+            "assigned",
+            "open",
+            "operations/s",
+            "log",
+            "to snapshot",
+            "bucket/h",
+            "incarnation",
+        ),
+        [
+            (
+                one.server,
+                one.state,
+                f"{one.heartbeat_age_seconds:.1f} s ago",
+                f"{one.assigned_stores:,}",
+                f"{one.open_stores:,}",
+                f"{one.operations_per_second:,.0f}",
+                size(one.log_bytes),
+                f"{one.snapshot_backlog:,}",
+                f"{one.bucket_requests:,}",
+                one.incarnation,
+            )
+            for one in found
+        ],
+        right=("assigned", "open", "operations/s", "log", "to snapshot", "bucket/h"),
+        states=("state",),
+        optional=("incarnation", "bucket/h", "to snapshot", "log", "operations/s"),
+    )
+
+
+async def _servers(settings: Settings) -> list[ServerInfo]:
+    async with settings.connect() as client:
+        return list(await client.servers(timeout_seconds=settings.asking_seconds))
+
+
+@click.command()
+@click.argument("name_prefix", default="")
+@click.option("--kind", type=click.Choice(["stream", "kv"]), help="Only stores of this kind.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@client_command
+def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | None) -> None:
+    """List all stores of the tenant whose names start with NAME_PREFIX, and who owns each."""
+    chosen = None if kind is None else StoreKind[kind.upper()]
+    found = asyncio.run(list_stores(settings, chosen, name_prefix, limit))
+    rows = [store_row(one) for one in found]
+    if settings.json:
+        print_json({"stores": rows})
+        return
+    print_table(
+        ("kind", "name", "server", "epoch", "state"),
+        [
+            (row["kind"], row["name"], row["server"] or "-", row["epoch"], row["state"])
+            for row in rows
+        ],
+        right=("epoch",),
+    )
+
+
+@click.command()
+@client_command
+def tenants(settings: Settings) -> None:
+    """List the tenants that have stores, and how many. Needs an operator's permissions."""
+    rows = asyncio.run(_tenants(settings))
+    if settings.json:
+        print_json({"tenants": rows})
+        return
+    print_table(
+        ("tenant", "streams", "kvs"),
+        [(row["tenant"], f"{row['streams']:,}", f"{row['kvs']:,}") for row in rows],
+        right=("streams", "kvs"),
+    )
+
+
+async def _tenants(settings: Settings) -> list[JsonObject]:
+    rows = []
+    async with connected_owners(settings) as owners:
+        async for each in owners.of_every_tenant():
+            stores = await each.all(None)
+            if stores:
+                rows.append(tenant_row(each.tenant, stores))
+    return rows
+
+
+def tenant_row(tenant: str, stores: Sequence[StoreId]) -> JsonObject:
+    """Return what `tenants` shows of one, as JSON."""
+    streams = sum(1 for store in stores if store.kind == StoreKind.STREAM)
+    return {"tenant": tenant, "streams": streams, "kvs": len(stores) - streams}

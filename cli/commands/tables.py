@@ -1,0 +1,238 @@
+"""`holdfast export` and `holdfast import`: the bucket as tables, and tables as stores again.
+
+What they do is the package `holdfast.spark`, docs/analytics.md; here are options, bars on stderr and the
+report on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.render import print_fields, print_json, size
+from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DEFAULT_KEEP_HOURS: Final = 168
+
+
+class MissingSparkPackagesError(HoldfastError):
+    code = "missing_spark_packages"
+    template = "the package {package} is not installed"
+
+
+_MASTER: Final = click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark runs.  [default: all cores of this machine, or what spark-submit says]",
+)
+
+
+@click.command("export")
+@click.option("--bucket", required=True, metavar="URL", help="The cluster's bucket.")
+@click.option(
+    "--table", metavar="URL", help="Where the table is or shall be.  [default: in the bucket]"
+)
+@_MASTER
+@click.option("--compact", is_flag=True, help="Merge small files afterwards.")
+@click.option(
+    "--keep-hours",
+    type=click.IntRange(0),
+    default=_DEFAULT_KEEP_HOURS,
+    show_default=True,
+    metavar="HOURS",
+    help="How long leftovers and replaced files stay.",
+)
+@shared_options("json")
+@pass_settings
+def export_command(
+    settings: Settings,
+    bucket: str,
+    table: str | None,
+    master: str | None,
+    compact: bool,
+    keep_hours: int,
+) -> None:
+    """Bring a Delta table up to what is in the bucket: everything that is new since the last export."""
+    with needed_server_packages():
+        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+    # Told before Spark starts, which takes seconds.
+    existing_bucket(bucket).close()
+    with _spark(master) as spark:
+        from holdfast.spark.export.compaction import compact as compact_table
+        from holdfast.spark.export.export import export
+
+        with _bar("export") as progress:
+            report = export(
+                spark,
+                bucket,
+                table,
+                progress=progress,
+                collect=not compact,
+                keep_hours=keep_hours,
+            )
+        compaction = None
+        if compact and report.version is not None:
+            with _bar("compact") as progress:
+                compaction = compact_table(
+                    spark, report.table, progress=progress, keep_hours=keep_hours
+                )
+    printed = {**report.to_json(), "compaction": None if compaction is None else compaction.to_json()}
+    if settings.json:
+        print_json(printed)
+    else:
+        _print_export(printed)
+    for line in report.damaged:
+        click.echo(f"not exported: {line}", err=True)
+    if report.damaged:
+        click.get_current_context().exit(1)
+
+
+@click.command("import")
+@click.argument("source")
+@click.option("--store", default="*", metavar="PATTERN", help="Which stores; * is anything.  [default: all]")
+@click.option("--from-tenant", metavar="NAME", help="Which tenant's.  [default: all tenants']")
+@click.option(
+    "--into-tenant", metavar="NAME", help="Whose they shall be.  [default: that they were of]"
+)
+@click.option("--store-prefix", default="", metavar="TEXT", help="Goes before every name.")
+@click.option("--version", type=click.IntRange(0), metavar="VERSION", help="Of the table.")
+@click.option("--time", "moment", metavar="TIME", help="The state at this time, ISO 8601, UTC.")
+@click.option("--renumber", is_flag=True, help="Number messages anew, without gaps.")
+@_MASTER
+@client_command
+def import_command(
+    settings: Settings,
+    source: str,
+    store: str,
+    from_tenant: str | None,
+    into_tenant: str | None,
+    store_prefix: str,
+    version: int | None,
+    moment: str | None,
+    renumber: bool,
+    master: str | None,
+) -> None:
+    """Write what a table or Parquet files hold to the stores of a cluster.
+
+    May be repeated after a failure: it goes on where it stopped.
+    """
+    with _spark(master) as spark:
+        from holdfast.spark.replay import Target, import_table
+
+        target = Target(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
+        report = import_table(
+            spark,
+            source,
+            target,
+            tenant=from_tenant,
+            store=store,
+            version=version,
+            time=_parse_time(moment),
+        )
+    if settings.json:
+        print_json(report.to_json())
+        return
+    print_fields(
+        {
+            "from": report.source,
+            "stores": f"{report.stores:,}",
+            "written": f"{report.rows:,}",
+            "there before": f"{report.present:,}",
+            "size": size(report.bytes),
+            "seconds": f"{report.seconds:.1f}",
+            "rows/s": f"{report.rows_per_second:,.0f}",
+        }
+    )
+
+
+def _print_export(report: dict[str, Any]) -> None:
+    requests = ", ".join(f"{count:,} {name}" for name, count in report["requests"].items() if count)
+    print_fields(
+        {
+            "table": report["table"],
+            "version": "-" if report["version"] is None else report["version"],
+            "stores": f"{report['stores']:,}",
+            "rows": f"{report['rows']:,}",
+            "files": f"{report['files']:,}",
+            "read": f"{size(report['bytes_in'])}, {size(report['image_bytes'])} unpacked",
+            "written": size(report["bytes_out"]),
+            "seconds": f"{report['seconds']:.1f}",
+            "rows/s": f"{report['rows_per_second']:,}",
+            "requests": requests or "-",
+        }
+    )
+    compaction = report["compaction"]
+    if compaction is not None:
+        click.echo(
+            f"compacted: {compaction['files_before']:,} files of {size(compaction['bytes_before'])} "
+            f"are {compaction['files_after']:,} of {size(compaction['bytes_after'])}"
+        )
+    if report["stale"]:
+        click.echo("some stores changed too fast: the next export has them", err=True)
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgumentError(argument="--time", reason=str(error)) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+@contextmanager
+def needed_spark_packages() -> Iterator[None]:
+    """Say what to install, if what uses Spark cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("holdfast"):
+            raise
+        raise MissingSparkPackagesError(package=error.name) from error
+
+
+@contextmanager
+def _spark(master: str | None) -> Iterator[SparkSession]:
+    """Yield a session, which ends with the block unless it was there before."""
+    with needed_spark_packages():
+        from pyspark.sql import SparkSession
+
+        from holdfast.spark.session import session
+    running = SparkSession.getActiveSession()
+    spark = session("holdfast", master=master, register=False)
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield what to tell tasks to, None where nobody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    task = bar.add_task(name, total=None)
+    with bar:
+        yield lambda done, total: bar.update(task, completed=done, total=total)

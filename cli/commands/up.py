@@ -1,0 +1,144 @@
+"""`holdfast up`: an embedded cluster in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from holdfast.cli.cluster.cluster import (
+    DEFAULT_PORT,
+    MAX_SERVERS,
+    Cluster,
+    ClusterOptions,
+    running_cluster,
+)
+from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.cli.signals import cancelled_by_signals
+from holdfast.protocol.subjects import DEFAULT_NATS
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("holdfast-data"),
+    show_default=True,
+    help="The folder of everything; made if it is missing.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, MAX_SERVERS),
+    default=2,
+    show_default=True,
+    help="How many persist servers.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The port of the nats-server that it starts; 0 picks a free one. Excludes --nats.",
+)
+@click.option(
+    "--bucket",
+    metavar="URL",
+    help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: snapshots and cold stores.",
+)
+@click.option(
+    "--cold-after-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With a bucket: a store unchanged for this long is left to it.  [default: a day]",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Log what happens, not only trouble.")
+@shared_options("nats", "prefix", "json")
+@pass_settings
+def up(
+    settings: Settings,
+    data: Path,
+    servers: int,
+    port: int,
+    bucket: str | None,
+    cold_after_seconds: float | None,
+    verbose: bool,
+) -> None:
+    """Run a whole cluster on this machine: NATS, a coordinator and persist servers.
+
+    Starts nats-server itself unless --nats or HOLDFAST_NATS names a running one. Parts that die are
+    started again.
+    Ctrl-C stops everything; the same command later goes on with the same data.
+    """
+    options = ClusterOptions(
+        data=data.resolve(),
+        server_count=servers,
+        nats_url=_nats_to_join(settings),
+        port=port,
+        prefix=settings.prefix,
+        verbose=verbose,
+        bucket=bucket,
+        cold_after_seconds=cold_after_seconds,
+    )
+    asyncio.run(_run(options, as_json=settings.json))
+
+
+def _nats_to_join(settings: Settings) -> str | None:
+    """Return the URL of a running NATS, None if `up` starts one: whoever names a port wants that."""
+    source = click.get_current_context().get_parameter_source("port")
+    if settings.nats is None or source is ParameterSource.DEFAULT:
+        return settings.nats
+    if not settings.nats_from_environment:
+        raise click.UsageError(
+            "--nats names a NATS that runs, --port is of one that `up` starts: give one of the two"
+        )
+    click.echo("HOLDFAST_NATS is not used: --port asks for a nats-server of its own", err=True)
+    return None
+
+
+async def _run(options: ClusterOptions, *, as_json: bool) -> None:
+    with cancelled_by_signals() as interruption:
+        try:
+            async with running_cluster(options, _log) as cluster:
+                click.echo(_json(cluster) if as_json else _welcome(cluster))
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if interruption.signal is None:
+                raise
+            _log("stopped; the data stays")
+
+
+def _log(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _welcome(cluster: Cluster) -> str:
+    count = len(cluster.servers)
+    # With a password in it the URL is to stay where it is: in HOLDFAST_NATS.
+    is_secret = cluster.shown_nats_url != cluster.nats_url
+    is_usual = cluster.nats_url == DEFAULT_NATS or is_secret
+    nats = "" if is_usual else f" --nats {shlex.quote(cluster.nats_url)}"
+    lines = [
+        f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
+        f"  connect     {cluster.shown_nats_url}",
+        f"  data        {cluster.options.data}",
+        f"  add server  {cluster.command_for_server(f's{count + 1}')}",
+        f"  try         holdfast{nats} stream append notes 'hello'",
+        f"              holdfast{nats} stream read notes",
+        "  stop        Ctrl-C",
+    ]
+    return "\n".join(lines)
+
+
+def _json(cluster: Cluster) -> str:
+    return json.dumps(
+        {
+            "nats": cluster.shown_nats_url,
+            "prefix": cluster.options.prefix,
+            "data": str(cluster.options.data),
+            "servers": [part.name for part in cluster.servers],
+            "add_server": cluster.command_for_server(f"s{len(cluster.servers) + 1}"),
+        }
+    )

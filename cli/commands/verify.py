@@ -1,0 +1,137 @@
+"""`holdfast verify`: files, snapshots and logs, each by itself and against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.commands.doctor import progress_bar, shared_folder
+from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.owner_jobs import (
+    ALL_OPTION,
+    ALL_TENANTS_OPTION,
+    KIND_OPTION,
+    check_choice,
+)
+from holdfast.cli.render import print_json, print_table, printable
+from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.errors import NotFoundError
+from holdfast.protocol.names import StoreId, StoreKind
+
+if TYPE_CHECKING:
+    from holdfast.shared_fs.inspection.verification import Verdict
+
+
+@click.command()
+@click.argument("names", metavar="[STORE...]", nargs=-1)
+@ALL_OPTION
+@ALL_TENANTS_OPTION
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The shared file system, or the folder that `holdfast up` was given.",
+)
+@click.option("--bucket", metavar="URL", help="That of the servers.")
+@KIND_OPTION
+@shared_options("tenant", "json")
+@pass_settings
+def verify(
+    settings: Settings,
+    names: tuple[str, ...],
+    every: bool,
+    all_tenants: bool,
+    data: Path | None,
+    bucket: str | None,
+    kind: str | None,
+) -> None:
+    """Check stores: every page of the file, the newest snapshot, the log without a gap.
+
+    Changes nothing, and may run beside a cluster: a file that is in use is left alone. Exit code 1 if
+    anything is wrong.
+    """
+    check_choice(names, every, all_tenants)
+    if data is None and bucket is None:
+        raise click.UsageError("give --data, --bucket or both")
+    with needed_server_packages():
+        from holdfast.shared_fs.disk.disk import Disk
+        from holdfast.shared_fs.disk.layout import existing_layout
+        from holdfast.shared_fs.inspection.verification import Verifier
+        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+    layout = existing_layout(shared_folder(data.resolve()), Disk()) if data is not None else None
+    verifier = Verifier(layout, existing_bucket(bucket) if bucket is not None else None)
+    stores = _chosen(verifier.stores(), None if all_tenants else settings.tenant, names, kind)
+    verdicts = []
+    with progress_bar() as progress:
+        for index, store in enumerate(stores):
+            progress(index / len(stores))
+            verdicts.append(verifier.verify(store))
+    rows = [verdict_row(verdict) for verdict in verdicts]
+    if settings.json:
+        print_json({"stores": rows, "problems": verifier.problems})
+    else:
+        _print(rows, verifier.problems)
+    if verifier.problems or any(row["problems"] for row in rows):
+        click.get_current_context().exit(1)
+
+
+def _chosen(
+    stores: list[StoreId], tenant: str | None, names: tuple[str, ...], kind: str | None
+) -> list[StoreId]:
+    """`tenant` None: every tenant's; no names: all stores."""
+    wanted = None if kind is None else int(StoreKind[kind.upper()])
+    stores = [store for store in stores if wanted is None or store.kind == wanted]
+    stores = [store for store in stores if tenant is None or store.tenant == tenant]
+    if not names:
+        return stores
+    found = [store for store in stores if store.name in names]
+    for name in names:
+        if not any(store.name == name for store in found):
+            raise NotFoundError(what="store", name=name)
+    return found
+
+
+def verdict_row(verdict: Verdict) -> dict[str, Any]:
+    """Return what was found of a store as JSON."""
+    return {
+        "tenant": verdict.store.tenant,
+        "kind": StoreKind(verdict.store.kind).word,
+        "name": verdict.store.name,
+        "file": verdict.file,
+        "snapshot": verdict.snapshot,
+        "log": verdict.log,
+        "revision": verdict.revision,
+        "snapshot_revision": verdict.snapshot_revision,
+        "log_revision": verdict.log_revision,
+        "problems": verdict.problems,
+    }
+
+
+def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
+    print_table(
+        ("tenant", "kind", "name", "file", "snapshot", "log", "revision", "outcome"),
+        [
+            (
+                row["tenant"],
+                row["kind"],
+                row["name"],
+                row["file"],
+                row["snapshot"],
+                row["log"],
+                row["revision"] or row["log_revision"] or row["snapshot_revision"] or "-",
+                "WRONG" if row["problems"] else "well",
+            )
+            for row in rows
+        ],
+        right=("revision",),
+        states=("file", "snapshot", "log", "outcome"),
+        optional=("revision", "log", "snapshot", "file"),
+    )
+    for row in rows:
+        for problem in row["problems"]:
+            click.echo(printable(f"{row['kind']} {row['name']}: {problem}"), err=True)
+    for problem in problems:
+        click.echo(printable(problem), err=True)
+    wrong = sum(1 for row in rows if row["problems"])
+    click.echo(f"\n{len(rows):,} stores, {wrong:,} of them wrong", err=True)

@@ -1,0 +1,1 @@
+"""The demo: a git history through a cluster whose servers are killed."""

@@ -1,0 +1,53 @@
+"""How far the demo is: bars on a terminal, a line now and then elsewhere, or nothing. On stderr."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+from rich.progress import TaskID
+
+from holdfast.cli.progress import CountingBars
+
+BARS: Final = ("written", "followed", "read back")
+#: Without a terminal, each bar says so many lines at the most.
+_PLAIN_STEPS: Final = 4
+
+
+class DemoProgress(CountingBars):
+    """`show` moves a bar to a count; `say` prints a line."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        super().__init__(enabled=enabled, text="{task.description:<10}")
+        self._enabled = enabled
+        self._total = 0
+        self._said: dict[str, int] = {}
+        self._tasks: dict[str, TaskID] = {}
+
+    def begin(self, total: int) -> None:
+        """Say how many messages there are."""
+        self._total = total
+        if self.bars is not None:
+            self._tasks = {bar: self.bars.add_task(bar, total=total) for bar in BARS}
+
+    def stage(self, text: str) -> None:
+        """Say what happens now."""
+        if self._enabled:
+            self.say(text)
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bars if there are any."""
+        if self.bars is not None:
+            self.bars.console.print(line)
+        else:
+            click.echo(line, err=True)
+
+    def show(self, bar: str, count: int) -> None:
+        """Move `bar` to `count`."""
+        if self.bars is not None:
+            self.bars.update(self._tasks[bar], completed=count)
+        elif self._enabled and self._total:
+            step = count * _PLAIN_STEPS // self._total
+            if step > self._said.get(bar, 0):
+                self._said[bar] = step
+                click.echo(f"{bar} {count:,} of {self._total:,}", err=True)

@@ -1,0 +1,1 @@
+"""What the commands for streams and key-value stores share."""

@@ -1,0 +1,127 @@
+"""Values from files and to files, of any size, with a bar on stderr where that is a terminal.
+
+A file becomes a value whole or not at all, and a value becomes a file so (`client/handles/large_value.py`); neither
+is ever in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+
+from holdfast.cli.render import print_bytes, print_json, saved_json, size
+from holdfast.cli.settings import Settings
+from holdfast.client import ValueReader
+from holdfast.client.handles.large_value import write_file
+
+#: How far it is, in bytes.
+Show = Callable[[int], None]
+
+FILE_OPTION: Final = click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="What this file holds, of any size.",
+)
+OUTPUT_OPTION: Final = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="To this file, whole or not at all.",
+)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that is to be sent, and show how much of it was read."""
+    with _ShownFile(path) as file:
+        # A pipe does not tell.
+        status = os.fstat(file.fileno())
+        total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
+        with _bar(path.name, total_bytes) as file.show:
+            yield file
+
+
+async def write_value(
+    settings: Settings, reader: ValueReader[Any], output: Path | None, *, alone: bool = False
+) -> None:
+    """Write a value to a file and say so, or else to stdout, byte for byte; on a terminal one that comes
+    `alone` ends with its line, so that no prompt looks as if it belonged to it.
+
+    Raises what the reader raises, OSError.
+    """
+    if output is None:
+        last = b""
+        async for chunk in reader:
+            print_bytes(chunk)
+            last = chunk or last
+        if alone and sys.stdout.isatty() and not last.endswith(b"\n"):
+            print_bytes(b"\n")
+        return
+    with _bar(output.name, reader.size_bytes) as show:
+        await write_file(_shown(reader, show), output)
+    if settings.json:
+        print_json(saved_json(reader.row, output))
+    else:
+        click.echo(f"{output}  {size(reader.size_bytes)}")
+
+
+async def _shown(reader: ValueReader[Any], show: Show) -> AsyncIterator[bytes]:
+    count_bytes = 0
+    async for chunk in reader:
+        yield chunk
+        count_bytes += len(chunk)
+        show(count_bytes)
+
+
+class _ShownFile(io.BufferedReader):
+    """A file that says how far it was read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.show: Show = _show_nothing
+        self._count_bytes = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._count_bytes += len(data)
+        self.show(self._count_bytes)
+        return data
+
+    def seek(self, target: int, whence: int = os.SEEK_SET, /) -> int:
+        self._count_bytes = super().seek(target, whence)
+        return self._count_bytes
+
+
+@contextmanager
+def _bar(text: str, total_bytes: int | None) -> Iterator[Show]:
+    if not sys.stderr.isatty():
+        yield _show_nothing
+        return
+    # Imported here: most commands show no bar, and start sooner without it.
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True, markup=False, highlight=False),
+        transient=True,
+    ) as bars:
+        bar = bars.add_task(text, total=total_bytes)
+        yield lambda count_bytes: bars.update(bar, completed=count_bytes)
+
+
+def _show_nothing(count_bytes: int) -> None:
+    """Where there is no terminal."""

@@ -1,0 +1,155 @@
+"""A write on its way, as threads see it: what `append_async` and `set_async` give, and what a plain
+`append` or `set` waits for.
+
+It is packed in the calling thread, posted to the loop without waiting for it, and answered by the
+coalescer itself: no task and no future of asyncio's in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.client.blocking.background import Background, wait_for
+from holdfast.client.wire.link import Link, check_timeout
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.errors import OperationTimeoutError
+from holdfast.protocol.messages import Ack, Durability
+
+logger = logging.getLogger("holdfast.client")
+
+
+class PendingAck:
+    """Ask it for the Ack, from any thread and as often as you like.
+
+    Dropping it is harmless: the write goes on, and nobody hears what became of it.
+    """
+
+    __slots__ = ("_answer", "_background", "_callbacks", "_to_ack", "_waiting")
+
+    def __init__(
+        self, background: Background, to_ack: Callable[[Any, int, Durability], Ack]
+    ) -> None:
+        """`to_ack` makes the ack of an answer that is none yet."""
+        self._background = background
+        self._to_ack = to_ack
+        self._answer: Any = None
+        #: Released when the answer is here; who waits adds its own, and then looks again.
+        self._waiting: list[threading.Lock] = []
+        self._callbacks: list[Callable[[PendingAck], object]] = []
+
+    def result(self, timeout_seconds: float | None = None) -> Ack:
+        """Return the ack, or raise what the plain call would have raised.
+
+        Raises OperationTimeoutError after `timeout_seconds`, which leaves the write on its way; without
+        them it waits until the write's own timeout.
+        """
+        if self._answer is None:
+            self._background.check()
+            if not self._wait(timeout_seconds):
+                assert timeout_seconds is not None
+                raise OperationTimeoutError(timeout_seconds=timeout_seconds, reason="no answer yet")
+        answer = self._answer
+        return answer if type(answer) is Ack else self._to_ack(*Link.unwrap(answer))
+
+    def done(self) -> bool:
+        """Tell if it has been answered, one way or the other."""
+        return self._answer is not None
+
+    def add_done_callback(self, callback: Callable[[PendingAck], object]) -> None:
+        """Have `callback(self)` called soon after it is answered, on the background's thread: it must
+        not block."""
+        self._callbacks.append(callback)
+        if self._answer is not None:
+            self._background.post(self._call_back)
+
+    def set_result(self, answer: Any) -> None:
+        """The answer of a waiter (`frame.Waiter`); on the loop."""
+        if self._answer is None:
+            self._answer = answer
+            for lock in tuple(self._waiting):
+                lock.release()
+            if self._callbacks:
+                self._background.post(self._call_back)
+
+    def give_up(self) -> None:
+        """Nobody waits any more. What was not sent yet never will be."""
+        self.set_result((asyncio.CancelledError(), 0, None))
+
+    def _wait(self, timeout_seconds: float | None) -> bool:
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiting.append(lock)
+        if self._answer is not None:
+            return True
+        if timeout_seconds is None:
+            wait_for(lock)
+            return True
+        answered = lock.acquire(timeout=timeout_seconds)
+        if not answered:
+            self._waiting.remove(lock)
+        return answered
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            callback = self._callbacks.pop(0)
+            try:
+                callback(self)
+            except Exception as error:
+                # The application's, and no fault of the client.
+                logger.error("client.callback_failed", exc_info=error)
+
+
+def start_write(
+    background: Background,
+    link: Link,
+    key: StoreKey,
+    packed: bytes,
+    durability: int,
+    timeout_seconds: float | None,
+    to_ack: Callable[[Any, int, Durability], Ack],
+) -> PendingAck:
+    """Start a write without waiting for its ack; waits only for room. Raises as `Background.run` and
+    `Link.check_open`."""
+    background.check()
+    link.check_open()
+    if timeout_seconds is not None:
+        check_timeout(timeout_seconds)
+    if link.full or background.full:
+        background.run(_room(link, timeout_seconds))
+    pending = PendingAck(background, to_ack)
+
+    def submit() -> None:
+        try:
+            link.submit_for(pending, key, packed, True, durability, timeout_seconds)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the caller hears of it)
+            pending.set_result((error, 0, None))
+
+    background.post(submit)
+    return pending
+
+
+def write(
+    background: Background,
+    link: Link,
+    key: StoreKey,
+    packed: bytes,
+    durability: int,
+    timeout_seconds: float | None,
+    to_ack: Callable[[Any, int, Durability], Ack],
+) -> Ack:
+    """Write, and return the ack. Interrupted, it gives up: the write may be stored or not."""
+    pending = start_write(background, link, key, packed, durability, timeout_seconds, to_ack)
+    try:
+        return pending.result()
+    except BaseException:
+        pending.give_up()
+        raise
+
+
+async def _room(link: Link, timeout_seconds: float | None) -> None:
+    if link.full:
+        await link.wait_for_room(timeout_seconds)

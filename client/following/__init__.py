@@ -1,0 +1,1 @@
+"""Following the changes of stores: listen, merge, ask for what was missed."""

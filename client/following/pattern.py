@@ -1,0 +1,79 @@
+"""A subscription to a pattern: the changes of every store whose name matches, as of one store each.
+
+For each store alone the promise is that of a subscription (`subscription.py`): its changes in the order
+of their revisions, each once. Between stores there is no order. `pattern_feed.py` does the work.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from holdfast.client.values.codec import RAW
+from holdfast.client.values.values import Values
+from holdfast.protocol.messages import Change
+
+if TYPE_CHECKING:
+    from holdfast.client.following.follower import Follower
+    from holdfast.client.following.pattern_feed import PatternFeed
+    from holdfast.client.wire.link import Link
+
+
+class StoreChange(NamedTuple):
+    """A change, and the name of the store in which it happened."""
+
+    store: str
+    change: Change
+
+
+class PatternSubscription:
+    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer.
+
+    End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
+    reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
+    read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
+    others go on, so it may be asked on. Values that cannot be read are as those of a Subscription.
+    """
+
+    def __init__(self, follower: Follower, feed: PatternFeed, link: Link) -> None:
+        self._follower = follower
+        self._feed = feed
+        self._link = link
+
+    def __aiter__(self) -> PatternSubscription:
+        return self
+
+    async def __aenter__(self) -> Self:
+        """Start now, so that every change from here on will be given out."""
+        await self._feed.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop listening; the iteration ends. Idempotent."""
+        await self._follower.ended(self._feed)
+
+    async def __anext__(self) -> StoreChange:
+        feed = self._feed
+        await feed.start()
+        while not feed.closed:
+            found = self._pop()
+            if found is not None:
+                return found
+            await feed.wait()
+        raise StopAsyncIteration
+
+    def _pop(self) -> StoreChange | None:
+        """Return the next change, if one is here. Raises what one of the stores met."""
+        found = None if self._feed.closed else self._feed.pop()
+        if found is None:
+            return None
+        store, change = found
+        return StoreChange(store, Values(self._link, store, RAW).change(change))

@@ -1,0 +1,89 @@
+"""A subscription: history or state first, then changes, each once, in the order of revisions.
+
+It listens on the store's change subject first, so that nothing is missed while its track (`track.py`)
+reads what is there. All requests run inside the consumer's own `anext`: no task, and no state lost if
+it is cancelled. Once started, a subscription outlives every outage: errors that a retry can help are
+retried for ever, and so is a disk that fails.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self
+
+from holdfast.protocol.messages import Change, V
+
+if TYPE_CHECKING:
+    from holdfast.client.following.follower import Follower, TrackFeed
+    from holdfast.client.values.values import Values
+
+
+class Subscription(Generic[V]):
+    """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
+
+    End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
+    reference to it. The iteration then stops. Raises, while starting, what any read raises
+    (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
+    StoreDamagedError; it may be asked on, and raises again until that was seen to. Reading the
+    `value` of a message or entry that cannot be read raises ValueUnreadableError, there and no sooner.
+
+    It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
+    SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
+    """
+
+    def __init__(self, follower: Follower, feed: TrackFeed, values: Values[V]) -> None:
+        self._follower = follower
+        self._feed = feed
+        self._values = values
+
+    @property
+    def revision(self) -> int | None:
+        """Where to go on from another time, with `start_revision`: each change up to this revision
+        was given out. None while history or state is being read, since its rows are not in the order
+        of their revisions. Of the changes after that, each one's own `revision` serves as well."""
+        return self._feed.track.revision
+
+    def __aiter__(self) -> Subscription[V]:
+        return self
+
+    async def __aenter__(self) -> Self:
+        """Start now, so that every change from here on will be given out."""
+        if not self._feed.track.begun:
+            await self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop listening; the iteration ends. Idempotent."""
+        await self._follower.ended(self._feed)
+
+    async def __anext__(self) -> Change[V]:
+        feed, track = self._feed, self._feed.track
+        while not feed.closed:
+            change = track.pop()
+            if change is not None:
+                return self._values.change(change)
+            if not track.begun:
+                await self._start()
+            elif track.wants_owner:
+                await track.advance()
+            else:
+                await feed.wait()
+        raise StopAsyncIteration
+
+    def _pop(self) -> Change[V] | None:
+        """Return the next change, if it is here."""
+        change = None if self._feed.closed else self._feed.track.pop()
+        return None if change is None else self._values.change(change)
+
+    async def _start(self) -> None:
+        await self._feed.listen()
+        self._follower.started(self._feed)
+        await self._feed.track.advance()

@@ -1,0 +1,295 @@
+"""The track: one store's changes as a consumer gets them, from the first to whatever comes.
+
+    begin ──▶ history or state, page by page ──▶ what the merge gives, for ever
+                     ▲                                │
+                     └────────── reset ◀──────────────┘
+
+1. ask for the head: (R0, S0) is where the live part begins;
+2. page through the messages from `start_seq` to S0, or the entries of the prefix, leaving out those
+   with a revision above R0: they come as live changes;
+3. ask the owner for changes since (R0, S0), then merge by revision (`merge.py`).
+
+Whoever goes on from a revision starts at 3, from there. `pop` never waits; when `wants_owner`, one
+`advance` asks the owner for the next piece. It may be cancelled, and nothing is lost. What is held
+can be shed at any time, and is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+from holdfast.client.following.buffers import Buffers, size_of
+from holdfast.client.following.merge import Cursor, Merge
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import entry_from_wire, head_from_wire, message_from_wire
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.errors import (
+    HoldfastError,
+    MalformedFrameError,
+    StorageFailedError,
+    UnavailableError,
+)
+from holdfast.protocol.frames import CHANGES, GET_ENTRIES, GET_MESSAGES, HEAD, pack
+from holdfast.protocol.messages import Change, ChangeKind
+from holdfast.protocol.names import StoreKind
+
+_PACKED_HEAD: Final = pack([HEAD])
+#: A pause between tries that fail at once.
+_RETRY_SECONDS: Final = 0.2
+#: What passes, if only when the owner's disk has been seen to.
+OUTAGES: Final = (UnavailableError, StorageFailedError)
+
+
+class Track:
+    """One follower's way through one store."""
+
+    def __init__(
+        self,
+        link: Link,
+        buffers: Buffers,
+        key: StoreKey,
+        *,
+        start_seq: int | None = None,
+        prefix: str = "",
+        start_revision: int | Cursor | None = None,
+        marks_ready: bool = False,
+    ) -> None:
+        """`start_revision` may be a whole cursor. With `marks_ready` a READY change tells where history
+        or state is complete; of a kv that was reset it always does."""
+        self.begun = False
+        self.closed = False
+        self._deleted = False
+        self._link = link
+        self._buffers = buffers
+        self._key = key
+        self._is_kv = key[0] == StoreKind.KV
+        self._start_seq = start_seq
+        self._prefix = prefix
+        if isinstance(start_revision, int):
+            start_revision = Cursor(start_revision, 0)
+        self._start = start_revision
+        self._marks_ready = marks_ready
+        self._share = buffers.share(self.shed)
+        self.merge = Merge(share=self._share, view=self._visible if prefix else None)
+        self._reset: Change | None = None
+        self._announce: Change | None = None
+        #: Rows of history or state, to be given out before what the merge has.
+        self._rows: deque[Change] = deque()
+        #: Whether history is left to be read, and where: from this seq, or after this key.
+        self._reading = False
+        self._next_row: int | str | None = None
+        #: The same as of the last row that was given out.
+        self._row_given: int | str | None = None
+        self._page: asyncio.Future[Any] | None = None
+        self._until = Cursor(0, 0)
+
+    @property
+    def wants_owner(self) -> bool:
+        """There is nothing to give out, and `advance` may find something."""
+        if not self.begun:
+            return True
+        if self._reset is not None or self._rows:
+            return False
+        return self._reading or (self.merge.behind and not self.merge.ready)
+
+    @property
+    def has_something(self) -> bool:
+        """`pop` will give something out."""
+        if not self.begun:
+            return False
+        if self._reset is not None or self._rows:
+            return True
+        merge = self.merge
+        if self._reading:
+            return False
+        return bool(merge.ready) or (self._announce is not None and not merge.behind)
+
+    @property
+    def deleted(self) -> bool:
+        """The owner knows nothing of a store of which it had given out changes, nor was anything heard
+        of another of that name since."""
+        merge = self.merge
+        cursor = merge.cursor
+        # The next one's revisions may go on from those of the last: what is heard of it is held then.
+        return (
+            self._deleted
+            and cursor is not None
+            and cursor.revision == 0
+            and not merge.heard_more
+        )
+
+    @property
+    def revision(self) -> int | None:
+        """Every change up to this revision was given out, so that it can be gone on from; None while
+        history or state is read."""
+        merge = self.merge
+        if not self.begun or self._reset is not None or self._rows or self._reading:
+            return None
+        return merge.taken.revision
+
+    @property
+    def settled(self) -> Cursor | None:
+        """Where everything was given out, and nothing is known to be missing; None elsewhere."""
+        if not self.begun or self._reset or self._rows or self._reading or self._announce:
+            return None
+        return self.merge.settled
+
+    def pop(self) -> Change | None:
+        """Return the next change, if it is here."""
+        if self._reset is not None:
+            change, self._reset = self._reset, None
+            return change
+        if self._rows:
+            change = self._rows.popleft()
+            self._share.remove(size_of(change))
+            self._row_given = _place_after(change)
+            return change
+        merge = self.merge
+        if self._reading or not self.begun:
+            return None
+        if merge.ready:
+            return merge.take()
+        if self._announce is not None and not merge.behind:
+            ready, self._announce = self._announce, None
+            return ready._replace(revision=merge.cursor.revision if merge.cursor else 0)
+        return None
+
+    async def advance(self) -> None:
+        """Ask the owner for the next piece. Raises, while it begins, what any read raises, and later
+        only what no retry can help; an outage is waited for."""
+        if not self.begun:
+            await self._begin()
+        elif self._reading:
+            await self._read_history()
+        else:
+            await self._catch_up()
+
+    def close(self) -> None:
+        """Hold nothing any more. Idempotent."""
+        self.closed = True
+        self.shed()
+
+    async def _begin(self) -> None:
+        if self._start is not None:
+            self._begin_live(self._start)
+        else:
+            await self._begin_at_head(self._start_seq)
+        self.begun = True
+
+    async def _begin_at_head(self, start_seq: int | None) -> None:
+        """Find out where the live part begins, and what comes before it. Changes nothing unless
+        the owner has answered."""
+        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False)
+        head = head_from_wire(wire)
+        self._until = Cursor(head.revision, head.last_seq)
+        self._next_row = self._row_given = None if self._is_kv else start_seq
+        self._reading = self._is_kv or (start_seq is not None and start_seq <= head.last_seq)
+        self._deleted = self.begun and head.revision == 0
+        self._begin_live(self._until)
+
+    def _begin_live(self, cursor: Cursor) -> None:
+        self.merge.start(cursor)
+        if self._marks_ready or (self._is_kv and self.begun):
+            self._announce = Change(ChangeKind.READY, 0, 0)
+
+    async def _read_history(self) -> None:
+        """Read one page, with the next one on its way while the consumer works."""
+        page, self._page = self._page or self._fetch(), None
+        try:
+            answer = await page
+        except asyncio.CancelledError:
+            page.cancel()
+            raise
+        try:
+            (wires, next_row), *_ = self._link.unwrap(answer)
+        except OUTAGES as error:
+            await self._pause(error)
+            return
+        rows = self._rows_from_wire(wires)
+        self._next_row = next_row
+        self._reading = next_row is not None
+        if self._reading and self._buffers.page_rows(self.merge.change_bytes) is None:
+            self._page = self._fetch()
+        self._rows.extend(rows)
+        self._share.add(sum(map(size_of, rows)))
+
+    def _rows_from_wire(self, wires: list[Any]) -> list[Change]:
+        rows = []
+        until = self._until.revision
+        try:
+            for wire in wires:
+                if wire[1] > until:
+                    continue
+                if self._is_kv:
+                    entry = entry_from_wire(wire)
+                    rows.append(Change(ChangeKind.SET, entry.revision, entry.time, entry=entry))
+                else:
+                    message = message_from_wire(wire)
+                    change = Change(ChangeKind.SET, message.revision, message.time, message=message)
+                    rows.append(change)
+        except (LookupError, TypeError) as error:
+            raise MalformedFrameError(reason=f"a page of rows: {error}") from error
+        return rows
+
+    def _fetch(self) -> asyncio.Future[Any]:
+        limit = self._buffers.page_rows(self.merge.change_bytes)
+        if self._is_kv:
+            packed = pack([GET_ENTRIES, self._prefix, self._next_row, limit, True])
+        else:
+            packed = pack([GET_MESSAGES, self._next_row, self._until.seq, None, limit])
+        return self._link.submit(self._key, packed, False)
+
+    async def _catch_up(self) -> None:
+        merge = self.merge
+        asked = merge.cursor
+        assert asked is not None
+        limit = self._buffers.page_rows(merge.change_bytes)
+        # Who knows of no seq lets the owner find it.
+        packed = pack([CHANGES, asked.revision, asked.seq or None, limit])
+        try:
+            page, *_ = await self._link.call(self._key, packed, False)
+            if merge.page(page, asked):
+                return
+            await self._begin_at_head(self._start_seq or 1)
+        except OUTAGES as error:
+            await self._pause(error)
+            return
+        self._reset = Change(ChangeKind.RESET, self._until.revision, 0)
+
+    async def _pause(self, error: HoldfastError) -> None:
+        """Wait before the next try of what failed with `error`."""
+        if self.closed:
+            return
+        if self._link.closed:
+            raise error
+        await asyncio.sleep(_RETRY_SECONDS)
+
+    def shed(self) -> None:
+        """Drop all that is held; it will be asked for again."""
+        if self._page is not None:
+            self._page.cancel()
+            self._page = None
+        if self._rows:
+            self._rows.clear()
+            self._next_row = self._row_given
+            self._reading = True
+        self.merge.shed()
+
+    def _visible(self, change: Change) -> Change | None:
+        """Return what of a change concerns the prefix."""
+        if change.entry is not None:
+            return change if change.entry.key.startswith(self._prefix) else None
+        if change.kind is ChangeKind.TRIM:
+            return change
+        keys = tuple(key for key in change.keys if key.startswith(self._prefix))
+        return change._replace(keys=keys) if keys else None
+
+
+def _place_after(change: Change) -> int | str:
+    """Return where the page after a row begins: from this seq, or after this key."""
+    if change.message is not None:
+        return change.message.seq + 1
+    assert change.entry is not None
+    return change.entry.key

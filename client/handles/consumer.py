@@ -1,0 +1,499 @@
+"""A consumer: a work queue on a stream, shared by any number of workers in any number of processes.
+
+The owner of the stream keeps who has what: a fetch is a write, recorded before the worker hears of it, so
+it survives what the stream's messages survive. What a worker does not acknowledge in time is delivered
+again, to whoever asks next: each message at least once, and to one worker at a time.
+
+Waiting is the client's: the owner is asked when news of the stream say that there may be something, or
+when a delivery is due again, and never by a timer in between but for the rare look of every follower. So
+a queue that is waited for costs the owner nothing. A fetch gets seqs; the messages are then read, so that no value is
+in the log twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
+
+from holdfast.client.following.queue_feed import QueueFeed
+from holdfast.client.handles.dead_letters import (
+    DELIVERED,
+    TERMINATED,
+    DeadLetter,
+    copy_message,
+    keep_ids_for_a_day,
+    letter_of,
+    origin_headers,
+    without_origin,
+)
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import message_from_wire, messages_from_wire, range_start
+from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    MalformedFrameError,
+    NotFoundError,
+)
+from holdfast.protocol.frames import (
+    CONSUMER_ACK,
+    CONSUMER_CONFIGURE,
+    CONSUMER_DELETE,
+    CONSUMER_FETCH,
+    CONSUMERS,
+    DELETE_MESSAGES,
+    GET_MESSAGE,
+    GET_MESSAGES,
+    GET_SEQS,
+    VERB_ACK,
+    VERB_IN_PROGRESS,
+    VERB_NAK,
+    VERB_TERM,
+    pack,
+)
+from holdfast.protocol.limits import MAX_FETCH
+from holdfast.protocol.messages import Ack, Durability, Message, V
+from holdfast.protocol.names import check_consumer
+from holdfast.protocol.own_headers import DEAD_CONSUMER_HEADER, DEAD_STREAM_HEADER
+
+if TYPE_CHECKING:
+    from holdfast.client.following.follower import Follower
+    from holdfast.client.values.values import Values
+    from holdfast.client.wire.store_queue import StoreKey
+
+
+logger = logging.getLogger("holdfast.client")
+
+#: A delivery that is forgotten is made again, so it need not wait for more than the log's sync.
+_FETCH_DURABILITY: Final = int(Durability.SYNCED)
+
+_Said = list[int]
+
+
+class Delivery(Generic[V]):
+    """A message that this worker has, until its ack wait is over.
+
+    A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
+    the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
+    """
+
+    __slots__ = ("_consumer", "_consumer_id", "_row", "delivery_count")
+
+    def __init__(
+        self, consumer: Consumer[V], consumer_id: int, row: Message, delivery_count: int
+    ) -> None:
+        self._consumer = consumer
+        self._consumer_id = consumer_id
+        self._row = row
+        #: 1 the first time.
+        self.delivery_count = delivery_count
+
+    def __repr__(self) -> str:
+        return f"Delivery(seq={self._row.seq}, delivery_count={self.delivery_count})"
+
+    @property
+    def message(self) -> Message[V]:
+        """The message. Reading its `value` may raise ValueUnreadableError: give such work up by `term`."""
+        return self._consumer._values.listed_message(self._row)
+
+    async def ack(self) -> bool:
+        """The work is done: the message is not delivered again.
+
+        Returns False if it was done with before: acknowledged by another worker that had it later,
+        or given up. Acks of one turn of the event loop travel as one operation.
+        """
+        return await self._consumer._said_of(self, VERB_ACK)
+
+    async def nak(self, delay_seconds: float = 0) -> bool:
+        """Hand it back: it is delivered again, at once or after `delay_seconds`.
+
+        Returns False if this delivery is not the current one any more; nothing has changed then.
+        """
+        return await self._consumer._said_of(self, VERB_NAK, delay_ms(delay_seconds))
+
+    async def in_progress(self) -> bool:
+        """Ask for more time: the ack wait begins again. Returns as `nak` does."""
+        return await self._consumer._said_of(self, VERB_IN_PROGRESS)
+
+    async def term(self) -> bool:
+        """Give it up: nobody can do this work, so it is not delivered again. It goes to the consumer's
+        `dead_letter` stream, if it has one. Returns as `nak` does."""
+        return await self._consumer._terminate(self)
+
+
+class Consumer(Generic[V]):
+    """A handle on one consumer of a stream; made by `Stream.consumer`. No round trip until used.
+
+    It is made in the stream when a handle is first used, with the settings of that handle; a later
+    handle's settings change it, and what it leaves out stays as it is. One handle may be used by
+    many tasks. While it waits, it follows the stream: end that with `async with` or `aclose()`, or
+    drop the handle.
+
+    Methods raise NotFoundError once the consumer was deleted, and what those of Stream raise.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        follower: Follower,
+        key: StoreKey,
+        values: Values[V],
+        name: str,
+        start_seq: int,
+        settings: ConsumerSettings,
+    ) -> None:
+        self.name = check_consumer(name)
+        checked = ConsumerConfig().changed(settings).to_wire()
+        self._settings = {setting: checked.get(setting) for setting in settings}
+        self._start_seq = range_start("start_seq", start_seq)
+        self._link = link
+        self._key = key
+        self._values = values
+        self._id: int | None = None
+        #: As of when the consumer was made or changed by this handle.
+        self._dead_letter: str | None = None
+        self._ids_kept: set[str] = set()
+        self._configuring = asyncio.Lock()
+        self._follower = follower
+        self._feed = QueueFeed(link, follower.listeners, key)
+        self._listening = asyncio.Lock()
+        self._followed = False
+        #: What workers said in this turn of the loop, by the consumer's id, and the future of each.
+        self._said: dict[int, list[tuple[_Said, asyncio.Future[bool]]]] = {}
+        follower.end_with(self, self._feed)
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.name!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop following the stream and let every fetch return. Idempotent. The consumer stays, and
+        what was delivered and not acknowledged is delivered again in its time."""
+        await self._follower.ended(self._feed)
+
+    async def fetch(
+        self,
+        batch: int = 1,
+        *,
+        max_wait_seconds: float = 5.0,
+        timeout_seconds: float | None = None,
+    ) -> list[Delivery[V]]:
+        """Return up to `batch` messages for this worker, as soon as there is one; an empty list after
+        `max_wait_seconds` (0: what there is now).
+
+        Those that are due again come first, then the next ones of the stream in order. Each is this
+        worker's for `ack_wait_seconds` from when the owner delivered it. If the call fails or is
+        cancelled, what it was about to return is delivered again after that time. Large values do
+        not come along: `message.large` stands for one, and `Stream.get_reader` reads it.
+        `timeout_seconds` is for each request.
+        """
+        if type(batch) is not int or not 1 <= batch <= MAX_FETCH:
+            raise InvalidArgumentError(argument="batch", reason=f"1 to {MAX_FETCH}, not {batch!r}")
+        loop = asyncio.get_running_loop()
+        end_at = loop.time() + max_wait_seconds
+        id_ = await self._made(timeout_seconds)
+        feed = self._feed
+        if max_wait_seconds > 0:
+            await self._listen()
+        while True:
+            if max_wait_seconds <= 0 or feed.may_have_more(loop.time()):
+                found = await self._ask(id_, batch, timeout_seconds)
+                if found or max_wait_seconds <= 0:
+                    return found
+                continue
+            if feed.closed or end_at <= loop.time():
+                return []
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(end_at, feed.due_at)):
+                    await feed.wait()
+
+    async def deliveries(self, batch: int = 1) -> AsyncIterator[Delivery[V]]:
+        """Yield messages for this worker, one by one and without end, until `aclose`.
+
+        With a `batch` above 1 so many are fetched at once: the ack wait of the last of them runs
+        while the first is worked on.
+        """
+        while not self._feed.closed:
+            for delivery in await self.fetch(batch, max_wait_seconds=60.0):
+                yield delivery
+
+    def __aiter__(self) -> AsyncIterator[Delivery[V]]:
+        return self.deliveries()
+
+    async def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
+        """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
+        said = [self._said_of(delivery, VERB_ACK) for delivery in deliveries]
+        return list(await asyncio.gather(*said))
+
+    async def info(self, *, timeout_seconds: float | None = None) -> ConsumerInfo:
+        """Return where the consumer stands; it is made if there is none."""
+        await self._made(timeout_seconds)
+        found = await consumer_infos(self._link, self._key, self.name, timeout_seconds)
+        if not found:
+            raise NotFoundError(what="consumer", name=self.name)
+        return found[0]
+
+    async def delete(self, *, timeout_seconds: float | None = None) -> bool:
+        """Delete the consumer, with all that it knows of deliveries; return False if there was none.
+
+        A new one of this name, made by a handle's next use, begins at its `start_seq` again.
+        """
+        packed = pack([CONSUMER_DELETE, self.name])
+        (count, _), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+        self._id = None
+        return bool(count)
+
+    async def dead_letters(
+        self, *, timeout_seconds: float | None = None
+    ) -> AsyncIterator[DeadLetter[V]]:
+        """Yield what this consumer gave up and its `dead_letter` stream has, the oldest first.
+
+        Pages as `Stream.get_all`; nothing without a `dead_letter` stream.
+        """
+        pages = self._dead_pages(timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for letter in page:
+                    yield letter
+
+    async def requeue(
+        self, letter: DeadLetter[Any], *, timeout_seconds: float | None = None
+    ) -> Ack:
+        """Append a dead letter to its stream again, as a new message for all consumers of that, then
+        delete it from the dead-letter stream; return the ack of the append.
+
+        A call that is cut short may be repeated: the message is appended once within the stream's
+        `dedupe_window_seconds`. Raises NotFoundError if the letter is not there any more.
+        """
+        await self._made(timeout_seconds)
+        dead = self._dead_key(self._dead_letter)
+        wire, *_ = await self._link.call(
+            dead, pack([GET_MESSAGE, letter.message.seq]), False, 0, timeout_seconds
+        )
+        row = None if wire is None else message_from_wire(wire)
+        if row is None or row.headers.get(DEAD_STREAM_HEADER) != self._key[1]:
+            raise NotFoundError(what="dead letter", name=str(letter.message.seq))
+        ack = await copy_message(
+            self._link,
+            dead,
+            self._key,
+            row,
+            without_origin(row.headers),
+            f"requeue {dead[1]} {row.seq} {row.revision}",
+            timeout_seconds,
+        )
+        await self._link.call(dead, pack([DELETE_MESSAGES, [row.seq]]), True, 0, timeout_seconds)
+        return ack
+
+    # Inside
+    async def _dead_pages(
+        self, timeout_seconds: float | None
+    ) -> AsyncGenerator[list[DeadLetter[V]], None]:
+        """Yield what `dead_letters` does, page by page."""
+        await self._made(timeout_seconds)
+        next_seq: int | None = 1 if self._dead_letter is not None else None
+        while next_seq is not None:
+            packed = pack([GET_MESSAGES, next_seq])
+            (rows, next_seq), *_ = await self._link.call(
+                self._dead_key(self._dead_letter), packed, False, 0, timeout_seconds
+            )
+            page: list[DeadLetter[V]] = []
+            for row in messages_from_wire(rows):
+                mine = row.headers.get(DEAD_CONSUMER_HEADER) == self.name
+                if mine and row.headers.get(DEAD_STREAM_HEADER) == self._key[1]:
+                    plain = row._replace(headers=without_origin(row.headers))
+                    letter = letter_of(row, self._values.listed_message(plain))
+                    if letter is not None:
+                        page.append(letter)
+            yield page
+
+    def _dead_key(self, name: str | None) -> StoreKey:
+        if name is None:
+            raise InvalidArgumentError(argument="dead_letter", reason=f"{self!r} has none")
+        return (self._key[0], name)
+
+    async def _terminate(self, delivery: Delivery[V]) -> bool:
+        """Do what `Delivery.term` does."""
+        if self._dead_letter is not None:
+            # Only whose it is may move it; and it has the ack wait for that.
+            if not await self._said_of(delivery, VERB_IN_PROGRESS):
+                return False
+            await self._bury(
+                self._dead_letter,
+                delivery._consumer_id,
+                delivery._row,
+                delivery.delivery_count,
+                TERMINATED,
+                None,
+            )
+        return await self._said_of(delivery, VERB_TERM)
+
+    async def _bury(
+        self,
+        dead_letter: str,
+        id_: int,
+        row: Message,
+        delivery_count: int,
+        reason: str,
+        timeout_seconds: float | None,
+    ) -> None:
+        """Have the dead-letter stream hold a message, once."""
+        stream, dead = self._key[1], self._dead_key(dead_letter)
+        if dead_letter not in self._ids_kept:
+            await keep_ids_for_a_day(self._link, dead, timeout_seconds)
+            self._ids_kept.add(dead_letter)
+        headers = origin_headers(row, stream, self.name, delivery_count, reason)
+        identity = f"dead {stream} {id_} {row.seq}"
+        await copy_message(self._link, self._key, dead, row, headers, identity, timeout_seconds)
+
+    async def _bury_all(
+        self, dead_letter: str, id_: int, dead: list[list[int]], timeout_seconds: float | None
+    ) -> None:
+        """Move what was delivered too often; what cannot be moved is named again by a later fetch."""
+        counts: dict[int, int] = {each[0]: each[1] for each in dead}
+        for row in await self._read(list(counts), timeout_seconds):
+            count = counts[row.seq]
+            try:
+                await self._bury(dead_letter, id_, row, count, DELIVERED, timeout_seconds)
+                await self._said_of(Delivery(self, id_, row, count), VERB_TERM)
+            except (HoldfastError, OSError) as error:
+                self._link.check_open()
+                logger.warning(
+                    "client.dead_letter_failed stream=%s seq=%d dead_letter=%s reason=%s",
+                    self._key[1],
+                    row.seq,
+                    dead_letter,
+                    error,
+                )
+
+    async def _made(self, timeout_seconds: float | None) -> int:
+        """Return the consumer's id; make or change it the first time."""
+        if self._id is None:
+            async with self._configuring:
+                if self._id is None:
+                    packed = pack([CONSUMER_CONFIGURE, self.name, self._settings, self._start_seq])
+                    answer = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+                    self._dead_letter = answer[0][1].get("dead_letter")
+                    self._id = int(answer[0][0])
+        return self._id
+
+    async def _listen(self) -> None:
+        if not self._followed:
+            async with self._listening:
+                if not self._followed:
+                    await self._feed.listen()
+                    self._follower.started(self._feed)
+                    self._followed = True
+
+    async def _ask(self, id_: int, batch: int, timeout_seconds: float | None) -> list[Delivery[V]]:
+        """Return what the owner delivers now."""
+        feed = self._feed
+        feed.asked(id_)
+        try:
+            (found, revision, retry_after_ms, blocked, *more), *_ = await self._link.call(
+                self._key,
+                pack([CONSUMER_FETCH, id_, batch]),
+                True,
+                _FETCH_DURABILITY,
+                timeout_seconds,
+            )
+            dead_letter, dead = more[0] if more else (None, [])
+            is_full = len(found) + len(dead) == batch
+            feed.answered(revision, retry_after_ms, blocked=blocked, full=is_full)
+            if dead:
+                await self._bury_all(dead_letter, id_, dead, timeout_seconds)
+            counts = dict(found)
+            return [
+                Delivery(self, id_, message, counts[message.seq])
+                for message in await self._read(list(counts), timeout_seconds)
+            ]
+        except BaseException:
+            # Whoever else waits shall not rely on an answer that did not come.
+            feed.lost()
+            raise
+
+    async def _read(self, seqs: list[int], timeout_seconds: float | None) -> list[Message]:
+        """Return the messages, but those that were removed since."""
+        found: list[Message] = []
+        while seqs:
+            packed = pack([GET_SEQS, seqs])
+            (rows, next_index), *_ = await self._link.call(
+                self._key, packed, False, 0, timeout_seconds
+            )
+            found += messages_from_wire(rows)
+            if next_index is None:
+                break
+            if next_index <= 0:
+                raise MalformedFrameError(reason="a page of messages that leads nowhere")
+            seqs = seqs[next_index:]
+        return found
+
+    def _said_of(self, delivery: Delivery[V], verb: int, delay: int = 0) -> asyncio.Future[bool]:
+        """Say it at the end of this turn; return what will tell if it counted."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        said = [verb, delivery._row.seq, delivery.delivery_count]
+        if delay:
+            said.append(delay)
+        if not self._said:
+            loop.call_soon(self._send_said)
+        self._said.setdefault(delivery._consumer_id, []).append((said, future))
+        return future
+
+    def _send_said(self) -> None:
+        """Send what was said in this turn, in as few operations as it fits in."""
+        waiting, self._said = self._said, {}
+        for id_, said in waiting.items():
+            for start in range(0, len(said), MAX_FETCH):
+                part = said[start : start + MAX_FETCH]
+                packed = pack([CONSUMER_ACK, id_, [each for each, _ in part]])
+                futures = [future for _, future in part]
+                try:
+                    answer = self._link.submit(self._key, packed, True)
+                except HoldfastError as error:
+                    _fail(futures, error)
+                    continue
+                answer.add_done_callback(functools.partial(_settle, futures))
+
+
+async def consumer_infos(
+    link: Link, key: StoreKey, name: str | None, timeout_seconds: float | None
+) -> list[ConsumerInfo]:
+    """Return the consumers of a stream in order of their names, or the one of this name."""
+    packed = pack([CONSUMERS, name])
+    wire, *_ = await link.call(key, packed, False, 0, timeout_seconds)
+    return [ConsumerInfo.from_wire(each) for each in wire]
+
+
+def _settle(futures: list[asyncio.Future[bool]], answer: asyncio.Future[Any]) -> None:
+    try:
+        (counted, _), *_ = Link.unwrap(answer.result())
+        if len(counted) != len(futures):
+            raise MalformedFrameError(reason=f"{len(counted)} answers to {len(futures)} acks")
+    except HoldfastError as error:
+        _fail(futures, error)
+        return
+    for future, each in zip(futures, counted, strict=True):
+        if not future.done():
+            future.set_result(bool(each))
+
+
+def _fail(futures: list[asyncio.Future[bool]], error: HoldfastError) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(type(error)(**error.fields))

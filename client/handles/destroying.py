@@ -1,0 +1,69 @@
+"""Destroying a store: the client's side of what its owner does (`persist/jobs/administration.py`).
+
+The owner is asked again and again with the name of one job, until it is done, so a reply that is lost costs
+nothing. An owner that dies, or hands the store over, is followed by the next, who begins anew. The epoch
+says which life of the store is meant: one that is written after it is never destroyed by a retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import head_from_wire
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.bus.bus import NoRespondersError
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import HoldfastError, OperationTimeoutError, UnavailableError
+from holdfast.protocol.frames import HEAD, decode_control, encode_control, pack
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+
+_POLL_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.2
+
+
+async def destroy(link: Link, key: StoreKey, timeout_seconds: float | None) -> bool:
+    """Destroy a store; return False if there was none. Raises OperationTimeoutError."""
+    loop = asyncio.get_running_loop()
+    timeout = link.timeout_seconds if timeout_seconds is None else timeout_seconds
+    give_up_at = loop.time() + timeout
+    wire, *_ = await link.call(key, pack([HEAD]), False, 0, timeout_seconds)
+    head = head_from_wire(wire)
+    if not head.revision:
+        return False
+    payload, owner = b"", None
+    while True:
+        try:
+            if owner is None:
+                # What ended in an error is over: the next try is another job.
+                job = link.entropy.randbytes(8).hex()
+                payload = encode_control(job=job, store=list(key), epoch=head.epoch)
+                owner = await _owner(link, key)
+            subject = link.subjects.destroy(link.tenant, owner.server)
+            reply = decode_control(
+                await link.bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS, link.tenant)
+            )
+        except UnavailableError as error:
+            link.check_open()
+            if loop.time() >= give_up_at:
+                raise OperationTimeoutError(timeout_seconds=timeout, reason=str(error)) from error
+            if isinstance(error, NoRespondersError) and owner is not None:
+                with contextlib.suppress(HoldfastError):
+                    await link.router.suspect(owner.server, owner.incarnation)
+            owner = None
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            if reply.get("done"):
+                return True
+            if loop.time() >= give_up_at:
+                raise OperationTimeoutError(timeout_seconds=timeout, reason="it is still at work")
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _owner(link: Link, key: StoreKey) -> Owner:
+    [owner] = await link.router.resolve([key])
+    if isinstance(owner, HoldfastError):
+        raise owner
+    return owner

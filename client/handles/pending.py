@@ -1,0 +1,56 @@
+"""A write on its way: what `append_async` and `set_async` give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+from holdfast.client.wire.link import Link
+from holdfast.protocol.messages import Ack, Durability
+
+
+class PendingAck:
+    """Await it for the Ack, as often as you like; it raises what the plain call would have raised.
+
+    Dropping it is harmless: the write goes on, and nobody hears what became of it.
+    """
+
+    # It is the waiter of its operation (`frame.Waiter`) itself: whoever keeps a window full finds most
+    # answered when it comes to them, so that a future for each would be made for nothing.
+    __slots__ = ("_answer", "_future", "_to_ack")
+
+    def __init__(self, to_ack: Callable[[Any, int, Durability], Ack]) -> None:
+        """`to_ack` makes the ack of an answer that is none yet."""
+        self._answer: Any = None
+        self._future: asyncio.Future[None] | None = None
+        self._to_ack = to_ack
+
+    def __await__(self) -> Generator[Any, None, Ack]:
+        if self._answer is None:
+            yield from self._as_future()
+        answer = self._answer
+        return answer if type(answer) is Ack else self._to_ack(*Link.unwrap(answer))
+
+    def done(self) -> bool:
+        """Tell if it has been answered, one way or the other."""
+        return self._answer is not None or (self._future is not None and self._future.done())
+
+    def set_result(self, answer: Any) -> None:
+        """The answer of a waiter (`frame.Waiter`); on the loop."""
+        self._answer = answer
+        if self._future is not None:
+            self._future.set_result(None)
+
+    def add_done_callback(self, callback: Callable[[PendingAck], object]) -> None:
+        """Have `callback(self)` called soon after it is answered."""
+        self._as_future().add_done_callback(lambda _: callback(self))
+
+    def _as_future(self) -> asyncio.Future[None]:
+        """Return what is done when this is. Who awaits it may be cancelled, and then it is too."""
+        future = self._future
+        if future is None:
+            future = self._future = asyncio.get_running_loop().create_future()
+            if self._answer is not None:
+                future.set_result(None)
+        return future

@@ -1,0 +1,377 @@
+"""Transactions: several writes to one store, and what they rest on, stored together or not at all.
+
+Optimistic: nothing is locked. What was read is remembered with its revision, and the owner stores the
+writes only if all of it still is as it was seen; else nothing is stored and the caller may begin
+again, with what is there now. It is one operation on the wire, an atomic batch with conditions: so it is stored
+once however often it is sent, and followers see its changes one after the other.
+
+A transaction that only reads is consistent by itself if all of it came in one answer, and asks the owner
+for nothing at its end: so is one `get`, or one `get_many`. Others are tried beside writers who may always be
+faster. So the client remembers what a failed transaction had read, and the next one of that store that begins
+with any of it reads all of it at once: a reader that tries again completes, whatever writers do.
+
+Does not span stores, and does not see keys that were not read (no ranges).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import (
+    Value,
+    append_operation,
+    check_seq,
+    checked_durability,
+    checked_headers,
+    checked_value,
+    delete_entries_operation,
+    delete_messages_operation,
+    entry_from_wire,
+    expect_operation,
+    message_from_wire,
+    pack_batch,
+    set_entry_operation,
+    set_message_operation,
+)
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    TooLargeError,
+    WrongRevisionError,
+)
+from holdfast.protocol.frames import (
+    APPEND,
+    DELETE_ENTRIES,
+    DELETE_MESSAGES,
+    GET_ENTRY,
+    GET_KEYS,
+    GET_MESSAGE,
+    GET_SEQS,
+    pack,
+)
+from holdfast.protocol.limits import (
+    MAX_CONTENDED_KEYS,
+    MAX_CONTENDED_STORES,
+    MAX_DELETE_COUNT,
+    PAGE_ROWS,
+)
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Deleted,
+    Durability,
+    Entry,
+    Headers,
+    Message,
+    V,
+)
+from holdfast.protocol.names import check_key
+
+_Key = TypeVar("_Key", str, int)
+_Row = TypeVar("_Row", bound=Entry[Any] | Message[Any])
+
+
+class _Transaction(ABC, Generic[_Key, _Row, V]):
+    """What the transactions of both kinds of store have in common."""
+
+    def __init__(
+        self,
+        link: Link,
+        key: StoreKey,
+        values: Values[V],
+        durability: AnyDurability | None,
+        timeout_seconds: float | None,
+    ) -> None:
+        self._link = link
+        self._key = key
+        self._values = values
+        self._durability = checked_durability(durability)
+        self._timeout_seconds = timeout_seconds
+        self._seen: dict[_Key, _Row | None] = {}
+        self._expected: dict[_Key | None, int] = {}
+        self._written: dict[_Key, _Row | None] = {}
+        #: Read and not asked for yet, and of which answer.
+        self._fetched: dict[_Key, tuple[_Row | None, int]] = {}
+        #: The answers that what was seen came in, and how many there were.
+        self._answers: set[int] = set()
+        self._answer_count = 0
+        #: There are conditions that were not read.
+        self._has_conditions = False
+        self._operations: list[list[Any]] = []
+        self._committed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Commit, unless the body failed: then nothing is stored."""
+        if exc_type is None and not self._committed:
+            await self.commit()
+
+    async def commit(self) -> list[Ack | Deleted]:
+        """Store all of it, and return what came of each write, in order.
+
+        Raises WrongRevisionError or WrongLastSeqError when something is not any more as it was read
+        or expected, InvalidSeqError, LimitExceededError, RateLimitedError: nothing was stored. All
+        must fit in one frame of about 1 MB and 4096 operations: TooLargeError. Of a transaction that
+        only read it says whether all that it saw was so at one time; if it was not, the next one reads
+        all of that at once, and so completes beside any number of writers.
+        """
+        self._check_open()
+        self._committed = True
+        if not self._operations and not self._has_conditions and len(self._answers) <= 1:
+            return []
+        conditions = [expect_operation(*condition) for condition in self._expected.items()]
+        packed = pack_batch(conditions + self._operations, self._link.operation_limit_bytes)
+        try:
+            results, time, durability = await self._link.call(
+                self._key, packed, True, self._durability, self._timeout_seconds
+            )
+        except WrongRevisionError:
+            self._remember()
+            raise
+        if len(results) != len(conditions) + len(self._operations):
+            raise MalformedFrameError(reason=f"{len(results)} results of a transaction")
+        return [
+            _result(operation, result, time, durability)
+            for operation, result in zip(self._operations, results[len(conditions) :], strict=True)
+        ]
+
+    def _check_open(self) -> None:
+        if self._committed:
+            raise InvalidArgumentError(argument="transaction", reason="it has been committed")
+
+    async def _call(self, operation: list[Any]) -> Any:
+        answer = await self._link.call(
+            self._key, pack(operation), False, 0, self._timeout_seconds
+        )
+        self._answer_count += 1
+        return answer[0]
+
+    async def _get(self, key: _Key) -> _Row | None:
+        """Return what `get` does."""
+        self._check_open()
+        if key in self._written:
+            return self._written[key]
+        if key in self._seen:
+            return self._seen[key]
+        if key not in self._fetched:
+            lately = self._link.contended.get(self._key, ())
+            if key in lately and not self._seen:
+                await self._fetch(list(lately))
+            else:
+                row = await self._read_one(key)
+                self._fetched[key] = row, self._answer_count
+        return self._saw(key)
+
+    async def _get_many(self, keys: list[_Key]) -> list[_Row | None]:
+        """Return what `get_many` does."""
+        self._check_open()
+        known = {**self._seen, **self._written}
+        if new := [key for key in dict.fromkeys(keys) if key not in known]:
+            await self._fetch(new)
+        return [self._written[key] if key in self._written else self._saw(key) for key in keys]
+
+    async def _fetch(self, keys: list[_Key]) -> None:
+        """Read several, in one answer if they fit."""
+        while keys:
+            part = keys[:PAGE_ROWS]
+            rows, next_index = await self._read_some(part)
+            if len(rows) != next_index or not rows:
+                raise MalformedFrameError(reason="a page of a transaction that leads nowhere")
+            for key, row in zip(part, rows, strict=False):
+                self._fetched[key] = row, self._answer_count
+            keys = keys[next_index:]
+
+    @abstractmethod
+    async def _read_one(self, key: _Key) -> _Row | None:
+        """Return the row of a key or seq."""
+
+    @abstractmethod
+    async def _read_some(self, keys: list[_Key]) -> tuple[list[_Row | None], int]:
+        """Return the rows of the first of `keys`, those that came in one answer, and how many."""
+
+    def _saw(self, key: _Key) -> _Row | None:
+        if key in self._seen:
+            return self._seen[key]
+        row, answer = self._fetched[key]
+        self._answers.add(answer)
+        self._seen[key] = row
+        self._expected.setdefault(key, 0 if row is None else row.revision)
+        return row
+
+    def _remember(self) -> None:
+        """Have the next transaction read together what this one did one after the other."""
+        contended = self._link.contended
+        contended.pop(self._key, None)
+        contended[self._key] = tuple(self._seen)[:MAX_CONTENDED_KEYS]
+        while len(contended) > MAX_CONTENDED_STORES:
+            del contended[next(iter(contended))]
+
+
+class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
+    """Several keys of a kv, changed together. Made by `KV.transaction`; commits at the end of its
+    `async with`, or by `commit`. For one task."""
+
+    async def get(self, key: str) -> Entry[V] | None:
+        """Return the entry of `key`, or None; the commit holds only if that is still so then.
+
+        A key that was read before is the same again; one that this transaction has set is as it
+        will be, with revision and time 0.
+        """
+        return await self._get(check_key(key))
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
+        """Return the entry of each of `keys`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        _check_count("keys", keys)
+        return await self._get_many([check_key(key) for key in keys])
+
+    async def _read_one(self, key: str) -> Entry[V] | None:
+        return self._entry(await self._call([GET_ENTRY, key]))
+
+    async def _read_some(self, keys: list[str]) -> tuple[list[Entry[V] | None], int]:
+        rows, next_index = await self._call([GET_KEYS, keys])
+        return list(map(self._entry, rows)), len(keys) if next_index is None else next_index
+
+    def _entry(self, wire: Any) -> Entry[V] | None:
+        return None if wire is None else self._values.entry(entry_from_wire(wire))
+
+    def expect(self, key: str, revision: int) -> None:
+        """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
+        self._check_open()
+        expect_operation(check_key(key), revision)
+        self._has_conditions = True
+        self._expected[key] = revision
+
+    def set(
+        self,
+        key: str,
+        value: V | Value,
+        *,
+        headers: Headers | None = None,
+        ttl_seconds: float | None = None,
+    ) -> None:
+        """Set `key` at the commit. Arguments as those of `KV.set`."""
+        self._check_open()
+        values = self._values
+        data = values.encoded(value)
+        stored, marked = values.stored(data, headers)
+        self._operations.append(set_entry_operation(key, stored, marked, None, ttl_seconds))
+        plain = Entry(key, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        self._written[key] = values.entry(plain)
+
+    def delete(self, keys: str | Sequence[str]) -> None:
+        """Delete one key or several at the commit, those that are there."""
+        self._check_open()
+        operation = delete_entries_operation(keys)
+        self._operations.append(operation)
+        self._written.update(dict.fromkeys(operation[1]))
+
+
+class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
+    """Several messages of a stream, changed together. Made by `Stream.transaction`; commits at the
+    end of its `async with`, or by `commit`. For one task."""
+
+    async def get(self, seq: int) -> Message[V] | None:
+        """Return message `seq`, or None; the commit holds only if that is still so then.
+
+        One that this transaction has set is as it will be, with revision and time 0.
+        """
+        return await self._get(check_seq("seq", seq))
+
+    async def get_many(self, seqs: Sequence[int]) -> list[Message[V] | None]:
+        """Return the message of each of `seqs`, or None, as `get` does, all of them as they were at one
+        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
+        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        _check_count("seqs", seqs)
+        return await self._get_many([check_seq("seq", seq) for seq in seqs])
+
+    async def _read_one(self, key: int) -> Message[V] | None:
+        wire = await self._call([GET_MESSAGE, key])
+        return None if wire is None else self._values.message(message_from_wire(wire))
+
+    async def _read_some(self, keys: list[int]) -> tuple[list[Message[V] | None], int]:
+        wires, next_index = await self._call([GET_SEQS, keys])
+        found = {wire[0]: self._values.message(message_from_wire(wire)) for wire in wires}
+        count = len(keys) if next_index is None else next_index
+        return [found.get(seq) for seq in keys[:count]], count
+
+    def expect(self, seq: int, revision: int) -> None:
+        """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""
+        self._check_open()
+        expect_operation(check_seq("seq", seq), revision)
+        self._has_conditions = True
+        self._expected[seq] = revision
+
+    def expect_last_seq(self, last_seq: int) -> None:
+        """Let the commit hold only if `last_seq` is the stream's then (0: never written)."""
+        self._check_open()
+        expect_operation(None, last_seq)
+        self._has_conditions = True
+        self._expected[None] = last_seq
+
+    def append(
+        self,
+        value: V | Value,
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        ttl_seconds: float | None = None,
+    ) -> None:
+        """Append a message at the commit. Arguments as those of `Stream.append`."""
+        self._check_open()
+        stored, marked = self._values.stored(self._values.encoded(value), headers)
+        self._operations.append(append_operation(stored, marked, msg_id, None, ttl_seconds))
+
+    def set(
+        self,
+        seq: int,
+        value: V | Value,
+        *,
+        headers: Headers | None = None,
+        ttl_seconds: float | None = None,
+    ) -> None:
+        """Replace message `seq` at the commit. Arguments as those of `Stream.set`."""
+        self._check_open()
+        values = self._values
+        data = values.encoded(value)
+        stored, marked = values.stored(data, headers)
+        self._operations.append(set_message_operation(seq, stored, marked, ttl_seconds))
+        plain = Message(seq, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        self._written[seq] = values.message(plain)
+
+    def delete(self, seqs: int | Sequence[int]) -> None:
+        """Delete one message or several at the commit, those that are there."""
+        self._check_open()
+        operation = delete_messages_operation(seqs)
+        self._operations.append(operation)
+        self._written.update(dict.fromkeys(operation[1]))
+
+
+def _check_count(what: str, keys: Sequence[Any]) -> None:
+    if len(keys) > MAX_DELETE_COUNT:
+        raise TooLargeError(what=what, size=len(keys), limit=MAX_DELETE_COUNT)
+
+
+def _result(
+    operation: list[Any], result: Sequence[Any], time: int, durability: Durability
+) -> Ack | Deleted:
+    if operation[0] in (DELETE_ENTRIES, DELETE_MESSAGES):
+        return Deleted(result[0], result[1])
+    if len(result) > 2 and operation[0] == APPEND:
+        seq, revision, first_time, duplicate = result[:4]
+        return Ack(seq, revision, first_time, durability, duplicate)
+    return Ack(result[0] or None, result[1], time, durability)

@@ -1,0 +1,1 @@
+"""Live copies of stores in memory."""

@@ -1,0 +1,397 @@
+"""The state of one live kv: what the owner said, what the application wrote, and what both make.
+
+Pure: changes, local writes and answers in; flights of writes and notices out. No loop, no clock.
+
+Three layers. `confirmed` is what the owner is known to hold, `_unsaved` what was written here and is not
+confirmed, and what the application sees is the one over the other. Invariants:
+
+- **A write is sent for the state that it was made on** (`expected_revision`; 0: there is no such key),
+  so the owner refuses it if anybody came in between, also two that create the same key.
+- **A conflict is settled here, against what the owner has**: the three-way merge of the common base, the
+  local value and the remote one is written on top of the remote one. Hence all replicas end with the
+  owner's last value, whatever their merges do.
+- **An own write counts once**: the answer and the broadcast of it may come in any order, and a write
+  whose answer was lost is known again by its value.
+- **The owner's order is kept**: what is confirmed for a key only moves to higher revisions, but for a
+  reset, which replaces everything at once, when the new state is complete.
+- One write of a key is on its way at a time; later ones wait, only the last of them.
+- **A large value is never taken for another**: its bytes are not here, so what stands for it shows in
+  their place, and a merge is not asked about it: the local write is rejected, what the owner has stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from holdfast.client.live.live_notices import Notices, Origin, Rejection
+from holdfast.protocol.errors import BusyError, HoldfastError, LargeValueNotHeldError
+from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
+from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
+
+V = TypeVar("V")
+
+Merge = Callable[[bytes | None, bytes | None, bytes | None], bytes | None]
+"""`(base, local, remote)` to what shall be; None is no such key."""
+
+Held = bytes | LargeValue
+"""What is held of a value: its bytes, or what stands for a large one."""
+
+
+def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) -> bytes | None:
+    """The merge that is none: the last writer wins."""
+    return local
+
+
+class EntryChange(NamedTuple, Generic[V]):
+    """What `key` shows has changed from `previous` to `value`; None: there is no such key."""
+
+    key: str
+    value: V | None
+    previous: V | None
+    origin: Origin
+
+
+class EntryWrite(NamedTuple):
+    """A write to be sent. `value` None deletes."""
+
+    key: str
+    value: bytes | None
+    expected_revision: int
+
+
+class _State(StrEnum):
+    #: To be sent.
+    WAITING = "waiting"
+    #: On its way.
+    SENT = "sent"
+    #: Refused: somebody came first, and what they wrote has not arrived here.
+    CONFLICT = "conflict"
+
+
+class _Known(NamedTuple):
+    """What the owner had for a key; revision 0 is no such key."""
+
+    value: Held | None
+    revision: int
+
+
+@dataclass(slots=True)
+class _Unsaved:
+    #: Of the oldest write that is in this.
+    number: int
+    wanted: bytes | None
+    #: What `wanted` was made on.
+    base: _Known
+    state: _State = _State.WAITING
+    #: What is on its way.
+    sent: bytes | None = None
+    #: The oldest write since then, 0: none.
+    next_number: int = 0
+    #: A write without an answer, which may be stored: `(value,)`.
+    unsure: tuple[bytes | None] | None = None
+
+
+_ABSENT: Final = _Known(None, 0)
+
+
+class LiveEntries:
+    """One replica of a kv. Not complete before the first READY change."""
+
+    def __init__(self, merge: Merge = local_wins) -> None:
+        #: What the application sees.
+        self.visible: dict[str, Held] = {}
+        #: What the owner is known to hold.
+        self.confirmed: dict[str, Entry] = {}
+        self.notices: Notices[EntryChange[Held]] = Notices()
+        #: The number of the last local write.
+        self.last_write = 0
+        self.unsaved_bytes = 0
+        self._merge = merge
+        self._unsaved: dict[str, _Unsaved] = {}
+        self._first_unsaved: int | None = None
+        #: Keys in the states WAITING and CONFLICT, in order.
+        self._waiting: dict[str, None] = {}
+        self._conflicts: dict[str, None] = {}
+        #: How far the follower has got, and what is known of keys beyond that, in the order in which it
+        #: was learnt: some may be older than the first one.
+        self._revision = 0
+        self._ahead: dict[str, tuple[int, Entry | None]] = {}
+        #: The state that is being read, which replaces `confirmed` when it is complete.
+        self._staged: dict[str, Entry] | None = {}
+
+    # What the application does
+
+    def write(self, key: str, value: bytes | None) -> None:
+        """Set `key`, or delete it. Raises BusyError if too much is unsaved."""
+        unsaved = self._unsaved.get(key)
+        size_bytes = len(value or b"")
+        old_bytes = 0 if unsaved is None else len(unsaved.wanted or b"")
+        if unsaved is None and len(self._unsaved) >= MAX_UNSAVED_WRITES:
+            raise BusyError(what="the queue of unsaved writes")
+        if size_bytes > old_bytes and (
+            self.unsaved_bytes + size_bytes - old_bytes > MAX_UNSAVED_BYTES
+        ):
+            raise BusyError(what="the queue of unsaved writes")
+        self.last_write += 1
+        if unsaved is None:
+            self._unsaved[key] = _Unsaved(self.last_write, value, self._known(key))
+            self._waiting[key] = None
+            self.unsaved_bytes += size_bytes
+        else:
+            self._want(unsaved, value)
+            if unsaved.state is _State.SENT and not unsaved.next_number:
+                unsaved.next_number = self.last_write
+        self._show(key, Origin.LOCAL)
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """The keys whose last local write is not confirmed, in the order of their first ones."""
+        return tuple(self._unsaved)
+
+    @property
+    def unsaved_count(self) -> int:
+        return len(self._unsaved)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell if there is something to be sent."""
+        return bool(self._waiting)
+
+    @property
+    def first_unsaved(self) -> int:
+        """The number of the oldest local write that is not settled; the next one's if all are."""
+        if self._first_unsaved is None:
+            numbers = (unsaved.number for unsaved in self._unsaved.values())
+            self._first_unsaved = min(numbers, default=self.last_write + 1)
+        return self._first_unsaved
+
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        """Keys that wait for what somebody else wrote."""
+        return tuple(self._conflicts)
+
+    # Sending, and what comes of it
+
+    def take_flight(self, limit: int, limit_bytes: int) -> list[EntryWrite]:
+        """Return writes to be sent now; each is answered by `stored`, `refused`, `unanswered` or
+        `rejected` before the next flight."""
+        flight: list[EntryWrite] = []
+        for key in list(islice(self._waiting, limit)):
+            if limit_bytes <= 0:
+                break
+            unsaved = self._unsaved[key]
+            del self._waiting[key]
+            if unsaved.wanted is None and unsaved.base.value is None and unsaved.unsure is None:
+                self._settle(key, Origin.LOCAL)  # made and removed before anybody heard of it
+                continue
+            unsaved.state, unsaved.sent = _State.SENT, unsaved.wanted
+            limit_bytes -= len(unsaved.wanted or b"")
+            flight.append(EntryWrite(key, unsaved.wanted, unsaved.base.revision))
+        return flight
+
+    def stored(self, key: str, revision: int, time: int) -> None:
+        """The owner stored what was sent of `key`."""
+        unsaved = self._unsaved[key]
+        value = unsaved.sent
+        entry = None if value is None else Entry(key, value, {}, revision, time)
+        self._learn(key, revision, entry)
+        if not unsaved.next_number:
+            self._settle(key, Origin.REMOTE)
+            return
+        self._renumber(unsaved)
+        unsaved.unsure = None
+        unsaved.base = _ABSENT if value is None else _Known(value, revision)
+        self._wait(key, unsaved)
+        self._reconsider(key, unsaved)
+
+    def refused(self, key: str) -> None:
+        """Somebody came first: settled as soon as it is known what they wrote."""
+        unsaved = self._unsaved[key]
+        unsaved.state, unsaved.next_number = _State.CONFLICT, 0
+        if self._known(key).revision == unsaved.base.revision:
+            self._conflicts[key] = None
+        else:
+            self._reconsider(key, unsaved)
+
+    def unanswered(self, key: str) -> None:
+        """What was sent of `key` may be stored or not: it is sent again, on the same base."""
+        unsaved = self._unsaved[key]
+        unsaved.unsure, unsaved.next_number = (unsaved.sent,), 0
+        self._wait(key, unsaved)
+        self._reconsider(key, unsaved)
+
+    def rejected(self, key: str, error: HoldfastError) -> None:
+        """The owner will not have what was sent of `key`: it is dropped, a later write stays."""
+        unsaved = self._unsaved[key]
+        self.notices.reject(Rejection(key, unsaved.sent, error))
+        if unsaved.next_number:
+            self._renumber(unsaved)
+            self._wait(key, unsaved)
+            self._reconsider(key, unsaved)
+        else:
+            self._settle(key, Origin.REJECTED)
+
+    # What the owner says
+
+    def found(self, key: str, entry: Entry | None, revision: int) -> None:
+        """The owner was asked for `key`; its revision, asked for before, was `revision`."""
+        self._learn(key, entry.revision if entry is not None else revision, entry)
+        if key in self._conflicts:
+            self._reconsider(key, self._unsaved[key])
+        else:
+            self._moved(key)
+
+    def changed(self, change: Change) -> None:
+        """The next change of the store, as its watcher gives them."""
+        kind = change.kind
+        if kind is ChangeKind.RESET:
+            self._staged = {}
+            self._ahead.clear()
+        elif kind is ChangeKind.READY:
+            self._complete(change.revision)
+        elif self._staged is not None:
+            _apply(self._staged, change)
+        else:
+            self._revision = change.revision
+            keys = change.keys
+            if change.entry is not None:
+                keys = (change.entry.key,)
+            elif kind is ChangeKind.TRIM:
+                keys = tuple({**self.confirmed, **self._conflicts})
+            for key in keys:
+                if self._revision_of(key) < change.revision:
+                    self._hold(self.confirmed, key, change.entry)
+                    self._moved(key)
+            self._forget_ahead()
+
+    def _complete(self, revision: int) -> None:
+        """What was staged is the whole state as of `revision`."""
+        staged, self._staged = self._staged or {}, None
+        self._revision = revision
+        self._forget_ahead()
+        for key, (at, entry) in self._ahead.items():
+            if at > revision:
+                self._hold(staged, key, entry)
+        before, self.confirmed = self.confirmed, staged
+        for key in [*before, *(key for key in staged if key not in before), *self._conflicts]:
+            self._moved(key)
+
+    def _learn(self, key: str, revision: int, entry: Entry | None) -> None:
+        """The owner has `entry` for `key` since `revision`, told by itself and not by the follower."""
+        if revision <= self._revision or revision <= self._revision_of(key):
+            return
+        self._ahead.pop(key, None)
+        self._ahead[key] = (revision, entry)
+        self._hold(self.confirmed, key, entry)
+
+    def _revision_of(self, key: str) -> int:
+        if key in self._ahead:
+            return self._ahead[key][0]
+        return self._known(key).revision
+
+    def _forget_ahead(self) -> None:
+        while self._ahead:
+            key = next(iter(self._ahead))
+            if self._ahead[key][0] > self._revision:
+                return
+            del self._ahead[key]
+
+    def _known(self, key: str) -> _Known:
+        entry = self.confirmed.get(key)
+        return _ABSENT if entry is None else _Known(entry.large or entry.value, entry.revision)
+
+    @staticmethod
+    def _hold(entries: dict[str, Entry], key: str, entry: Entry | None) -> None:
+        if entry is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = entry
+
+    # Where both meet
+
+    def _moved(self, key: str) -> None:
+        """What the owner has for `key` may be another."""
+        unsaved = self._unsaved.get(key)
+        if unsaved is None:
+            self._show(key, Origin.REMOTE)
+        elif unsaved.state is not _State.SENT:
+            self._reconsider(key, unsaved)
+
+    def _reconsider(self, key: str, unsaved: _Unsaved) -> None:
+        """Bring what is to be sent onto what the owner has now."""
+        self._wait(key, unsaved)
+        remote = self._known(key)
+        if remote.revision == unsaved.base.revision:
+            return
+        if remote.value == unsaved.wanted:
+            self._settle(key, Origin.REMOTE)
+            return
+        base, unsaved.base = unsaved.base, remote
+        unsure, unsaved.unsure = unsaved.unsure, None
+        if unsure == (remote.value,):
+            return  # the answer was lost, the write was not; what was written since is on top of it
+        if self._merge is local_wins:
+            merged = unsaved.wanted
+        elif isinstance(base.value, LargeValue) or isinstance(remote.value, LargeValue):
+            error = LargeValueNotHeldError(what=f"the value of {key!r} that this was merged with")
+            self.notices.reject(Rejection(key, unsaved.wanted, error))
+            self._settle(key, Origin.REJECTED)
+            return
+        else:
+            merged = self._merge(base.value, unsaved.wanted, remote.value)
+        self._want(unsaved, merged)
+        if merged == remote.value:
+            self._settle(key, Origin.REMOTE)
+        else:
+            self._show(key, Origin.REMOTE)
+
+    def _want(self, unsaved: _Unsaved, value: bytes | None) -> None:
+        self.unsaved_bytes += len(value or b"") - len(unsaved.wanted or b"")
+        unsaved.wanted = value
+
+    def _renumber(self, unsaved: _Unsaved) -> None:
+        """Only what was written since it was sent is unsaved now."""
+        unsaved.number, unsaved.next_number = unsaved.next_number, 0
+        self._first_unsaved = None
+
+    def _wait(self, key: str, unsaved: _Unsaved) -> None:
+        unsaved.state = _State.WAITING
+        self._conflicts.pop(key, None)
+        self._waiting[key] = None
+
+    def _settle(self, key: str, origin: Origin) -> None:
+        """Nothing of `key` is unsaved any more."""
+        unsaved = self._unsaved.pop(key)
+        self._first_unsaved = None
+        self.unsaved_bytes -= len(unsaved.wanted or b"")
+        self._waiting.pop(key, None)
+        self._conflicts.pop(key, None)
+        self._show(key, origin)
+
+    def _show(self, key: str, origin: Origin) -> None:
+        """Have the application see what there is now."""
+        unsaved = self._unsaved.get(key)
+        value = self._known(key).value if unsaved is None else unsaved.wanted
+        previous = self.visible.get(key)
+        if value == previous:
+            return
+        if value is None:
+            del self.visible[key]
+        else:
+            self.visible[key] = value
+        self.notices.change(EntryChange(key, value, previous, origin))
+
+
+def _apply(entries: dict[str, Entry], change: Change) -> None:
+    """Apply a change to a state that is being read."""
+    if change.entry is not None:
+        entries[change.entry.key] = change.entry
+    elif change.kind is ChangeKind.TRIM:
+        entries.clear()
+    else:
+        for key in change.keys:
+            entries.pop(key, None)

@@ -1,0 +1,288 @@
+"""A live kv: a dictionary that is the same everywhere.
+
+    async with hf.live_kv("settings", codec="json") as settings:
+        settings.on_change(lambda change: print(change.key, change.value, change.origin))
+        settings["theme"] = "dark"          # visible at once, sent in the background
+        print(settings.get("font"), len(settings), settings.unsaved)
+        await settings.save()               # returns when all of it is stored
+
+It is a MutableMapping in memory: reads never wait. A write is visible at once and unsaved until the owner
+has confirmed it; if the owner will not have it (a limit of the store, say), what was there before shows
+again and `on_reject` hears of it. Everything goes on while the servers or NATS are away: what is
+written meanwhile is sent afterwards. Keys in `unsaved` are the only thing that an end of the process
+can lose, and leaving the `async with` saves them first.
+
+**Conflicts.** Somebody else may have set the same key in between, or created it. Then `merge` is asked for
+what shall be: `merge(base, local, remote)` gets the value that both started from, the one here and the
+one there (None: there was no such key), and returns a value, or DELETE. Without it the last writer wins,
+which is the one whose write arrives last. All replicas end with the same value in any case.
+If an outage of five minutes and more hides an own write that was stored, and somebody has built on it
+since, it is merged with itself: a merge that is idempotent, as those of sets and texts usually are, is
+not disturbed by that.
+
+**Large values** (over MAX_VALUE_BYTES), which `KV.set` and `KV.put_file` write, are not held. Their keys
+show, reading one raises LargeValueNotHeldError, and `KV.get_reader` of `Client.kv` reads it. In changes
+the LargeValue that stands for it is the value, and `entry(key).large` is it too. A key that has one can be
+set and deleted as any other. A merge needs all its values: where one of them is large, the local write is
+rejected (`on_reject`, `save`) and what the owner has shows.
+
+A value is decoded anew at each read, and its dictionaries and lists are read-only: a change in place would be
+lost, so it raises TypeError. Change a copy and assign that: `live["votes"] = {**live["votes"], "bob": 2}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.subscription import Subscription
+from holdfast.client.handles.kv import KV
+from holdfast.client.live.live_entries import EntryChange, EntryWrite, Held, LiveEntries, local_wins
+from holdfast.client.live.live_replica import (
+    FLIGHT_BYTES,
+    FLIGHT_SECONDS,
+    FLIGHT_WRITES,
+    OUTAGES,
+    LiveReplica,
+)
+from holdfast.client.live.read_only import read_only
+from holdfast.client.values.codec import RAW, Codec
+from holdfast.client.values.values import Values, decoded_or_raise
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import (
+    checked_durability,
+    checked_value,
+    delete_entries_operation,
+    set_entry_operation,
+)
+from holdfast.protocol.errors import (
+    HoldfastError,
+    LargeValueNotHeldError,
+    OperationTimeoutError,
+    ProtocolError,
+    WrongRevisionError,
+)
+from holdfast.protocol.frames import pack
+from holdfast.protocol.messages import Ack, AnyDurability, Entry, LargeValue
+from holdfast.protocol.names import StoreKind, StoreName, check_key
+
+V = TypeVar("V")
+
+#: A conflict that the follower has not explained by then is asked about: a broadcast may be lost.
+_CONFLICT_SECONDS: Final = 0.5
+
+
+class Removal(Enum):
+    """The type of DELETE."""
+
+    DELETE = "delete"
+
+
+#: What a merge returns for the key to be deleted.
+DELETE: Final = Removal.DELETE
+
+MergeFunction = Callable[[V | None, V | None, V | None], V | Removal]
+
+
+class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
+    """A local copy of a kv. Made by `Client.live_kv`; for `async with`, or `open` and `aclose`.
+
+    Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
+    stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
+    makes room), and ConnectionFailedError when the replica is not open. Reading raises
+    ValueUnreadableError for a value that its codec did not write, and LargeValueNotHeldError for a
+    large one.
+    """
+
+    _core: LiveEntries
+
+    def __init__(
+        self,
+        link: Link,
+        follower: Follower,
+        name: StoreName,
+        codec: Codec[V],
+        merge: MergeFunction[V] | None,
+        durability: AnyDurability | None,
+        registry: dict[int, LiveReplica[Any, Any]],
+    ) -> None:
+        # What cannot be decompressed is kept as it is, and an error where it is read.
+        self._values = Values(link, str(name), RAW, lenient=True)
+        self._kv = KV(link, follower, name, self._values)
+        self._codec = codec
+        self._user_merge = merge
+        self._durability = checked_durability(durability)
+        core = LiveEntries(local_wins if merge is None else self._merged)
+        super().__init__(link, str(name), core, registry)
+        self._store_key = (int(StoreKind.KV), self.name)
+
+    def __getitem__(self, key: str) -> V:
+        value = self._core.visible[key]
+        if isinstance(value, LargeValue):
+            raise LargeValueNotHeldError(what=f"the value of {key!r}")
+        return self._visible(value)
+
+    def __setitem__(self, key: str, value: V) -> None:
+        self._check_open()
+        self._core.write(check_key(key), checked_value(self._codec.encode(value)))
+        self._written()
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self._core.visible:
+            raise KeyError(key)
+        self._check_open()
+        self._core.write(key, None)
+        self._written()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of now: the loop's body may await, and change anything."""
+        return iter(tuple(self._core.visible))
+
+    def __len__(self) -> int:
+        return len(self._core.visible)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._core.visible
+
+    def items(self) -> ItemsView[str, V]:
+        """Return the keys and values of now: the loop's body may await, and change anything."""
+        return {key: self[key] for key in self._core.visible}.items()
+
+    def values(self) -> ValuesView[V]:
+        """Return the values of now, as `items`."""
+        return {key: self[key] for key in self._core.visible}.values()
+
+    def clear(self) -> None:
+        """Delete every key that shows."""
+        for key in self:
+            del self[key]
+
+    def entry(self, key: str) -> Entry | None:
+        """Return the last confirmed entry of `key`, with revision, time and headers, or None. Its
+        value is as bytes. Raises ValueUnreadableError."""
+        entry = self._core.confirmed.get(key)
+        if entry is not None:
+            decoded_or_raise(RAW, entry.value)
+        return entry
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """The keys whose local write is not confirmed, the oldest first."""
+        return self._core.unsaved
+
+    @property
+    def unsaved_count(self) -> int:
+        return self._core.unsaved_count
+
+    def on_change(
+        self, callback: Callable[[EntryChange[V | LargeValue]], object]
+    ) -> Callable[[], None]:
+        """Call `callback` with each EntryChange, local ones too; a LargeValue stands for a value that
+        is not held. Returns a function that ends that. What was there at the opening is no change."""
+        return self._register(self._change_callbacks, callback)
+
+    async def _subscription(self) -> Subscription[bytes]:
+        return self._kv.watch()
+
+    async def _send_flight(self) -> HoldfastError | None:
+        await self._wait_for_work()
+        link = self._link
+        try:
+            if link.full:
+                await link.wait_for_room(None)
+        except OperationTimeoutError as error:
+            return error
+        flight = self._core.take_flight(FLIGHT_WRITES, FLIGHT_BYTES)
+        answers = [
+            link.submit(self._store_key, self._packed(write), True, self._durability, FLIGHT_SECONDS)
+            for write in flight
+        ]
+        if answers:
+            await asyncio.wait(answers)
+        outage: HoldfastError | None = None
+        for write, answer in zip(flight, answers, strict=True):
+            outage = self._answered(write, answer.result()) or outage
+        return outage
+
+    def _answered(self, write: EntryWrite, answer: Any) -> HoldfastError | None:
+        """Tell the core what came of a write; return the error if it is an outage."""
+        try:
+            if type(answer) is not Ack:
+                (_, revision), time, _ = self._link.unwrap(answer)
+            else:
+                revision, time = answer.revision, answer.time
+        except WrongRevisionError:
+            self._core.refused(write.key)
+        except OUTAGES as error:
+            self._core.unanswered(write.key)
+            return error
+        except ProtocolError:
+            raise
+        except HoldfastError as error:
+            self._core.rejected(write.key, error)
+        else:
+            self._core.stored(write.key, revision, time)
+        return None
+
+    async def _wait_for_work(self) -> None:
+        """Return when there may be something to send; ask the owner about conflicts meanwhile."""
+        while not self._core.has_waiting:
+            self._work.clear()
+            try:
+                async with asyncio.timeout(_CONFLICT_SECONDS if self._core.conflicts else None):
+                    await self._work.wait()
+            except TimeoutError:
+                await self._look_at_conflicts()
+
+    async def _look_at_conflicts(self) -> None:
+        for key in self._core.conflicts:
+            try:
+                head = await self._kv.head()
+                # Not `get`, which would bring a large value along.
+                reader = await self._kv.get_reader(key)
+                found = None if reader is None else reader.row
+                self._core.found(key, found, head.revision)
+            except OUTAGES:
+                return  # the follower brings it, or the next look does
+            self._after()
+
+    def _merged(
+        self, base: bytes | None, local: bytes | None, remote: bytes | None
+    ) -> bytes | None:
+        """Ask the application's merge; one that fails counts as none."""
+        assert self._user_merge is not None
+        try:
+            values = [
+                None if each is None else self._decoded(each) for each in (base, local, remote)
+            ]
+            merged = self._user_merge(*values)
+            if isinstance(merged, Removal):
+                return None
+            return checked_value(self._codec.encode(merged))
+        except Exception as error:  # noqa: BLE001 (the application's, and no fault of the replica)
+            self._report("the merge of a live kv failed: the local value wins", error)
+            return local
+
+    def _told(self, change: EntryChange[Held]) -> EntryChange[V | LargeValue]:
+        key, value, previous, origin = change
+        return EntryChange(key, self._shown(value), self._shown(previous), origin)
+
+    def _shown(self, value: Held | None) -> V | LargeValue | None:
+        return self._visible(value) if isinstance(value, bytes) else value
+
+    def _visible(self, value: bytes) -> V:
+        """Return a value as the application sees it, who cannot change it in place."""
+        shown: V = read_only(self._decoded(value))
+        return shown
+
+    def _decoded(self, value: bytes) -> V:
+        return decoded_or_raise(self._codec, value)
+
+    def _packed(self, write: EntryWrite) -> bytes:
+        if write.value is None:
+            return pack(delete_entries_operation(write.key, write.expected_revision))
+        value, headers = self._values.stored(write.value, None)
+        return pack(set_entry_operation(write.key, value, headers, write.expected_revision))

@@ -1,0 +1,1 @@
+"""Values and codecs: what applications give, and what travels."""

@@ -1,0 +1,98 @@
+"""Codecs: what an application's values look like as bytes.
+
+A store holds bytes and never looks into them. A codec is chosen where a value is used, by each
+application for itself, and is no property of the store: all that write to one should use the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+from holdfast.client.wire.operations import checked_value
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    ValueUnreadableError,
+)
+from holdfast.protocol.frames import pack, unpack
+
+V = TypeVar("V")
+
+#: The codecs that have a name.
+CodecName = Literal["raw", "json", "msgpack"]
+
+
+class Codec(Protocol[V]):
+    """Turns values into bytes and back. Decoding must give a new object each time."""
+
+    def encode(self, value: V) -> bytes:
+        """Return `value` as bytes. Raises InvalidArgumentError if it cannot be one."""
+        ...
+
+    def decode(self, data: bytes) -> V:
+        """Return what `encode` was given. Raises ValueUnreadableError if `data` is no such value."""
+        ...
+
+
+class RawCodec:
+    """Bytes as they are."""
+
+    def encode(self, value: bytes) -> bytes:
+        return checked_value(value)
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+class JsonCodec:
+    """What JSON can say, as compact UTF-8."""
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentError(argument="value", reason=f"not JSON: {error}") from error
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueUnreadableError(what="a value", reason=f"not JSON: {error}") from error
+
+
+class MsgpackCodec:
+    """What msgpack can say, text and bytes told apart."""
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            return pack(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidArgumentError(argument="value", reason=f"not msgpack: {error}") from error
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return unpack(data)
+        except MalformedFrameError as error:
+            raise ValueUnreadableError(what="a value", reason=error.reason) from error
+
+
+RAW: Final = RawCodec()
+_CODECS: Final[dict[str, Codec[Any]]] = {
+    "raw": RAW,
+    "json": JsonCodec(),
+    "msgpack": MsgpackCodec(),
+}
+
+
+def codec_of(codec: Codec[V] | str | None) -> Codec[V] | Codec[Any]:
+    """Return the codec of a word, or `codec` itself; None is "raw". Raises InvalidArgumentError."""
+    if codec is None:
+        return RAW
+    if not isinstance(codec, str):
+        return codec
+    if codec not in _CODECS:
+        words = ", ".join(_CODECS)
+        raise InvalidArgumentError(argument="codec", reason=f"one of {words}, or a Codec")
+    return _CODECS[codec]

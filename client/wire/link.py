@@ -1,0 +1,467 @@
+"""The link: drives one client's coalescer and router over the bus.
+
+One task publishes (so frames keep their order), one timer wakes the coalescer when it asks for it,
+and short tasks ask the coordinator. All of them live in one task group that `close` ends. Replies
+to all frames come in on one subscription, `<inbox>.<frame number>`.
+
+The hot path is `submit`: one future for each operation, no task, no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from holdfast.client.wire.coalescer import Coalescer, Resolve, SendFrame
+from holdfast.client.wire.frame import Waiter
+from holdfast.client.wire.router import Router
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
+from holdfast.protocol.compression import ZSTD
+from holdfast.protocol.compression import is_available as compression_is_available
+from holdfast.protocol.control import Owner
+from holdfast.protocol.errors import (
+    BusyError,
+    ConnectionFailedError,
+    HoldfastError,
+    InvalidArgumentError,
+    MalformedFrameError,
+    NotAllowedError,
+    OperationTimeoutError,
+    TooLargeError,
+    error_from_wire,
+)
+from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_OPERATION_TIMEOUT_SECONDS
+from holdfast.protocol.messages import Ack, Durability
+from holdfast.protocol.subjects import Subjects
+
+logger = logging.getLogger("holdfast.client")
+
+#: What a frame and a group add to the one operation in them, at most.
+_OPERATION_OVERHEAD_BYTES: Final = MAX_NAME_BYTES + 128
+
+#: Longer than any frame's number.
+_NUMBER_DIGITS: Final = 20
+#: Operations answered before the frames that their callers fill next are with the socket; further replies
+#: that came with them have their turn after that. So client and server work at the same time: with all
+#: answers of 1,000 callers taken at once each side waits for the other, and a third of two cores is idle.
+_TURN_ANSWERS: Final = 256
+
+Answer = tuple[Any, int, Durability]
+"""`(result, time, durability)`: one operation's result, and what holds for its whole group."""
+
+
+class Link:
+    """One client's traffic with every server and the coordinator."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        tenant: str,
+        timeout_seconds: float,
+        entropy: random.Random | None = None,
+        *,
+        compression: bool = True,
+    ) -> None:
+        """With `compression` False no value is compressed. `entropy` makes the ids of writers, which nobody else may ever have, and the backoff's
+        jitter; without it the operating system does."""
+        self.bus = bus
+        self.subjects = subjects
+        self.tenant = tenant
+        self.timeout_seconds = timeout_seconds
+        self.router = Router(bus, subjects, tenant)
+        #: The largest packed operation that fits in a frame.
+        self.operation_limit_bytes = 0
+        #: Of stores of which a transaction failed lately: what it had read. See `transaction.py`.
+        self.contended: dict[StoreKey, tuple[Any, ...]] = {}
+        self._loop = asyncio.get_running_loop()
+        self.entropy = entropy or random.SystemRandom()
+        self._may_compress = compression and compression_is_available()
+        self._coalescer = Coalescer(
+            self.entropy.randbytes(12),
+            bus.max_payload_bytes,
+            lambda: self.entropy.uniform(0.5, 1.5),
+        )
+        self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
+        self._wake = asyncio.Event()
+        self._awake = False
+        #: The time as of the first event of this turn: reading the clock for each operation would
+        #: cost as much as packing it.
+        self._now = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        #: Operations answered since the last frames left, and replies that wait for the next ones.
+        self._answered_count = 0
+        self._late_replies: deque[BusMessage] = deque()
+        #: Callers that wait for room, first come, first served.
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._replies: BusSubscription | None = None
+        self._inbox = ""
+        self._closed_by: HoldfastError | None = None
+        #: Subjects that may not be subscribed, as far as NATS has said so on this connection.
+        self._deaf_to: dict[str, NotAllowedError] = {}
+        self._owner_changed: Callable[[StoreKey], None] = lambda key: None
+        self._reconnected: Callable[[], None] = lambda: None
+
+    async def open(
+        self,
+        owner_changed: Callable[[StoreKey], None],
+        reconnected: Callable[[], None],
+    ) -> None:
+        """Start. The callbacks hear of stores whose owner was lost, and of the bus's return; of a
+        failure of the link too, so that whoever waits for the bus looks again and finds it."""
+        self._owner_changed = owner_changed
+        self._reconnected = reconnected
+        self._inbox = self.bus.new_inbox(self.tenant) + "."
+        self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
+        self.bus.on_reconnect(self._on_reconnect)
+        self.bus.on_refused(self._on_refused)
+        started = asyncio.Event()
+        self._main = self._loop.create_task(self._run(started), name="holdfast.link")
+        await started.wait()
+
+    @property
+    def closed(self) -> bool:
+        """Closed, or failed for good."""
+        return self._closed_by is not None
+
+    def check_open(self) -> None:
+        """Raise ConnectionFailedError if the link is closed, or failed."""
+        if self._closed_by is not None:
+            raise error_from_wire(self._closed_by.code, self._closed_by.fields)
+
+    async def close(self) -> None:
+        """End every task and fail what waits with ConnectionFailedError. Idempotent."""
+        self._fail(ConnectionFailedError(url="", reason="the client"))
+        if self._main is not None:
+            self._main.cancel()
+            await asyncio.wait([self._main])
+        if self._replies is not None:
+            replies, self._replies = self._replies, None
+            await replies.unsubscribe()
+
+    async def flush(self) -> None:
+        """Return once NATS has what was sent, subscriptions too. Raises ConnectionFailedError, also
+        when that takes longer than the client's timeout."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self.bus.flush()
+        except TimeoutError:
+            reason = f"no answer within {self.timeout_seconds:g} s"
+            raise ConnectionFailedError(url="NATS", reason=reason) from None
+
+    async def confirm_listening(self, subject: str) -> None:
+        """Return once NATS has the subscription of `subject`, and all that was sent. Raises
+        NotAllowedError, and what `flush` raises."""
+        await self.flush()
+        # NATS says so before it answers the flush.
+        refusal = self._deaf_to.get(subject)
+        if refusal is not None:
+            raise NotAllowedError(**refusal.fields)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the link's task group; an error that it lets out fails the client."""
+        assert self._tasks is not None
+        if self._closed_by is not None:
+            work.close()
+            return
+        self._tasks.create_task(work)
+
+    async def call(
+        self,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Answer:
+        """Return the answer to an operation. Raises the server's error, OperationTimeoutError, and
+        what kept it from being sent until then."""
+        if self.full:
+            await self.wait_for_room(timeout_seconds)
+        return self.unwrap(await self.submit(key, packed, is_write, durability, timeout_seconds))
+
+    def submit(
+        self,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> asyncio.Future[Any]:
+        """Start an operation; `unwrap` what the future gives. Dropping the future is harmless."""
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        self.submit_for(future, key, packed, is_write, durability, timeout_seconds)
+        return future
+
+    def submit_for(
+        self,
+        waiter: Waiter,
+        key: StoreKey,
+        packed: bytes,
+        is_write: bool,
+        durability: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Start an operation whose answer `waiter` is given. Raises InvalidArgumentError, TooLargeError
+        and what `check_open` does."""
+        if timeout_seconds is not None:
+            check_timeout(timeout_seconds)
+        if len(packed) > self.operation_limit_bytes:
+            raise TooLargeError(
+                what="an operation", size=len(packed), limit=self.operation_limit_bytes
+            )
+        if self._closed_by is not None:
+            self.check_open()
+        timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        if not self._awake:
+            self._rouse()
+        deadline_at = self._now + timeout
+        self._coalescer.submit(key, (packed, waiter, deadline_at, durability, timeout), is_write)
+        if deadline_at < self._timer_at:
+            self._arm(deadline_at)
+
+    @staticmethod
+    def unwrap(answer: Answer | Ack) -> Answer:
+        """Return what a future of `submit` gave, or raise the error in it."""
+        if isinstance(answer, Ack):
+            raise MalformedFrameError(reason="an ack for an operation that asks for more")
+        result = answer[0]
+        if answer[2] is None:
+            raise result
+        # Only an error is a pair that starts with text: an entry, which does too, is longer.
+        if type(result) is list and len(result) == 2 and type(result[0]) is str:
+            raise error_from_wire(result[0], result[1])
+        return answer
+
+    @property
+    def compresses(self) -> bool:
+        """Values may be compressed: this process can, and the coordinator says that readers know it."""
+        return self._may_compress and ZSTD in self.router.encodings
+
+    @property
+    def full(self) -> bool:
+        """So much may wait for answers that a caller has to wait for room first. Any thread may ask."""
+        return bool(self._room) or self._coalescer.full
+
+    async def wait_for_room(self, timeout_seconds: float | None) -> None:
+        """Return when it is this caller's turn. Raises OperationTimeoutError, InvalidArgumentError."""
+        if timeout_seconds is not None:
+            check_timeout(timeout_seconds)
+        if not self._room and self._coalescer.room > 0:
+            return
+        timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(room)
+        try:
+            async with asyncio.timeout(timeout):
+                await room
+        except TimeoutError:
+            reason = str(BusyError(what="the client's queue"))
+            raise OperationTimeoutError(timeout_seconds=timeout, reason=reason) from None
+        finally:
+            if not room.done() or room.cancelled():
+                self._room.remove(room)
+
+    def _admit(self) -> None:
+        """Let waiting callers in, as many as there is room for."""
+        room = self._coalescer.room
+        while self._room and room > 0:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= 1
+
+    def _break(self, error: Exception) -> None:
+        """A bug: fail for good, and loudly, rather than leave callers to their timeouts."""
+        if self._closed_by is None:
+            logger.error("client.failed", exc_info=error)
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._fail(ConnectionFailedError(url="NATS", reason=f"the client failed: {cause!r}"))
+            self._wake.set()
+            self._reconnected()
+
+    def _fail(self, error: HoldfastError) -> None:
+        if self._closed_by is None:
+            self._closed_by = error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = float("-inf")
+        self._coalescer.fail_all(self._closed_by)
+        while self._room:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Events of the bus and the clock
+
+    def _on_reply(self, message: BusMessage) -> None:
+        if self._answered_count >= _TURN_ANSWERS:
+            self._late_replies.append(message)
+        else:
+            self._guard(self._take_reply, message)
+
+    def _on_reconnect(self) -> None:
+        self._guard(self._send_again)
+
+    def _on_refused(self, error: NotAllowedError) -> None:
+        self._guard(self._take_refusal, error)
+
+    def _on_timer(self) -> None:
+        self._guard(self._let_time_pass)
+
+    def _guard(self, handle: Callable[..., None], *arguments: object) -> None:
+        """Handle an event; what it lets out would only be logged by the bus or the loop."""
+        if self._closed_by is not None:
+            return
+        try:
+            handle(*arguments)
+        except Exception as error:  # noqa: BLE001 (the client fails with it)
+            self._break(error)
+
+    def _take_reply(self, message: BusMessage) -> None:
+        number = message.subject[len(self._inbox) :]
+        now = self._loop.time()
+        before_count = self._coalescer.pending_count
+        try:
+            if not number.isdecimal() or len(number) > _NUMBER_DIGITS:
+                raise MalformedFrameError(reason=f"{number!r} is no frame's number")
+            if message.no_responders:
+                self._coalescer.no_responders(int(number), now)
+            else:
+                self._coalescer.reply(int(number), message.payload, now)
+        except MalformedFrameError as error:
+            # As good as lost: what it may have been the answer to is sent again.
+            logger.warning("client.reply_malformed frame=%s reason=%s", number, error)
+        self._answered_count += before_count - self._coalescer.pending_count
+        self._after_event()
+
+    def _take_refusal(self, error: NotAllowedError) -> None:
+        subject = str(error.subject)
+        to_server = self.subjects.server(self.tenant, "")
+        if subject == f"{self._inbox}*":
+            # No answer would ever be heard.
+            self._fail(error)
+            self._wake.set()
+            self._reconnected()
+        elif subject.startswith(to_server):
+            self._coalescer.refused(subject.removeprefix(to_server), error)
+        else:
+            # The router's questions are the bus's requests, which end with this by themselves.
+            self._deaf_to[subject] = error
+        self._after_event()
+
+    def _send_again(self) -> None:
+        # Permissions may be others now; what is still refused is refused anew.
+        self._deaf_to.clear()
+        self._coalescer.reconnected()
+        self._after_event()
+        self._reconnected()
+
+    def _let_time_pass(self) -> None:
+        self._timer_at = float("inf")
+        self._coalescer.tick(self._loop.time())
+        self._after_event()
+
+    def _after_event(self) -> None:
+        if self._room:
+            self._admit()
+        at = self._coalescer.wake_at
+        if at < self._timer_at:
+            self._arm(at)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """Have the coalescer's effects carried out in the next turn of the loop."""
+        self._now = self._loop.time()
+        self._wake.set()
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._awake = False
+
+    def _take_late_replies(self) -> None:
+        self._answered_count = 0
+        while self._late_replies and self._answered_count < _TURN_ANSWERS:
+            self._guard(self._take_reply, self._late_replies.popleft())
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    # Effects
+
+    async def _run(self, started: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                started.set()
+                await self._publish()
+        except ExceptionGroup as errors:
+            self._break(errors)
+
+    async def _publish(self) -> None:
+        """Carry out effects, for ever. One task, so that frames leave in order."""
+        while self._closed_by is None:
+            await self._wake.wait()
+            self._wake.clear()
+            for effect in self._coalescer.turn(self._loop.time()):
+                if isinstance(effect, SendFrame):
+                    subject = self.subjects.server(self.tenant, effect.server)
+                    await self.bus.publish(subject, effect.payload, f"{self._inbox}{effect.number}")
+                elif isinstance(effect, Resolve):
+                    self.spawn(self._resolve(effect.stores))
+                else:
+                    self.spawn(self._suspect(effect.server, effect.incarnation))
+            if self._answered_count:
+                # After the bus has written, which it does at the end of this turn of the loop.
+                self._loop.call_soon(self._take_late_replies)
+            at = self._coalescer.wake_at
+            if at < self._timer_at:
+                self._arm(at)
+
+    async def _resolve(self, stores: list[StoreKey]) -> None:
+        answers = await self.router.resolve(stores)
+        now = self._loop.time()
+        for key, answer in zip(stores, answers, strict=True):
+            if isinstance(answer, Owner):
+                before = self._coalescer.owner_of(key)
+                self._coalescer.resolved(key, answer)
+                if before != answer:
+                    self._owner_changed(key)
+            else:
+                self._coalescer.resolve_failed(key, answer, now)
+        self._after_event()
+
+    async def _suspect(self, server: str, incarnation: str) -> None:
+        try:
+            alive = await self.router.suspect(server, incarnation)
+            logger.info("client.suspected server=%s alive=%s", server, alive)
+        except HoldfastError as error:
+            # The stores are resolved again anyway, and that reports to the callers.
+            logger.info("client.suspect_failed server=%s reason=%s", server, error)
+        self._coalescer.suspect_answered(server)
+        self._after_event()
+
+
+def check_timeout(timeout_seconds: float) -> None:
+    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout tries:
+    else its last retry might be stored once more."""
+    if type(timeout_seconds) not in (int, float) or not (
+        0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
+    ):
+        raise InvalidArgumentError(
+            argument="timeout_seconds",
+            reason=f"more than 0, at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
+        )

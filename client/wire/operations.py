@@ -1,0 +1,356 @@
+"""Operations: an application's arguments, checked and packed for the wire.
+
+Pure. Everything that can be known to be wrong without asking the owner is refused here, before
+anything is sent, as InvalidArgumentError, InvalidNameError or TooLargeError.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+from holdfast.client.wire.frame import PackedBatch
+from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
+from holdfast.protocol.frames import (
+    APPEND,
+    BATCH,
+    DELETE_ENTRIES,
+    DELETE_MESSAGES,
+    EXPECT,
+    SET_ENTRY,
+    SET_MESSAGE,
+    large_value_from_wire,
+    pack,
+)
+from holdfast.protocol.limits import (
+    MAX_DELETE_COUNT,
+    MAX_FRAME_OPERATIONS,
+    MAX_HEADERS_BYTES,
+    MAX_MSG_ID_BYTES,
+    MAX_VALUE_BYTES,
+)
+from holdfast.protocol.messages import (
+    AnyDurability,
+    Durability,
+    Entry,
+    Head,
+    Headers,
+    LargeValue,
+    Message,
+)
+from holdfast.protocol.names import check_key
+from holdfast.protocol.own_headers import given
+from holdfast.protocol.store_config import ttl_ms
+
+Value = bytes | bytearray | memoryview
+
+_new: Final = tuple.__new__
+_value_of: Final = itemgetter(3)
+
+
+#: What stands before a value of so many bytes in a packed `[APPEND, value]`.
+_APPEND_HEADS: Final = [b"\x92" + pack(APPEND) + b"\xc4" + bytes([size]) for size in range(256)]
+
+
+def packed_append(
+    value: Value,
+    headers: Headers | None = None,
+    msg_id: str | None = None,
+    expected_last_seq: int | None = None,
+    ttl_seconds: float | None = None,
+) -> bytes:
+    """Return an append, packed."""
+    if (
+        type(value) is bytes
+        and len(value) < 256
+        and not headers
+        and msg_id is None
+        and expected_last_seq is None
+        and ttl_seconds is None
+    ):
+        # What most messages are, put together in a quarter of the time.
+        return _APPEND_HEADS[len(value)] + value
+    return pack(append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds))
+
+
+def append_operation(
+    value: Value | LargeValue,
+    headers: Headers | None = None,
+    msg_id: str | None = None,
+    expected_last_seq: int | None = None,
+    ttl_seconds: float | None = None,
+) -> list[Any]:
+    """Return the wire form of an append."""
+    wire = value
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        wire = wire_value(value)
+    if expected_last_seq is not None:
+        check_count("expected_last_seq", expected_last_seq)
+    return _without_trailing_nil(
+        [
+            APPEND,
+            wire,
+            checked_headers(headers),
+            _checked_msg_id(msg_id),
+            expected_last_seq,
+            checked_ttl(ttl_seconds),
+        ]
+    )
+
+
+def set_message_operation(
+    seq: int,
+    value: Value | LargeValue,
+    headers: Headers | None = None,
+    ttl_seconds: float | None = None,
+) -> list[Any]:
+    """Return the wire form of replacing (or, at last + 1, appending) a message."""
+    check_seq("seq", seq)
+    return _without_trailing_nil(
+        [SET_MESSAGE, seq, wire_value(value), checked_headers(headers), checked_ttl(ttl_seconds)]
+    )
+
+
+def set_entry_operation(
+    key: str,
+    value: Value | LargeValue,
+    headers: Headers | None = None,
+    expected_revision: int | None = None,
+    ttl_seconds: float | None = None,
+) -> list[Any]:
+    """Return the wire form of setting a key."""
+    check_key(key)
+    wire = value
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        wire = wire_value(value)
+    if not headers and expected_revision is None and ttl_seconds is None:
+        return [SET_ENTRY, key, wire]
+    if expected_revision is not None:
+        check_count("expected_revision", expected_revision)
+    ttl = checked_ttl(ttl_seconds)
+    return _without_trailing_nil(
+        [SET_ENTRY, key, wire, checked_headers(headers), expected_revision, ttl]
+    )
+
+
+def delete_messages_operation(seqs: int | Sequence[int]) -> list[Any]:
+    """Return the wire form of deleting messages."""
+    wanted = [seqs] if isinstance(seqs, int) else list(seqs)
+    _check_delete_count(len(wanted))
+    for seq in wanted:
+        check_seq("seq", seq)
+    return [DELETE_MESSAGES, wanted]
+
+
+def delete_entries_operation(
+    keys: str | Sequence[str], expected_revision: int | None = None
+) -> list[Any]:
+    """Return the wire form of deleting keys."""
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    _check_delete_count(len(wanted))
+    if expected_revision is not None:
+        check_count("expected_revision", expected_revision)
+    return [DELETE_ENTRIES, [check_key(key) for key in wanted], expected_revision]
+
+
+def expect_operation(what: str | int | None, expected: int) -> list[Any]:
+    """Return the wire form of a condition: the revision of a key or of a message (0: there is none),
+    or, of None, the last seq."""
+    check_count("expected", expected)
+    return [EXPECT, what, expected]
+
+
+def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch:
+    """Return an atomic batch, packed; it must fit in one frame."""
+    if not operations:
+        raise InvalidArgumentError(argument="batch", reason="it is empty")
+    if len(operations) > MAX_FRAME_OPERATIONS:
+        raise TooLargeError(what="a batch", size=len(operations), limit=MAX_FRAME_OPERATIONS)
+    packed = PackedBatch(pack([BATCH, operations]))
+    if len(packed) > limit_bytes:
+        raise TooLargeError(what="a batch", size=len(packed), limit=limit_bytes)
+    packed.operation_count = len(operations)
+    return packed
+
+
+def split_value(item: Any) -> tuple[Any, Headers | None]:
+    """Return value and headers of one element of a batch."""
+    if isinstance(item, tuple):
+        if len(item) != 2:
+            raise InvalidArgumentError(argument="values", reason="a tuple is (value, headers)")
+        return item
+    return item, None
+
+
+def wire_value(value: Value | LargeValue) -> Any:
+    """Return what goes in the place of a value."""
+    return list(value) if isinstance(value, LargeValue) else checked_value(value)
+
+
+def checked_value(value: Value) -> bytes:
+    """Return `value` as bytes."""
+    if type(value) is not bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            reason = f"bytes are wanted, not {type(value).__name__}"
+            raise InvalidArgumentError(argument="value", reason=reason)
+        value = bytes(value)
+    if len(value) > MAX_VALUE_BYTES:
+        raise TooLargeError(what="a value", size=len(value), limit=MAX_VALUE_BYTES)
+    return value
+
+
+def checked_ttl(ttl_seconds: float | None) -> float | None:
+    """Return a ttl, None if there is none."""
+    if ttl_seconds is not None:
+        ttl_ms(ttl_seconds)
+    return ttl_seconds
+
+
+def checked_headers(headers: Headers | None) -> dict[str, str] | None:
+    """Return the headers as a dict, or None if there are none."""
+    if not headers:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidArgumentError(argument="headers", reason="a mapping of text to text is wanted")
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            reason = f"names and values are text; {name!r} is not"
+            raise InvalidArgumentError(argument="headers", reason=reason)
+    size_bytes = sum(
+        len(_utf8("headers", name)) + len(_utf8("headers", text))
+        for name, text in given(headers).items()
+    )
+    if size_bytes > MAX_HEADERS_BYTES:
+        raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
+    return dict(headers)
+
+
+def check_seq(argument: str, seq: int) -> int:
+    """Return `seq`, a message's number: an int from 1."""
+    if type(seq) is not int or not 1 <= seq < 1 << 63:
+        raise InvalidArgumentError(
+            argument=argument, reason=f"an int from 1 is wanted, not {seq!r}"
+        )
+    return seq
+
+
+def range_start(argument: str, seq: int) -> int:
+    """Return where a range of messages begins: an int; below 1 it is the first message."""
+    return max(1, _checked_bound(argument, seq))
+
+
+def range_end(argument: str, seq: int | None) -> int | None:
+    """Return where a range of messages ends, None if nowhere: an int; below 1 the range is empty,
+    as that of `head.last_seq - 100` of a stream with fewer messages, and this returns 0."""
+    return None if seq is None else max(0, _checked_bound(argument, seq))
+
+
+def _checked_bound(argument: str, seq: int) -> int:
+    if type(seq) is not int or not -(1 << 63) <= seq < 1 << 63:
+        raise InvalidArgumentError(argument=argument, reason=f"an int is wanted, not {seq!r}")
+    return seq
+
+
+def check_count(argument: str, count: int) -> int:
+    """Return `count`: an int from 0."""
+    if type(count) is not int or not 0 <= count < 1 << 63:
+        reason = f"an int from 0 is wanted, not {count!r}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
+    return count
+
+
+def checked_durability(durability: AnyDurability | None) -> int:
+    """Return the number of a durability, given as such or by its word; 0 is the server's default."""
+    if durability is None:
+        return 0
+    try:
+        if isinstance(durability, str):
+            return int(Durability[durability.upper()])
+        return int(Durability(durability))
+    except (KeyError, ValueError):
+        words = ", ".join(level.word for level in Durability)
+        raise InvalidArgumentError(argument="durability", reason=f"one of {words}") from None
+
+
+def time_ms(time: datetime.datetime | int | None) -> int | None:
+    """Return a time as int milliseconds since the epoch; a datetime must have a zone."""
+    if time is None:
+        return None
+    if type(time) is int and time < 1 << 63:
+        return max(0, time)
+    if isinstance(time, datetime.datetime) and time.tzinfo is not None:
+        return max(0, int(time.timestamp() * 1000))
+    reason = "int milliseconds since the epoch or a datetime with a zone is wanted"
+    raise InvalidArgumentError(argument="start_time", reason=reason)
+
+
+def message_from_wire(wire: Sequence[Any]) -> Message:
+    """Return the message in `[seq, revision, time, value, headers | nil]`."""
+    value = wire[3]
+    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    if type(value) is list:
+        large = large_value_from_wire(value)
+        return Message(wire[0], b"", headers, wire[2], wire[1], large)
+    # As the class itself does, without a call of its own.
+    return _new(Message, (wire[0], value, headers, wire[2], wire[1], None))
+
+
+def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
+    """Return the messages of a page."""
+    if list in set(map(type, map(_value_of, rows))):
+        return [message_from_wire(wire) for wire in rows]
+    try:
+        return [
+            # As the class itself does, without a call of its own for each.
+            _new(Message, (seq, value, headers or {}, time, revision, None))
+            for seq, revision, time, value, headers in rows
+        ]
+    except ValueError:
+        # Shorter, or longer than this version knows.
+        return [message_from_wire(wire) for wire in rows]
+
+
+def entry_from_wire(wire: Sequence[Any]) -> Entry:
+    """Return the entry in `[key, revision, time, value, headers | nil]`."""
+    value = wire[3]
+    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    if type(value) is list:
+        large = large_value_from_wire(value)
+        return Entry(wire[0], b"", headers, wire[1], wire[2], large)
+    return _new(Entry, (wire[0], value, headers, wire[1], wire[2], None))
+
+
+def head_from_wire(wire: Iterable[Any]) -> Head:
+    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server]`."""
+    return Head(*list(wire)[:7])
+
+
+def _without_trailing_nil(operation: list[Any]) -> list[Any]:
+    while operation[-1] is None:
+        operation.pop()
+    return operation
+
+
+def _checked_msg_id(msg_id: str | None) -> str | None:
+    if msg_id is None:
+        return None
+    if not isinstance(msg_id, str) or not msg_id:
+        raise InvalidArgumentError(argument="msg_id", reason="text is wanted, not empty")
+    size_bytes = len(_utf8("msg_id", msg_id))
+    if size_bytes > MAX_MSG_ID_BYTES:
+        raise TooLargeError(what="msg_id", size=size_bytes, limit=MAX_MSG_ID_BYTES)
+    return msg_id
+
+
+def _check_delete_count(count: int) -> None:
+    if count > MAX_DELETE_COUNT:
+        raise TooLargeError(what="a delete", size=count, limit=MAX_DELETE_COUNT)
+
+
+def _utf8(argument: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(argument=argument, reason="not encodable as UTF-8") from error

@@ -1,0 +1,275 @@
+"""The router: asks the coordinator who owns what, and tells it who keeps silent.
+
+It remembers nothing but how values may be packed: owners are kept where they are used, with each
+store's queue. One request carries every store that was wanted in the same turn of the loop.
+
+A coordinator that dies takes the questions before it along, in silence. So a question is sent again
+when the answer is late, and whichever copy is answered first counts. That is harmless, since each
+asks for a state and not for a step: `resolve` assigns what has no owner and leaves what has one,
+`suspect` joins the probe that runs, a drain sets a mark that may be set already, and the others
+only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.control import Owner, ServerInfo, StoreInfo, StoreState
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    OtherClusterError,
+    error_from_wire,
+)
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
+
+#: Stores in one request: with the longest names it fills a fifth of a NATS message.
+MAX_RESOLVE_STORES: Final = 1024
+#: A question is sent again after this long, and again after twice as long each time, up to
+#: CONTROL_TIMEOUT_SECONDS: three copies within the first of these, so a coordinator that is merely slow is
+#: not drowned in them.
+RESEND_SECONDS: Final = 0.3
+#: How often it is looked whether a coordinator is there again.
+LOOK_SECONDS: Final = 0.05
+#: Rows in one page of `stores`.
+STORES_PAGE_ROWS: Final = 1000
+
+
+class Router:
+    """One tenant's questions to the coordinator."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, tenant: str) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._tenant = tenant
+        #: How values may be packed, as the coordinator said last; nothing until it was asked.
+        self.encodings: frozenset[str] = frozenset()
+        #: The id of the cluster that answered first; the only one that is believed.
+        self._cluster: str | None = None
+
+    async def resolve(self, stores: Sequence[StoreKey]) -> list[Owner | HoldfastError]:
+        """Return the owner of each of `stores`, or why there is none. Does not raise for errors
+        of the coordinator or the bus: each store gets them as its own answer."""
+        answers: list[Owner | HoldfastError] = []
+        for start in range(0, len(stores), MAX_RESOLVE_STORES):
+            part = stores[start : start + MAX_RESOLVE_STORES]
+            try:
+                fields = await self._ask("resolve", stores=[list(key) for key in part])
+                answers += _owners(fields, len(part))
+                self.encodings = _encodings(fields)
+            except HoldfastError as error:
+                answers += [error] * len(part)
+        return answers
+
+    async def suspect(self, server: str, incarnation: str) -> bool:
+        """Tell the coordinator that nobody answers for `incarnation`; return if it still lives.
+
+        Waits for a coordinator: its successor should hear of this as soon as there is one. Raises
+        NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask("suspect", patient=True, server=server, incarnation=incarnation)
+        return bool(fields.get("alive"))
+
+    async def servers(self, timeout_seconds: float | None = None) -> list[ServerInfo]:
+        """Return every server that the coordinator knows. Waits for a coordinator.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask("servers", patient=True, timeout_seconds=timeout_seconds)
+        try:
+            return [ServerInfo(*row[: len(ServerInfo._fields)]) for row in fields["servers"]]
+        except (KeyError, TypeError) as error:
+            raise MalformedFrameError(reason=f"servers: {error!r}") from error
+
+    async def drain(self, server: str, *, undo: bool = False) -> None:
+        """Have a server hand over all of its stores and get no more, or (`undo`) take stores again.
+
+        The coordinator has it on record when this returns; the stores follow. Raises
+        InvalidNameError, NotFoundError, LastServerError when nobody else could take them,
+        NoCoordinatorError, ConnectionFailedError.
+        """
+        await self._ask_as_operator("undrain" if undo else "drain", server=server)
+
+    async def tenants(self) -> AsyncIterator[str]:
+        """Yield the tenants that have stores, or had some, in order. For operators only.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        after: str | None = ""
+        while after is not None:
+            fields = await self._ask_as_operator("tenants", after=after)
+            try:
+                page = [str(tenant) for tenant in fields["tenants"]]
+                after = fields["next"]
+            except (KeyError, TypeError) as error:
+                raise MalformedFrameError(reason=f"tenants: {error!r}") from error
+            for tenant in page:
+                yield tenant
+
+    async def stores(
+        self, kind: int | None, prefix: str, timeout_seconds: float | None = None
+    ) -> AsyncIterator[StoreInfo]:
+        """Yield the tenant's stores in order of (name, kind). Waits for a coordinator;
+        `timeout_seconds` is for each page.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        async with contextlib.aclosing(self.store_pages(kind, prefix, timeout_seconds)) as pages:
+            async for page in pages:
+                for store in page:
+                    yield store
+
+    async def store_pages(
+        self, kind: int | None, prefix: str, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[list[StoreInfo], None]:
+        """Yield what `stores` does, page by page; `timeout_seconds` is for each.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        after = None
+        while True:
+            fields = await self._ask(
+                "stores",
+                patient=True,
+                timeout_seconds=timeout_seconds,
+                kind=kind,
+                prefix=prefix,
+                after=after,
+                limit=STORES_PAGE_ROWS,
+            )
+            try:
+                page = [_store_info(row) for row in fields["stores"]]
+                after = fields["next"]
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise MalformedFrameError(reason=f"stores: {error!r}") from error
+            yield page
+            if after is None:
+                return
+
+    async def _ask(
+        self,
+        verb: str,
+        *,
+        patient: bool = False,
+        timeout_seconds: float | None = None,
+        **fields: object,
+    ) -> Mapping[str, Any]:
+        subject = self._subjects.coordinator(self._tenant, verb)
+        return await self._ask_on(subject, self._tenant, patient, timeout_seconds, fields)
+
+    async def _ask_as_operator(self, verb: str, **fields: object) -> Mapping[str, Any]:
+        subject = self._subjects.cluster(verb)
+        return await self._ask_on(subject, CLUSTER_TENANT, False, None, fields)
+
+    async def _ask_on(
+        self,
+        subject: str,
+        tenant: str,
+        patient: bool,
+        timeout_seconds: float | None,
+        fields: Mapping[str, object],
+    ) -> Mapping[str, Any]:
+        try:
+            payload = encode_control(**fields)
+            reply = await self._request(subject, tenant, payload, patient, timeout_seconds)
+        except NoRespondersError as error:
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        except BusTimeoutError as error:
+            if not self._bus.connected:
+                reason = "the connection is lost"
+                raise ConnectionFailedError(url="NATS", reason=reason) from error
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        fields = decode_control(reply)
+        self._recognise(fields.get("cluster"))
+        return fields
+
+    def _recognise(self, cluster: object) -> None:
+        """Raise OtherClusterError if an answer is of another cluster than the first one: it would take
+        this client's stores to where nothing of them is."""
+        if not isinstance(cluster, str) or not cluster:
+            return
+        if self._cluster is None:
+            self._cluster = cluster
+        elif cluster != self._cluster:
+            who = f"the coordinator on prefix {self._subjects.prefix!r}"
+            raise OtherClusterError(who=who, found=cluster, expected=self._cluster)
+
+    async def _request(
+        self,
+        subject: str,
+        tenant: str,
+        payload: bytes,
+        patient: bool,
+        timeout_seconds: float | None,
+    ) -> bytes:
+        """Return the first reply to any copy. `patient` waits if nobody listens. Raises as
+        `Bus.request` does."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + (
+            CONTROL_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+        )
+        wait_seconds = RESEND_SECONDS
+        copies: list[asyncio.Task[bytes]] = []
+        try:
+            while True:
+                left_seconds = give_up_at - loop.time()
+                request = self._bus.request(subject, payload, left_seconds, tenant)
+                copies.append(loop.create_task(request, name="holdfast.ask"))
+                # Each copy ends by the deadline, and with the first the last wait.
+                done, _ = await asyncio.wait(
+                    copies, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                wait_seconds = min(2 * wait_seconds, CONTROL_TIMEOUT_SECONDS)
+                if not done:
+                    continue
+                answered = next(copy for copy in copies if copy in done)
+                nobody = isinstance(answered.exception(), NoRespondersError)
+                if not (nobody and patient and loop.time() + LOOK_SECONDS < give_up_at):
+                    return answered.result()
+                copies.remove(answered)
+                wait_seconds = RESEND_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
+
+
+def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError]:
+    rows = fields.get("owners")
+    if not isinstance(rows, list) or len(rows) != count:
+        raise MalformedFrameError(reason=f"resolve: {count} owners were asked for")
+    try:
+        return [
+            error_from_wire(row[1], row[2]) if row[0] is None else _owner(*row[:3]) for row in rows
+        ]
+    except (TypeError, LookupError) as error:
+        raise MalformedFrameError(reason=f"resolve: {error!r}") from error
+
+
+def _owner(server: Any, incarnation: Any, epoch: Any) -> Owner:
+    if type(server) is not str or type(incarnation) is not str or type(epoch) is not int:
+        raise TypeError("an owner is a server, its incarnation, and an epoch")
+    return Owner(server, incarnation, epoch)
+
+
+def _store_info(row: Sequence[Any]) -> StoreInfo:
+    info = StoreInfo(*row[: len(StoreInfo._fields)])
+    return info._replace(state=StoreState(info.state))
+
+
+def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Return what the coordinator names, none of an older one."""
+    named = fields.get("encodings")
+    if not isinstance(named, list):
+        return frozenset()
+    return frozenset(each for each in named if isinstance(each, str))

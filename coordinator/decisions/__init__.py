@@ -1,0 +1,1 @@
+"""Pure decisions: who is alive, who owns what."""

@@ -1,0 +1,1 @@
+"""What the coordinator knows for good: its state file, its term, its progress."""

@@ -1,0 +1,1 @@
+"""Durability `stored`: the log in the bucket, slot by slot."""

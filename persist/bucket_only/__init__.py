@@ -1,0 +1,1 @@
+"""The same where the bucket is all there is."""

@@ -1,0 +1,111 @@
+"""The commit log of a server without a shared file system: its slots in the bucket, and nothing else.
+
+What the pipeline calls a sync is the put of the next slot with everything appended so far. `paced`
+comes before it and waits until a put is due, so that many ticks share one; what the pipeline gathers
+meanwhile goes along. Invariants:
+
+- A put is under way for as long as it takes to know what became of it; the next one waits.
+- Nothing is removed by the word of the pipeline's checkpoints, since files on a server's own disk are a
+  cache: only snapshots let slots go (`SlotKeeper`). `segment` so only counts what was written, to say
+  which files lag behind.
+
+`append`, `paced`, `prepare_sync` and `settle` are called in the loop; what `prepare_sync` returns runs in
+the thread of the putter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from holdfast.persist.bucket_log.log_uploader import SlotPutter
+from holdfast.persist.bucket_log.slot_index import SlotIndex
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.shared_fs.bucket_log.log_object import record_bytes
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.log_pace import LogPace
+
+
+class BucketCommitLog:
+    """The log of one incarnation, as the pipeline uses it."""
+
+    def __init__(self, putter: SlotPutter, index: SlotIndex) -> None:
+        self._putter = putter
+        self._index = index
+        self._pace = LogPace()
+        self._changed = asyncio.Event()
+        self._records: list[LogRecord] = []
+        self._unsettled_bytes = 0
+        self._written_bytes = 0
+        #: Slots that were put, as (slot, records, raw bytes, object's bytes): the thread adds them,
+        #: the loop takes them.
+        self._done: list[tuple[int, list[LogRecord], int, int]] = []
+
+    @property
+    def segment(self) -> int:
+        return 1 + self._written_bytes // LOG_SEGMENT_BYTES
+
+    @property
+    def oldest_segment(self) -> int:
+        return self.segment
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of slots that are still needed, and of what is not in one yet."""
+        return self._index.size_bytes + self._unsettled_bytes
+
+    def append(self, tick: int, records: Sequence[LogRecord]) -> int:
+        """Take the records of a tick for the next slot."""
+        size_bytes = sum(map(record_bytes, records))
+        self._records.extend(records)
+        self._unsettled_bytes += size_bytes
+        self._written_bytes += size_bytes
+        self._pace.added(asyncio.get_running_loop().time(), size_bytes)
+        self._changed.set()
+        return self.segment
+
+    async def paced(self) -> None:
+        """Return when the next put is due."""
+        loop = asyncio.get_running_loop()
+        self.settle()
+        while (due_at := self._pace.due_at()) is not None and due_at > loop.time():
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_at):
+                    await self._changed.wait()
+
+    def prepare_sync(self) -> Callable[[], None]:
+        """Return what commits everything appended before this call; call it in the putter's thread.
+
+        It raises FencedError: then none of it is committed, and nothing ever will be.
+        """
+        self.settle()
+        records, self._records = self._records, []
+        if not records:
+            return _nothing
+        self._pace.begun(asyncio.get_running_loop().time())
+
+        def put() -> None:
+            slot, size_bytes = self._putter.put(records)
+            self._done.append((slot, records, sum(map(record_bytes, records)), size_bytes))
+
+        return put
+
+    def settle(self) -> None:
+        """Take note of the slots that were put."""
+        while self._done:
+            slot, records, raw_bytes, size_bytes = self._done.pop(0)
+            self._index.added(slot, records, size_bytes)
+            self._unsettled_bytes -= raw_bytes
+            self._pace.ended()
+
+    def retire(self, segment: int) -> None:
+        """Nothing: see the module's invariants."""
+
+    def close(self) -> None:
+        self._putter.stop()
+
+
+def _nothing() -> None:
+    return None

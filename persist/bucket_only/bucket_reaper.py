@@ -1,0 +1,88 @@
+"""The reaper of logs in the bucket: removes the slots of dead incarnations that no store needs.
+
+A slot is needed until each store in it has a snapshot beyond it. Stores that have none are asked for at
+their owners, who bring them up to date and snapshot them. Any server may reap for any: what another has
+removed is simply not there. Fences stay (`bucket_log.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs, fence_the_dead, needed_by
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket_log.bucket_log import fence_log
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Each pass is a list of the bucket, and of what it shows little can be done sooner.
+_PASS_SECONDS: Final = 60.0
+
+
+class BucketReaper:
+    """Reaps for one running incarnation."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        server: str,
+        incarnation: str,
+        owners: Owners,
+        run_in_thread: RunInThread,
+        is_dead: Callable[[str, str], bool],
+        is_open: Callable[[StoreId], bool],
+        request_snapshots: Callable[[Sequence[StoreId]], object],
+        dead_logs: BucketDeadLogs | None = None,
+    ) -> None:
+        """`is_dead` tells if an incarnation whose log has no fence has ended all the same; `is_open`
+        tells of a store if it is open here. `dead_logs` are read for each pass if none are given."""
+        self._bucket = bucket
+        self._server = server
+        self._incarnation = incarnation
+        self._owners = owners
+        self._run_in_thread = run_in_thread
+        self._is_dead = is_dead
+        self._is_open = is_open
+        self._request_snapshots = request_snapshots
+        self._dead_logs = dead_logs
+        self._mishaps = Mishaps(logger)
+
+    async def run(self) -> None:
+        """Make passes until cancelled."""
+        while True:
+            await asyncio.sleep(_PASS_SECONDS)
+            try:
+                await self.run_pass()
+            except HoldfastError as error:
+                # The logs stay until a later pass.
+                logger.warning("log.reap_failed server=%s reason=%s", self._server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
+                self._mishaps.note("log.reap_failed", self._server, error)
+
+    async def run_pass(self) -> None:
+        """Remove what no store needs, and have the other stores snapshotted. Raises HoldfastError."""
+        needing: list[StoreId] = await self._run_in_thread(self._remove)
+        if needing:
+            await self._owners.take_over(needing)
+            self._request_snapshots([store for store in needing if self._is_open(store)])
+
+    def _remove(self) -> list[StoreId]:
+        fence_the_dead(self._bucket, self._incarnation, self._is_dead)
+        dead_logs = self._dead_logs or BucketDeadLogs(self._bucket, self._incarnation)
+        dead_logs.refresh()
+        for server, incarnation in dead_logs.half_fenced:
+            # Who began it may be dead as well; the next pass reads what is finished now.
+            if self._is_dead(server, incarnation):
+                fence_log(self._bucket, server, incarnation)
+        return dead_logs.remove_needless(partial(needed_by, open_manifests(self._bucket)))

@@ -1,0 +1,278 @@
+"""Opening a store of a cluster without a shared file system.
+
+The truth is in the bucket: the newest snapshot, and what the logs of dead owners have beyond it. A file
+on this server's own disk is a cache of a prefix of that, and good enough if it is at least as new as
+the snapshot:
+
+1. Read the manifest. With no file here, or an older or a damaged one, bring the snapshot.
+2. Apply what the logs have beyond (`takeover.py`). With a gap between the file here and the logs, begin
+   again with the snapshot.
+3. A store that was once snapshotted and has no snapshot now, or of which a damaged log may have held
+   more, is refused: never silently empty or older.
+4. Record owner and epoch, as `opening.py` does.
+
+What this server itself wrote in this life, and closed, is in its own slots as well: they are read too if
+the file here lacks it, as when somebody removed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.persist.bucket_log.slot_index import SlotIndex
+from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
+from holdfast.persist.recovery.takeover import FoundFile, Plan, doubts, plan
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.errors import HoldfastError, StoreDamagedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class _Truth(NamedTuple):
+    """What the bucket has of a store."""
+
+    snapshot: SnapshotVersion | None
+    deleted_epoch: int
+    records: list[LogRecord]
+    #: Where a store without a snapshot begins: beyond what was before it was deleted.
+    beginning: int = 0
+
+
+class StoreRestorer:
+    """Opens stores for one incarnation, on its own disk."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        incarnation: str,
+        disk: Disk,
+        layout: Layout,
+        manifests: Callable[[], Manifests],
+        dead_logs: BucketDeadLogs,
+        own_slots: SlotIndex,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        raise_epoch: Callable[[StoreId, int], Awaitable[int]],
+        not_snapshotted: Callable[[StoreId], object],
+    ) -> None:
+        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one;
+        `not_snapshotted` is told of stores that only the logs of dead owners have whole."""
+        self._server = server
+        self._incarnation = incarnation
+        self._disk = disk
+        self._layout = layout
+        self._manifests = manifests
+        self._dead_logs = dead_logs
+        self._own_slots = own_slots
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._raise_epoch = raise_epoch
+        self._not_snapshotted = not_snapshotted
+
+    async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
+        """Return the store, up to date, also if it is only to be read.
+
+        Raises StoreDamagedError, NewerFormatError, StorageError, BucketUnavailableError.
+        """
+        epoch, state = grant.epoch, grant.state
+        truth: _Truth = await self._run_in_thread(lambda: self._truth(store))
+        file, found = await self._run_in_thread(lambda: self._file(store, truth, grant))
+        try:
+            known = max([record.epoch for record in truth.records], default=truth.deleted_epoch)
+            known = max(known, truth.deleted_epoch, file.meta.epoch if file is not None else 0)
+            mine = file is not None and (file.meta.epoch, file.meta.incarnation) == (
+                epoch,
+                self._incarnation,
+            )
+            if not mine and known >= epoch:
+                epoch = await self._raise_epoch(store, known)
+            if file is None and (
+                found.batches or found.outcomes or (truth.beginning and state != StoreState.UNKNOWN)
+            ):
+                file = self._create(store)
+                if truth.beginning:
+                    file.go_on_from(truth.beginning, time=self._clock_ms())
+            if file is not None:
+                before = file.meta.revision
+                if found.batches or found.outcomes:
+                    file.apply(found.batches, found.outcomes)
+                    self._not_snapshotted(store)
+                if not mine:
+                    file.take(epoch, self._server, self._incarnation)
+                    logger.info(
+                        "store.taken_over store=%s epoch=%d revision=%d replayed=%d",
+                        store,
+                        epoch,
+                        file.meta.revision,
+                        file.meta.revision - before,
+                    )
+        except BaseException:
+            if file is not None:
+                with contextlib.suppress(HoldfastError):
+                    file.abandon()
+            raise
+        return Store(
+            store,
+            epoch,
+            file,
+            lambda: self._create_as_mine(store, epoch),
+            writable=state != StoreState.UNKNOWN or file is not None,
+        )
+
+    def _truth(self, store: StoreId) -> _Truth:
+        entry = self._manifests().find(store) or StoreEntry()
+        deleted_epoch = entry.deleted.epoch if entry.deleted is not None else 0
+        records = [
+            record for record in self._dead_logs.records(store) if record.epoch > deleted_epoch
+        ]
+        beginning = entry.deleted.revision + 1 if entry.deleted is not None else 0
+        return _Truth(entry.newest, deleted_epoch, records, beginning)
+
+    def _file(self, store: StoreId, truth: _Truth, grant: Grant) -> tuple[StoreFile | None, Plan]:
+        """Return the file to go on with, and what it lacks. Blocking."""
+        own = self._own_slots.last(store)
+        file = self._cached(store, truth)
+        if file is not None and (own is None or own <= (file.meta.epoch, file.meta.revision)):
+            try:
+                return file, self._missing(store, file, truth.records, grant, truth)
+            except StoreDamagedError as error:
+                self._discard(file, str(error))
+        elif file is not None:
+            self._discard(file, "it lacks what this server wrote")
+        records = truth.records
+        if own is not None:
+            own_records = self._own_records(store)
+            records = [
+                *records,
+                *(each for each in own_records if each.epoch > truth.deleted_epoch),
+            ]
+        restored = None
+        if truth.snapshot is not None:
+            restored = self._restore(store, truth.snapshot)
+        elif grant.state == StoreState.DURABLE:
+            # Logs alone do not tell how far it went.
+            raise StoreDamagedError(
+                store=str(store), reason="it was snapshotted, and the bucket has no snapshot of it"
+            )
+        try:
+            return restored, self._missing(store, restored, records, grant, truth)
+        except BaseException:
+            if restored is not None:
+                restored.abandon()
+            raise
+
+    def _cached(self, store: StoreId, truth: _Truth) -> StoreFile | None:
+        """Return the file on this disk if it is as good as the newest snapshot; remove any other."""
+        path = self._layout.store(store)
+        if not self._disk.exists(path):
+            return None
+        try:
+            file = StoreFile.open(path, store, disk=self._disk)
+        except StoreDamagedError as error:
+            self._remove(path, str(error))
+            return None
+        try:
+            if file.was_left_open:
+                file.quick_check()
+        except StoreDamagedError as error:
+            self._discard(file, str(error))
+            return None
+        order = (file.meta.epoch, file.meta.revision)
+        if order[0] <= truth.deleted_epoch or (
+            truth.snapshot is not None and order < truth.snapshot.order
+        ):
+            self._discard(file, "the bucket has a newer one")
+            return None
+        return file
+
+    def _missing(
+        self,
+        store: StoreId,
+        file: StoreFile | None,
+        records: list[LogRecord],
+        grant: Grant,
+        truth: _Truth,
+    ) -> Plan:
+        """Return what the logs have beyond the file. Raises StoreDamagedError if that may not be
+        all."""
+        meta = file.meta if file is not None else None
+        found = plan(
+            store,
+            records,
+            file_epoch=meta.epoch if meta else 0,
+            file_revision=meta.revision if meta else truth.beginning,
+        )
+        known = (
+            FoundFile(meta.epoch, meta.revision, meta.incarnation, closed=False) if meta else None
+        )
+        had_owner = grant.epoch > 1 and grant.state_before != StoreState.UNKNOWN
+        logs = self._dead_logs.logs()
+        if meta is None and truth.deleted_epoch:
+            logs = [log.after(store, truth.deleted_epoch) for log in logs]
+        doubt = doubts(store, logs, known, had_owner=had_owner)
+        if doubt:
+            raise StoreDamagedError(store=str(store), reason=doubt)
+        return found
+
+    def _restore(self, store: StoreId, version: SnapshotVersion) -> StoreFile:
+        path = self._layout.store(store)
+        self._disk.make_directory(path.parent)
+        draft = path.with_name(f"{path.name}.{self._incarnation}.draft")
+        try:
+            fetched = fetch(self._manifests().bucket, store, version, draft)
+        except (ObjectMissingError, ObjectDamagedError) as error:
+            raise StoreDamagedError(store=str(store), reason=f"its snapshot: {error}") from error
+        fetched.place(self._disk, path)
+        logger.info(
+            "store.restored store=%s epoch=%d revision=%d size_bytes=%d",
+            store,
+            version.epoch,
+            version.revision,
+            version.image_bytes,
+        )
+        return StoreFile.open(path, store, disk=self._disk)
+
+    def _own_records(self, store: StoreId) -> list[LogRecord]:
+        bucket = self._manifests().bucket
+        [log] = list_logs(bucket, self._server, self._incarnation)
+        return list(
+            read_store_records(bucket, self._server, self._incarnation, log.slots, store)
+        )
+
+    def _discard(self, file: StoreFile, reason: str) -> None:
+        with contextlib.suppress(HoldfastError):
+            file.abandon()
+        self._remove(file.path, reason)
+
+    def _remove(self, path: Path, reason: str) -> None:
+        logger.info("store.cache_dropped path=%s reason=%s", path.name, reason)
+        self._disk.remove(path)
+        self._disk.remove(path.with_name(path.name + "-wal"))
+
+    def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
+        return self._create(store, (epoch, self._server, self._incarnation))
+
+    def _create(self, store: StoreId, owner: tuple[int, str, str] = (0, "", "")) -> StoreFile:
+        path = self._layout.store(store)
+        self._disk.make_directory(path.parent)
+        if self._disk.exists(path):
+            self._remove(path, "the store begins anew")
+        return StoreFile.create(
+            path, store, time=self._clock_ms(), owner=owner, disk=self._disk
+        )

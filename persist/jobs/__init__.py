@@ -1,0 +1,1 @@
+"""What operators ask a server for."""

@@ -1,0 +1,178 @@
+"""Past states of a store, made from the bucket and the logs: what a restore reads, and what it writes.
+
+    find ──▶ Course (`point_in_time.py`) ──▶ draft beside where the file will be ──▶ the owner places it
+
+Blocking: run it in threads. Reads under a pin, so that the collector leaves what is read. Writes nothing
+but drafts, and snapshots of files that nobody has open. Kept: what counts for the store is not touched
+here, and a draft is complete before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from holdfast.persist.recovery.point_in_time import Course, Point, Target, course, not_reached
+from holdfast.protocol.errors import StorageFailedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
+from holdfast.shared_fs.disk.commit_log import LogRecord, read_log
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.quarantine import quarantined
+from holdfast.shared_fs.disk.record_spool import RecordSpool
+from holdfast.shared_fs.snapshots import snapshot as snapshots
+from holdfast.shared_fs.snapshots.manifest import (
+    KeepPolicy,
+    Manifests,
+    Published,
+    SnapshotVersion,
+    StoreEntry,
+)
+from holdfast.shared_fs.snapshots.pins import pinned
+from holdfast.shared_fs.snapshots.snapshot import compress, fetch, take_image
+from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+
+class PastStates:
+    """The past states that one server can make."""
+
+    def __init__(
+        self,
+        manifests: Callable[[], Manifests],
+        *,
+        disk: Disk,
+        layout: Layout,
+        incarnation: str,
+        clock_ms: Callable[[], int],
+        keep: KeepPolicy,
+    ) -> None:
+        """`incarnation` is in the names of drafts: those of one that has died are removed."""
+        self._manifests = manifests
+        self._disk = disk
+        self._layout = layout
+        self._incarnation = incarnation
+        self._clock_ms = clock_ms
+        self._keep = keep
+
+    def versions(self, store: StoreId) -> list[SnapshotVersion]:
+        """Return the snapshots that are kept, newest first. Raises BucketError."""
+        return list((self._manifests().find(store) or StoreEntry()).versions)
+
+    @contextlib.contextmanager
+    def found(
+        self, store: StoreId, target: Target, *, nearest: bool, seen: Iterable[Point] = ()
+    ) -> Iterator[Course]:
+        """Find how a store gets to a target, with what that reads pinned, and kept, around the body.
+
+        Raises PointNotReachedError if it does not, unless the nearest point before will do; BucketError,
+        StorageFailedError.
+        """
+        reason = f"restore of {store}"
+        with (
+            pinned(self._manifests(), store, self._clock_ms, reason, logs=True) as entry,
+            RecordSpool() as spool,
+        ):
+            found = course(store, entry, self._records(store, spool), target, seen)
+            if not found.exact and not (nearest and found.revision):
+                raise not_reached(store, target, found)
+            yield found
+
+    def _records(self, store: StoreId, spool: RecordSpool) -> list[LogRecord]:
+        """Return what any log, of whoever lives or not, has of a store."""
+        bucket = self._manifests().bucket
+        # The same record may be in two places.
+        unique: dict[tuple[int, int, int], LogRecord] = {}
+
+        def take(record: LogRecord) -> LogRecord | None:
+            if record.store != store:
+                return None
+            return unique.get(_place(record)) or spool.keep(record)
+
+        for log in list_logs(bucket):
+            for record in read_store_records(
+                bucket, log.server, log.incarnation, log.slots, store
+            ):
+                if _place(record) not in unique:
+                    unique[_place(record)] = spool.keep(record)
+        for folder in self._log_folders(store):
+            if self._disk.exists(folder):
+                for record in read_log(self._disk, folder, take).records:
+                    unique[_place(record)] = record
+        return sorted(unique.values(), key=lambda each: (each.epoch, each.previous_revision))
+
+    def _log_folders(self, store: StoreId) -> Iterator[Path]:
+        for server in self._disk.names(self._layout.servers):
+            for incarnation in self._disk.names(self._layout.server(server)):
+                yield self._layout.log(server, incarnation)
+        # What was acknowledged before the store turned out to be damaged.
+        yield from quarantined(self._disk, self._layout, store)
+
+    def draft(self, source: StoreId, found: Course, target: StoreId, path: Path) -> StoreFile:
+        """Make the state that `found` leads to a file of `target` at `path`, and return it, open.
+
+        Raises ObjectMissingError, ObjectDamagedError, StorageError.
+        """
+        disk = self._disk
+        disk.make_directory(path.parent)
+        disk.remove(path)
+        if found.version is None:
+            time = self._clock_ms()
+            file = StoreFile.create(path, source, time=time, disk=disk)
+            if found.beginning:
+                file.go_on_from(found.beginning, time=time)
+        else:
+            partial = path.with_name(f"{path.name}.part")
+            fetched = fetch(self._manifests().bucket, source, found.version, partial)
+            fetched.place(disk, path)
+            file = StoreFile.open(path, source, disk=disk)
+        try:
+            file.apply(found.batches, found.outcomes)
+            if target != source:
+                file.become(target)
+        except BaseException:
+            file.abandon()
+            raise
+        return file
+
+    def remember(self, path: Path, store: StoreId) -> tuple[StoreMeta, list[WriterOutcome]]:
+        """Publish a snapshot of a closed file, unless there is one, and return what it says of itself
+        and what retries of its writers would be answered. Raises BucketError, StorageError."""
+        file = StoreFile.open(path, store, disk=self._disk)
+        try:
+            meta, outcomes = file.meta, file.all_outcomes()
+            newest = (self._manifests().find(store) or StoreEntry()).newest
+            if newest is None or newest.order < (meta.epoch, meta.revision):
+                self._publish(file)
+        finally:
+            file.close()
+        return meta, outcomes
+
+    def publish(self, path: Path, store: StoreId) -> SnapshotVersion:
+        """Publish a snapshot of a closed file, as the newest. Raises BucketError, StorageError."""
+        file = StoreFile.open(path, store, disk=self._disk)
+        try:
+            return self._publish(file)
+        finally:
+            file.close()
+
+    def _publish(self, file: StoreFile) -> SnapshotVersion:
+        file.checkpoint()
+        path = self._layout.store(file.store)
+        draft = path.with_name(f"{path.name}.{self._incarnation}.image")
+        made = compress(take_image(file, draft), self._clock_ms())
+        manifests = self._manifests()
+        version = snapshots.put(manifests.bucket, made, secrets.token_hex(8))
+        outcome = manifests.publish([(file.store, version)], self._keep, self._clock_ms())[
+            file.store
+        ]
+        if outcome not in (Published.NEWEST, Published.OLDER):
+            raise StorageFailedError(reason=f"the bucket has {file.store} as {outcome}")
+        return version
+
+
+def _place(record: LogRecord) -> tuple[int, int, int]:
+    return record.epoch, record.previous_revision, record.revision

@@ -1,0 +1,97 @@
+"""Removing a store for good: its tombstones first, then every copy of it.
+
+    manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
+
+Blocking parts of what `administration.py` does as the owner. A crash before the second tombstone leaves
+the store as it is, without its snapshots; after it the store is damaged, until it is deleted again or
+all of it is gone. Whatever turns up later, of the epoch of the tombstones or before, is void: a
+zombie's snapshot, a log, a file, a coordinator's old state (`tombstone.py`, `manifest.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.quarantine import quarantined
+from holdfast.shared_fs.snapshots.manifest import (
+    Manifests,
+    SnapshotVersion,
+    StoreEntry,
+    Tombstone,
+    deleted,
+)
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
+from holdfast.shared_fs.snapshots.repacking import repack
+from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
+
+
+def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[SnapshotVersion]:
+    """Put the tombstone into the manifest and return the snapshots that are no longer named.
+
+    Raises BucketError.
+    """
+    before: list[SnapshotVersion] = []
+
+    def change(entry: StoreEntry | None) -> StoreEntry:
+        before[:] = entry.versions if entry is not None else ()
+        return deleted(entry, tombstone)
+
+    manifests.update_entry(store, change)
+    return before
+
+
+def remove_snapshots(
+    manifests: Manifests, store: StoreId, dropped: list[SnapshotVersion], epoch: int, now_ms: int
+) -> int:
+    """Remove the objects of a deleted store, up to an epoch, and return how many. What shared an object
+    with it moves to another; the old one is the collector's. Raises BucketError."""
+    bucket = manifests.bucket
+    folder = f"{SNAPSHOT_PREFIX}{store.tenant}/{store.name}.{StoreKind(store.kind).word}/"
+    count = 0
+    for listed in list(bucket.list(folder)):
+        with contextlib.suppress(ObjectMissingError):
+            found = version_of_object(listed.key, bucket.head(listed.key))
+            if found is not None and found[1].epoch <= epoch:
+                bucket.delete(listed.key)
+                count += 1
+    for key in {version.key for version in dropped if version.key.startswith(PACK_PREFIX)}:
+        # One that is damaged or gone holds nothing that could move.
+        with contextlib.suppress(ObjectMissingError, ObjectDamagedError):
+            repack(manifests, key, now_ms)
+    return count
+
+
+def remove_files(disk: Disk, layout: Layout, store: StoreId, epoch: int) -> int:
+    """Remove the files of a store that its tombstone voids, with WALs, and what is in quarantine; return
+    how many files. Raises StorageFailedError."""
+    count = 0
+    folder = layout.store(store).parent
+    for generation in layout.generations(disk, store, with_deleted=True):
+        if generation <= epoch:
+            count += 1
+            _remove(disk, layout.store(store, generation))
+    start = f"{store.name}.{StoreKind(store.kind).word}."
+    for name in disk.names(folder):
+        # Drafts, and WALs whose file went before them.
+        generation_text, dot, rest = name.removeprefix(start).partition(".db")
+        ours = name.startswith(start) and dot and rest and generation_text.isdigit()
+        if ours and int(generation_text) <= epoch:
+            disk.remove(folder / name)
+    if disk.exists(folder):
+        disk.sync_directory(folder)
+    for copy in quarantined(disk, layout, store):
+        for name in disk.names(copy):
+            disk.remove(copy / name)
+            count += 1
+        disk.remove_directory(copy)
+    return count
+
+
+def _remove(disk: Disk, path: Path) -> None:
+    disk.remove(path)
+    disk.remove(path.with_name(path.name + "-wal"))

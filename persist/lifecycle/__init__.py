@@ -1,0 +1,1 @@
+"""A server's life: it opens stores, beats, drains, leaves."""

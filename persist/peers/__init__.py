@@ -1,0 +1,1 @@
+"""Talking to the coordinator and to the other owners."""

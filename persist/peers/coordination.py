@@ -1,0 +1,299 @@
+"""What a server and the coordinator say to each other, as the server sees it.
+
+The server asks: to be registered, to open and to release stores. The coordinator commands: a sign of
+life, to register again, to drain. Kept:
+
+- The server obeys nobody of a lower term than the highest it has heard. A command of a deposed
+  coordinator is refused, and an answer of it counts as none.
+- A question is asked again by whoever needs the answer; each is harmless when it arrives twice.
+
+Decides nothing: what a drain does is `draining.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.control import Heartbeat, ServerMode
+from holdfast.protocol.errors import (
+    DeposedError,
+    HoldfastError,
+    MalformedFrameError,
+    NoCoordinatorError,
+    OtherClusterError,
+    ProtocolError,
+    UnavailableError,
+    error_from_wire,
+    internal_error,
+)
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_ARRAY_LENGTH, MAX_TERM
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.subjects import Subjects
+
+logger = logging.getLogger("holdfast.persist")
+
+_RETRY_SECONDS: Final = 0.1
+#: Of stores that this server has not given back.
+NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
+#: Of no file.
+NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
+#: How often a server whose tree has no id yet looks again before it takes a coordinator for another's.
+_LATE_TRIES: Final = 20
+
+
+class Coordination:
+    """The coordinator, to one incarnation of a server."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        subjects: Subjects,
+        server: str,
+        incarnation: str,
+        mode: Callable[[], ServerMode],
+        drain: Callable[[bool], None],
+        snapshot: Callable[[list[StoreId] | None], int] | None = None,
+        read_cluster: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet. `drain` is called when the coordinator says that the server is to drain, or no longer;
+        `snapshot` when an operator wants stores snapshotted, or all that are open."""
+        self._bus = bus
+        self._subjects = subjects
+        self._server = server
+        self._incarnation = incarnation
+        self._mode = mode
+        self._drain = drain
+        self._snapshot = snapshot
+        self._read_cluster = read_cluster
+        #: The id of this server's cluster, once it is known.
+        self.cluster = ""
+        self._register_again = asyncio.Event()
+        self._mishaps = Mishaps(logger)
+        #: The highest term heard.
+        self.term = 0
+        #: The coordinator has accepted this incarnation: it may own stores.
+        self.registered = False
+
+    # What the coordinator commands
+    def command(self, payload: bytes) -> bytes:
+        """Obey a command and return the reply, whatever `payload` holds."""
+        try:
+            self._recognise(frames.cluster_of(payload, max_length=MAX_ARRAY_LENGTH))
+            more = self._obey(frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH))
+        except HoldfastError as error:
+            return frames.encode_control_error(error)
+        except Exception as error:  # noqa: BLE001 (it is this command's answer)
+            self._mishaps.note("server.command_failed", self._server, error)
+            return frames.encode_control_error(internal_error("the command", error))
+        return frames.encode_control(
+            server=self._server,
+            incarnation=self._incarnation,
+            state=self._mode(),
+            term=self.term,
+            **more,
+        )
+
+    def _obey(self, fields: Any) -> dict[str, object]:
+        """Return what the reply says beside the usual."""
+        self._hear(fields)
+        match fields.get("command"):
+            case "probe":
+                pass
+            case "register":
+                self._register_again.set()
+            case "drain" | "undrain" as command:
+                # Another incarnation's order was for the life before this one.
+                if fields.get("incarnation") == self._incarnation:
+                    self._drain(command == "drain")
+            case "snapshot" if self._snapshot is not None:
+                return {"snapshots": self._snapshot(_stores(fields.get("stores")))}
+            case unknown:
+                raise MalformedFrameError(reason=f"unknown command {unknown!r:.80}")
+        return {}
+
+    def _recognise(self, found: str | None) -> None:
+        """Raise OtherClusterError if a coordinator is that of another cluster."""
+        if not found or found == self.cluster:
+            return
+        if not self.cluster:
+            # The first coordinator makes the id, before it says anything.
+            self.cluster = self._read_cluster()
+        if found != self.cluster:
+            who = f"the coordinator on prefix {self._subjects.prefix!r}"
+            expected = f"that of server {self._server}, {self.cluster or 'which is new'}"
+            raise OtherClusterError(who=who, found=found, expected=expected)
+
+    def _hear(self, fields: Any) -> None:
+        term = fields.get("term")
+        if type(term) is not int or not 0 <= term < MAX_TERM:
+            # Who believed a term without bounds would never obey a coordinator again.
+            return
+        if term < self.term:
+            raise DeposedError(term=term, newer_term=self.term)
+        self.term = term
+
+    # What the server says
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        """Publish a heartbeat."""
+        await self._bus.publish(self._subjects.heartbeat(), encode_heartbeat(heartbeat))
+
+    async def register(self, give_up: Callable[[], bool]) -> None:
+        """Return once this incarnation is registered, or `give_up` says so. Raises FencedError,
+        OtherClusterError."""
+        warned = False
+        late_tries = _LATE_TRIES
+        while not give_up():
+            try:
+                await self._ask("register")
+                self.registered = True
+                return
+            except OtherClusterError:
+                # Another host's file may be hidden by a cache of this one for a while.
+                if self.cluster or not late_tries:
+                    raise
+                late_tries -= 1
+                await asyncio.sleep(_RETRY_SECONDS)
+            except UnavailableError as error:
+                if not warned:
+                    logger.warning("server.waiting server=%s reason=%s", self._server, error)
+                    warned = True
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def keep_registered(self, give_up: Callable[[], bool]) -> None:
+        """Register again whenever the coordinator asks for it, for ever."""
+        while True:
+            await self._register_again.wait()
+            self._register_again.clear()
+            await self.register(give_up)
+
+    async def open(
+        self, wanted: Sequence[tuple[StoreId, bool]], above: Mapping[StoreId, int] = NO_EPOCHS
+    ) -> list[list[Any]]:
+        """Ask for stores `(store, create)`, of some with an epoch above one; return for each `[epoch,
+        state, state_before]` or `[None, code, fields]`. Raises NoCoordinatorError, FencedError."""
+        stores = [[*store, create, above.get(store)] for store, create in wanted]
+        grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
+        return grants
+
+    async def raise_epoch(self, store: StoreId, known_epoch: int) -> int:
+        """Tell of an epoch found on disk and return a higher one, which is this server's.
+
+        Raises NotOwnerError, NoCoordinatorError, FencedError, ProtocolError.
+        """
+        answer = await self._ask("open", stores=[[*store, False, known_epoch]])
+        grant = answer["grants"][0]
+        if grant[0] is None:
+            raise error_from_wire(grant[1], grant[2])
+        epoch: int = grant[0]
+        if epoch <= known_epoch:
+            raise ProtocolError(
+                reason=f"the coordinator granted epoch {epoch} after {known_epoch}"
+            )
+        return epoch
+
+    async def adopt(self, stores: Sequence[StoreId]) -> list[list[Any]]:
+        """Ask for stores that nobody owns any more; return as `open` does.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        answer = await self._ask("adopt", stores=[list(store) for store in stores])
+        grants: list[list[Any]] = answer["grants"]
+        return grants
+
+    async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        """Tell that the files of these stores are durable at a revision each.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        await self._ask("created", stores=[[*store, revision] for store, revision in stores])
+
+    async def closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
+        """Tell that files were closed, durable: `(store, epoch, revision)`. It may be late.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
+
+    async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
+        """Tell that the bucket has all of `(store, epoch, revision)`; return for each if that is
+        recorded, so that its file may go. Raises NoCoordinatorError, FencedError."""
+        answer = await self._ask("cold", stores=[[*store, *at] for store, *at in stores])
+        recorded: list[bool] = answer["cold"]
+        return recorded
+
+    async def release(
+        self,
+        stores: Sequence[tuple[StoreId, int]],
+        *,
+        nothing: bool = False,
+        revisions: Mapping[StoreId, int] = NOTHING_KNOWN,
+    ) -> None:
+        """Give up `(store, epoch)`, none of which is open; with `nothing` none of which exists.
+        `revisions`: at which their files were closed, durable. Raises NoCoordinatorError."""
+        released = [
+            [*store, epoch, nothing, revision]
+            if (revision := revisions.get(store)) is not None
+            else [*store, epoch, *([True] if nothing else [])]
+            for store, epoch in stores
+        ]
+        await self._ask("release", stores=released)
+
+    async def deleted(self, store: StoreId, epoch: int) -> bool:
+        """Tell that nothing of a store counts any more; return if that is recorded. Raises
+        NoCoordinatorError, FencedError."""
+        answer = await self._ask("deleted", stores=[[*store, epoch]])
+        return bool(answer.get("deleted") == [True])
+
+    async def release_all(self) -> None:
+        """Give up everything: this incarnation ends. Raises NoCoordinatorError."""
+        await self._ask("release", stores=None)
+
+    async def vacate(self, number: int) -> None:
+        """Give up everything, with nothing open, and live on. Raises NoCoordinatorError."""
+        await self._ask("vacate", number=number)
+
+    async def _ask(self, verb: str, **fields: object) -> Any:
+        """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
+        payload = frames.encode_control(
+            server=self._server,
+            incarnation=self._incarnation,
+            cluster=self.cluster,
+            **fields,
+        )
+        try:
+            answer = await self._bus.request(
+                self._subjects.cluster(verb), payload, CONTROL_TIMEOUT_SECONDS
+            )
+        except UnavailableError as error:
+            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+        self._recognise(frames.cluster_of(answer))
+        decoded = frames.decode_control(answer)
+        self._hear(decoded)
+        return decoded
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    return frames.encode_control(**heartbeat._asdict())
+
+
+def _stores(rows: Any) -> list[StoreId] | None:
+    """Return the stores that a command names. Raises InvalidNameError, MalformedFrameError."""
+    if rows is None:
+        return None
+    if type(rows) is not list or any(type(row) is not list for row in rows):
+        raise MalformedFrameError(reason="stores are a list of [tenant, kind, name]")
+    try:
+        return [
+            StoreId(check_tenant(tenant), StoreKind(kind), check_store(name))
+            for tenant, kind, name in rows
+        ]
+    except (TypeError, ValueError) as error:
+        raise MalformedFrameError(reason=f"stores: {error}") from error

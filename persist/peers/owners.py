@@ -1,0 +1,74 @@
+"""Owners: asks the owner of each of some stores for its head, so that each has one.
+
+Works through the wire like any client, in small batches: a store that nobody owns is assigned and
+opened, and whoever opens it brings it up to date from the logs of dead owners first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.errors import MalformedFrameError, error_from_wire
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+
+#: Stores taken over between two breaths.
+_BATCH: Final = 32
+_BREATH_SECONDS: Final = 0.05
+_READER: Final = b"log-reaper"
+
+
+class Owners:
+    """The owners of a cluster's stores, as the coordinator names them."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+
+    async def take_over(self, stores: Sequence[StoreId]) -> None:
+        """Return once each store is open at its owner, or was a moment ago. Raises HoldfastError: of
+        the first one that is not."""
+        for start in range(0, len(stores), _BATCH):
+            by_tenant: dict[str, list[StoreId]] = defaultdict(list)
+            for store in stores[start : start + _BATCH]:
+                by_tenant[store.tenant].append(store)
+            for tenant, some in by_tenant.items():
+                await self._take_over(tenant, some)
+            await asyncio.sleep(_BREATH_SECONDS)
+
+    async def _take_over(self, tenant: str, stores: list[StoreId]) -> None:
+        answer = await self._bus.request(
+            self._subjects.coordinator(tenant, "resolve"),
+            frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
+            CONTROL_TIMEOUT_SECONDS,
+            tenant,
+        )
+        owners = frames.decode_control(answer)["owners"]
+        by_owner: dict[str, list[StoreId]] = defaultdict(list)
+        for store, owner in zip(stores, owners, strict=True):
+            if owner[0] is None:
+                raise error_from_wire(owner[1], owner[2])
+            by_owner[owner[0]].append(store)
+        for owner_name, some in by_owner.items():
+            for store in some:
+                await self._ask_head(owner_name, store)
+
+    async def _ask_head(self, owner: str, store: StoreId) -> None:
+        group = [store.kind, store.name, 0, 0, 0, [[frames.HEAD]]]
+        reply = await self._bus.request(
+            self._subjects.server(store.tenant, owner),
+            frames.encode_request(_READER, [group]),
+            CONTROL_TIMEOUT_SECONDS,
+            store.tenant,
+        )
+        for element in frames.decode(reply):
+            if type(element) is not list or len(element) < 3:
+                raise MalformedFrameError(reason="a reply's element")
+            if element[1] != 0:
+                raise error_from_wire(element[2], element[3])

@@ -1,0 +1,1 @@
+"""Takeover and point-in-time restore: pure replay of logs."""

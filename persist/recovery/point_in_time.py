@@ -1,0 +1,196 @@
+"""Point in time: how a store was at a revision or a time, as far as snapshots and logs can tell.
+
+Pure: given the versions that are kept and the records that any log has, `course` says from which version
+to start and what to apply. What it reaches is exact, or it says between which two points the target
+lies. A revision is reached exactly or not. A time is, if nothing can have happened between what was
+reached and that time: the next change is known and later, or somebody saw the store unchanged after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, overload
+
+from holdfast.persist.recovery.takeover import batches_of, following
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    PointNotReachedError,
+    StoreDamagedError,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+
+
+class Target(NamedTuple):
+    """One of the two; a time is milliseconds since the epoch."""
+
+    time: int | None = None
+    revision: int | None = None
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError."""
+        if (self.time is None) == (self.revision is None):
+            raise InvalidArgumentError(argument="target", reason="either a time or a revision")
+
+    def covers(self, revision: int, time: int) -> bool:
+        """Tell if a change of this revision and time lies at or before the target."""
+        return (self.time is None or time <= self.time) and (
+            self.revision is None or revision <= self.revision
+        )
+
+    def __str__(self) -> str:
+        return f"revision {self.revision}" if self.time is None else f"time {self.time}"
+
+
+class Point(NamedTuple):
+    """A state that the store had, at the latest until `until`."""
+
+    epoch: int
+    revision: int
+    time: int
+    until: int
+
+
+class Steps(Sequence[AppliedBatch]):
+    """Batches to be applied, of which each is decoded when it is asked for: large values in the log may
+    be more than memory should hold."""
+
+    def __init__(self) -> None:
+        #: The record, which payload of it, and how many of that one's changes.
+        self._steps: list[tuple[LogRecord, int, int]] = []
+        self.change_count = 0
+
+    def add(self, record: LogRecord, payload: int, change_count: int) -> None:
+        """Add the first changes of one payload of a record."""
+        self._steps.append((record, payload, change_count))
+        self.change_count += change_count
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> AppliedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AppliedBatch]: ...
+    def __getitem__(self, index: int | slice) -> AppliedBatch | list[AppliedBatch]:
+        if isinstance(index, slice):
+            return [_batch(*step) for step in self._steps[index]]
+        return _batch(*self._steps[index])
+
+    def __iter__(self) -> Iterator[AppliedBatch]:
+        return (_batch(*step) for step in self._steps)
+
+
+@dataclass(slots=True)
+class Course:
+    """How to get to a state. Without a version it starts from nothing, at revision `beginning`."""
+
+    version: SnapshotVersion | None
+    beginning: int = 0
+    #: As long as the records are there that they are from.
+    batches: Steps = field(default_factory=Steps)
+    outcomes: list[WriterOutcome] = field(default_factory=list)
+    #: What is reached.
+    revision: int = 0
+    time: int = 0
+    exact: bool = False
+    #: The first point beyond the target that can be reached, as revision and time.
+    after: tuple[int, int] | None = None
+
+
+def course(
+    store: StoreId,
+    entry: StoreEntry | None,
+    records: Sequence[LogRecord],
+    target: Target,
+    seen: Iterable[Point] = (),
+) -> Course:
+    """Return how to get to `target`, or as near before it as can be. `seen` are states that somebody
+    saw, beside those that were snapshotted."""
+    entry = entry or StoreEntry()
+    deleted_epoch = entry.deleted.epoch if entry.deleted is not None else 0
+    records = [record for record in records if record.epoch > deleted_epoch]
+    version = entry.at(time=target.time, revision=target.revision)
+    found = Course(version)
+    epoch = deleted_epoch + 1
+    if version is not None:
+        epoch, found.revision, found.time = version.epoch, version.revision, version.time
+    elif entry.deleted is not None:
+        found.beginning = found.revision = entry.deleted.revision + 1
+    reached = (epoch, found.revision)
+    try:
+        for record in following(store, records, file_epoch=epoch, file_revision=found.revision):
+            for payload, batch in enumerate(batches_of(record)):
+                kept = _covered(batch, target)
+                if kept:
+                    found.batches.add(record, payload, len(kept))
+                    found.revision = batch.previous_revision + len(kept)
+                    found.time = batch.time
+                    reached = (record.epoch, found.revision)
+                if len(kept) < len(batch.changes):
+                    found.after = (found.revision + 1, batch.time)
+                    break
+            if found.after is not None:
+                break
+            found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
+    except StoreDamagedError:
+        # What is beyond the gap does not follow from what is known.
+        pass
+    points = [Point(*each.order, each.time, each.taken) for each in entry.versions]
+    found.exact = _is_exact(found, reached, target, [*points, *seen])
+    if found.after is None:
+        later = [
+            (point.revision, point.time)
+            for point in points
+            if not target.covers(point.revision, point.time)
+        ]
+        found.after = min(later, default=None)
+    return found
+
+
+def _batch(record: LogRecord, payload: int, change_count: int) -> AppliedBatch:
+    changes = frames.decode_changes(record.payloads[payload])
+    return AppliedBatch(
+        changes.previous_revision, changes.time, changes.changes[:change_count]
+    )
+
+
+def _covered(batch: AppliedBatch, target: Target) -> Sequence[frames.WireChange]:
+    if target.time is not None and batch.time > target.time:
+        return []
+    if target.revision is None:
+        return batch.changes
+    return batch.changes[: max(0, target.revision - batch.previous_revision)]
+
+
+def _is_exact(
+    found: Course, reached: tuple[int, int], target: Target, points: Iterable[Point]
+) -> bool:
+    if target.time is None:
+        return found.revision == target.revision
+    if found.revision == 0:
+        return False
+    if found.after is not None:
+        return True
+    return any(
+        ((point.epoch, point.revision) == reached and point.until >= target.time)
+        or (point.revision == found.revision + 1 and point.time > target.time)
+        for point in points
+    )
+
+
+def not_reached(store: StoreId, target: Target, found: Course) -> PointNotReachedError:
+    """Return what to refuse with when a course is not exact."""
+    before = [found.revision, found.time] if found.revision else None
+    after = list(found.after) if found.after is not None else None
+    near = [
+        f"revision {point[0]} of time {point[1]}" for point in (before, after) if point is not None
+    ]
+    reason = f"what can be is {' or '.join(near)}" if near else "there is nothing to start from"
+    return PointNotReachedError(
+        store=str(store), target=str(target), reason=reason, before=before, after=after
+    )

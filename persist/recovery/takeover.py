@@ -1,0 +1,373 @@
+"""Takeover: what the logs of fenced incarnations add to a store's file.
+
+`plan` is pure. The rules, which together keep one order through any number of owners:
+
+- Records are taken epoch by epoch, oldest first, and within an epoch in the order of their revisions,
+  which is that of the log.
+- Records of epochs before the file's own are void: who took the store over had applied what counted.
+- An epoch ends where the next one begins: a record of a higher epoch that starts at revision r makes
+  everything of lower epochs beyond r void. So what a zombie appended to its log after it was fenced
+  (it was never acknowledged) cannot appear once a later owner has written.
+- A record follows the one before it without a gap, or the store is damaged and says what is missing.
+
+`doubts` is pure too: it tells of which stores a damaged or missing log may have held the last changes,
+which no gap would show. That can be only its owner's log: a later owner started from all there was.
+
+`DeadLogs` reads and keeps the logs, one read for each dead incarnation whatever its stores.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import StoreDamagedError
+from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.commit_log import LogContents, LogRecord, read_log
+from holdfast.shared_fs.disk.dead_incarnation import is_let_go, log_is_missing, loss_is_accepted
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.quarantine import kept_records
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+
+logger = logging.getLogger("holdfast.persist")
+
+_MISSING: Final = "is missing"
+#: Stands for a server in what was kept with files in quarantine.
+_QUARANTINE: Final = "quarantine"
+
+
+class Plan(NamedTuple):
+    """What to apply to a file, in order."""
+
+    batches: list[AppliedBatch]
+    outcomes: list[WriterOutcome]
+
+    def reaches(self, revision: int) -> int:
+        """Return the revision that a file at `revision` has with this."""
+        for last in self.batches[-1:]:
+            return last.previous_revision + len(last.changes)
+        return revision
+
+
+def plan(
+    store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
+) -> Plan:
+    """Return what `records`, of any dead incarnations, add to a file at `file_revision`.
+
+    Raises StoreDamagedError when revisions in between are missing.
+    """
+    found = Plan([], [])
+    for record in following(
+        store, records, file_epoch=file_epoch, file_revision=file_revision
+    ):
+        found.batches.extend(batches_of(record))
+        found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
+    return found
+
+
+def following(
+    store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
+) -> Iterator[LogRecord]:
+    """Yield those of `records` that count, from a file's revision on, without a gap.
+
+    Raises StoreDamagedError where one begins.
+    """
+    by_epoch: dict[int, list[LogRecord]] = {}
+    for record in records:
+        if record.epoch >= file_epoch:
+            by_epoch.setdefault(record.epoch, []).append(record)
+    epochs = sorted(by_epoch)
+    starts = [min(record.previous_revision for record in by_epoch[epoch]) for epoch in epochs]
+    revision = file_revision
+    for index, epoch in enumerate(epochs):
+        end = min(starts[index + 1 :], default=None)
+        # Of one owner. Some may be in its log and in quarantine too, each of which may lack others.
+        for record in sorted(by_epoch[epoch], key=_order):
+            if record.revision < revision or (end is not None and record.revision > end):
+                continue
+            if record.revision == revision and record.previous_revision < revision:
+                continue
+            if record.previous_revision != revision:
+                raise StoreDamagedError(
+                    store=str(store),
+                    reason=f"revisions {revision + 1} to {record.previous_revision} are neither in "
+                    "its file nor in any log",
+                )
+            yield record
+            revision = record.revision
+
+
+def _order(record: LogRecord) -> tuple[int, int]:
+    return record.previous_revision, record.revision
+
+
+def batches_of(record: LogRecord) -> list[AppliedBatch]:
+    """Return the changes of a record, as a file takes them."""
+    decoded = [frames.decode_changes(payload) for payload in record.payloads]
+    return [AppliedBatch(each.previous_revision, each.time, each.changes) for each in decoded]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLog:
+    """The log of a fenced incarnation."""
+
+    server: str
+    incarnation: str
+    records: Mapping[StoreId, Sequence[LogRecord]] = field(default_factory=dict)
+    #: Why records may be missing; empty for a log that is whole.
+    problem: str = ""
+    #: An operator accepts that they are.
+    accepted: bool = False
+    #: The epoch of each store's last record behind the last damage.
+    sound_epochs: Mapping[StoreId, int] = field(default_factory=dict)
+
+    @property
+    def is_short(self) -> bool:
+        """Something acknowledged may be missing from it, and nobody has accepted that."""
+        return bool(self.problem) and not self.accepted
+
+    def __str__(self) -> str:
+        if self.server == _QUARANTINE:
+            return f"what {_QUARANTINE}/{self.incarnation} keeps {self.problem}"
+        return f"the log of incarnation {self.incarnation} of server {self.server} {self.problem}"
+
+    def after(self, store: StoreId, epoch: int) -> Self:
+        """Return the log as if it had nothing of a store up to an epoch."""
+        later = [record for record in self.records.get(store, ()) if record.epoch > epoch]
+        sound_epochs = self.sound_epochs
+        if sound_epochs.get(store, epoch + 1) <= epoch:
+            sound_epochs = {each: sound for each, sound in sound_epochs.items() if each != store}
+        return replace(self, records={store: later} if later else {}, sound_epochs=sound_epochs)
+
+    def speaks_of(self, store: StoreId, file: FoundFile | None) -> bool:
+        """Tell if records or the file name its incarnation as an owner of the store."""
+        return store in self.records or (file is not None and file.incarnation == self.incarnation)
+
+    @classmethod
+    def missing(cls, server: str, incarnation: str) -> Self:
+        """Return what stands for a log that somebody removed."""
+        return cls(server, incarnation, problem=_MISSING)
+
+    @classmethod
+    def of(cls, server: str, incarnation: str, contents: LogContents) -> Self:
+        """Return the log that `contents` were read from."""
+        records: dict[StoreId, list[LogRecord]] = {}
+        for record in contents.records:
+            records.setdefault(record.store, []).append(record)
+        places = [
+            f"{damage.segment} at byte {damage.offset}: {damage.reason}"
+            for damage in contents.damage
+            if not damage.torn_end
+        ]
+        return cls(
+            server,
+            incarnation,
+            records,
+            problem=f"is damaged ({'; '.join(places[:3])})" if places else "",
+            sound_epochs={
+                record.store: record.epoch for record in contents.records[contents.sound_from :]
+            },
+        )
+
+
+class FoundFile(NamedTuple):
+    """What a store's file says, and if its last owner closed it: there is no WAL then."""
+
+    epoch: int
+    revision: int
+    incarnation: str
+    closed: bool
+
+
+def doubts(
+    store: StoreId, logs: Iterable[DeadLog], file: FoundFile | None, *, had_owner: bool
+) -> str:
+    """Return why changes of `store` may be missing though no gap shows it; else an empty text.
+
+    `had_owner`: somebody before was allowed to create the store, so that changes may be missing of
+    which neither a file nor a log tells.
+    """
+    logs = list(logs)
+    last_epoch = max(
+        [record.epoch for log in logs for record in log.records.get(store, ())],
+        default=0,
+    )
+    if file is not None:
+        last_epoch = max(last_epoch, file.epoch)
+    for log in logs:
+        if log.is_short and _may_lack(store, log, file, last_epoch, had_owner=had_owner):
+            revisions = [record.revision for record in log.records.get(store, ())]
+            known = max([*revisions, file.revision if file is not None else 0])
+            return f"changes after revision {known} may be missing: {log}. Try: holdfast doctor"
+    return ""
+
+
+def _may_lack(
+    store: StoreId, log: DeadLog, file: FoundFile | None, last_epoch: int, *, had_owner: bool
+) -> bool:
+    """Tell if a short log may have held the store's last changes."""
+    if last_epoch == 0:
+        return had_owner
+    records = log.records.get(store, ())
+    epoch = max([record.epoch for record in records], default=0)
+    if file is not None and file.incarnation == log.incarnation:
+        epoch = max(epoch, file.epoch)
+    if epoch < last_epoch:
+        # Never its own, or a later owner started from all there was.
+        return False
+    if log.sound_epochs.get(store) == epoch:
+        # A record behind the damage: without a gap before it, nothing of the store was in there.
+        return False
+    if file is None or not file.closed or file.incarnation != log.incarnation:
+        return True
+    # It was complete when its owner closed it, if that was after all that the log tells of.
+    return any(record.revision > file.revision for record in records)
+
+
+class DeadLogs:
+    """The logs of fenced incarnations on the shared file system, by store."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        incarnation: str,
+        *,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`incarnation` is the caller's own, which is never read."""
+        self._wait = wait
+        self._disk = disk
+        self._layout = layout
+        self._own = incarnation
+        self._loaded: dict[tuple[str, str], DeadLog] = {}
+        #: What was kept with files that are in quarantine, by tenant and folder.
+        self._kept: dict[tuple[str, str], DeadLog] = {}
+
+    def refresh(self) -> None:
+        """Read the logs of incarnations that were fenced since the last call. Blocking.
+
+        May run in a thread: readers see the old collection or the new one. Raises
+        StorageFailedError.
+        """
+        lives = [
+            (server, incarnation)
+            for server in self._disk.names(self._layout.servers)
+            for incarnation in self._disk.names(self._layout.server(server))
+            if incarnation != self._own
+        ]
+        ended = {life for life in lives if self._has_ended(*life)}
+        if ended and self._disk.direct:
+            # What this host remembered from before the fences, sizes and small files, is forgotten
+            # then, and direct reads alone do not get past all of it.
+            self._wait(NETWORK_CACHE_SECONDS)
+        loaded = {}
+        for life in lives:
+            log = self._find(*life, self._loaded.get(life), has_ended=life in ended)
+            if log is not None:
+                loaded[life] = log
+        # After the logs, and set before them: what a log lets go is kept elsewhere before.
+        kept = {}
+        for place in kept_records(self._disk, self._layout):
+            kept[place] = self._kept.get(place) or self._read_kept(*place)
+        self._kept = kept
+        self._loaded = loaded
+
+    def logs(self) -> list[DeadLog]:
+        """Return every log read so far."""
+        return list(self._loaded.values())
+
+    def records(self, store: StoreId) -> list[LogRecord]:
+        """Return every record of `store` in the logs read so far, log by log, and what was kept with
+        its files in quarantine."""
+        found: list[LogRecord] = []
+        for log in (*self._loaded.values(), *self._kept.values()):
+            found.extend(log.records.get(store, ()))
+        return found
+
+    def kept(self, store: StoreId) -> list[DeadLog]:
+        """Return what was kept with files of `store` in quarantine, each as a log."""
+        return [log for log in self._kept.values() if store in log.records]
+
+    def incarnations(self) -> list[tuple[str, str]]:
+        """Return the `(server, incarnation)` of every log read so far."""
+        return list(self._loaded)
+
+    def stores(self, server: str, incarnation: str) -> list[StoreId]:
+        """Return the stores that a dead incarnation's log speaks of."""
+        log = self._loaded.get((server, incarnation))
+        return list(log.records) if log is not None else []
+
+    def _has_log(self, server: str, incarnation: str) -> bool:
+        folder = self._layout.log(server, incarnation)
+        return self._disk.exists(folder) and bool(self._disk.names(folder))
+
+    def _has_ended(self, server: str, incarnation: str) -> bool:
+        """Tell if an incarnation has left a log that was not read yet, and is fenced."""
+        known = self._loaded.get((server, incarnation))
+        if known is not None and known.problem != _MISSING:
+            return False
+        return self._has_log(server, incarnation) and not fence.is_open(
+            self._disk, self._layout.fence(server, incarnation)
+        )
+
+    def _find(
+        self, server: str, incarnation: str, known: DeadLog | None, *, has_ended: bool
+    ) -> DeadLog | None:
+        """Return the log of an incarnation; None if it lives, or there is nothing left of it."""
+        if self._has_log(server, incarnation):
+            if known is None or known.problem == _MISSING:
+                if not has_ended:
+                    return None
+                known = self._read(server, incarnation)
+        elif not log_is_missing(self._disk, self._layout, server, incarnation):
+            return None
+        if known is None:
+            known = self._missing(server, incarnation)
+        if known.is_short and loss_is_accepted(self._disk, self._layout, server, incarnation):
+            known = replace(known, accepted=True)
+            logger.warning("log.loss_accepted server=%s incarnation=%s", server, incarnation)
+        return known
+
+    def _read(self, server: str, incarnation: str) -> DeadLog:
+        if is_let_go(self._disk, self._layout, server, incarnation):
+            return DeadLog(server, incarnation)
+        contents = read_log(self._disk, self._layout.log(server, incarnation))
+        for damage in contents.damage:
+            logger.log(
+                logging.INFO if damage.torn_end else logging.ERROR,
+                "log.damage server=%s incarnation=%s segment=%s offset=%d reason=%s",
+                server,
+                incarnation,
+                damage.segment,
+                damage.offset,
+                damage.reason,
+            )
+        log = DeadLog.of(server, incarnation, contents)
+        logger.info(
+            "log.read server=%s incarnation=%s stores=%d records=%d size_bytes=%d",
+            server,
+            incarnation,
+            len(log.records),
+            len(contents.records),
+            contents.size_bytes,
+        )
+        return log
+
+    def _read_kept(self, tenant: str, folder: str) -> DeadLog:
+        contents = read_log(self._disk, self._layout.quarantine / tenant / folder)
+        log = DeadLog.of(_QUARANTINE, f"{tenant}/{folder}", contents)
+        if log.problem:
+            logger.error("log.damage place=%s/%s/%s", _QUARANTINE, log.incarnation, log.problem)
+        return log
+
+    def _missing(self, server: str, incarnation: str) -> DeadLog:
+        logger.error("log.missing server=%s incarnation=%s", server, incarnation)
+        return DeadLog.missing(server, incarnation)

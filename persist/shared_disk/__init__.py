@@ -1,0 +1,1 @@
+"""How stores open, logs are reaped and fences watched on a shared file system."""

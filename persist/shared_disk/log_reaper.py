@@ -1,0 +1,117 @@
+"""The log reaper: lets the logs of dead incarnations go.
+
+A dead incarnation's log is needed until each store in it has been taken over: the new owner applies
+what its file lacks and makes it durable before it answers anything. So the reaper resolves each
+store that the log speaks of and asks its owner for the head; when every one has answered, the log,
+the fence file and the folder are removed. It works through the wire like any client, in small
+batches, so stores that nobody uses cost a failover nothing at the time of the failover.
+
+Any server may reap for any dead server; a lock beside the incarnations keeps it to one at a time. A
+store that is damaged keeps its log: it may be all that is left. A log that is itself damaged or
+missing is kept, or its folder is, as what says so; once an operator has accepted the loss, it is
+reaped like any other, and what there is of it goes to quarantine.
+
+A life that ended before the coordinator heard of it is fenced by the next life of the same server,
+which has the server's lock and is registered, and so is what is left of a removal that was cut short.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.dead_incarnation import (
+    let_go,
+    log_is_missing,
+    loss_is_accepted,
+    quarantine_log,
+)
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import fence, is_open
+from holdfast.shared_fs.disk.layout import Layout
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class LogReaper:
+    """Reaps for one running incarnation."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        incarnation: str,
+        bus: Bus,
+        subjects: Subjects,
+        disk: Disk,
+        layout: Layout,
+        dead_logs: DeadLogs,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`incarnation`, of `server`, is the caller's own: registered, with the server's lock."""
+        self._server = server
+        self._incarnation = incarnation
+        self._owners = Owners(bus, subjects)
+        self._disk = disk
+        self._layout = layout
+        self._dead_logs = dead_logs
+        self._clock_ms = clock_ms
+
+    def end_unknown_lives(self) -> None:
+        """Fence earlier lives of this server that were never registered, and so never answered
+        anything; remove what is left of those that have no log. Raises StorageFailedError."""
+        disk, layout, server = self._disk, self._layout, self._server
+        for earlier in disk.names(layout.server(server)):
+            if earlier >= self._incarnation:
+                # Files beside the incarnations among them: their names do not start with a digit.
+                continue
+            path = layout.fence(server, earlier)
+            if disk.names(layout.log(server, earlier)):
+                if is_open(disk, path):
+                    fence(disk, path)
+            elif not log_is_missing(disk, layout, server, earlier) or loss_is_accepted(
+                disk, layout, server, earlier
+            ):
+                let_go(disk, layout, server, earlier)
+
+    async def run_pass(self) -> None:
+        """Try to let go of every dead log that is known. Errors leave the log for a later pass."""
+        for log in self._dead_logs.logs():
+            if log.is_short:
+                continue
+            server, incarnation = log.server, log.incarnation
+            try:
+                lock = self._disk.lock(self._layout.server(server) / "reaper", "the log reaper")
+            except AlreadyRunningError:
+                continue
+            try:
+                await self._reap(log)
+            except HoldfastError as error:
+                logger.warning(
+                    "log.reap_waits server=%s incarnation=%s reason=%s", server, incarnation, error
+                )
+            finally:
+                lock.release()
+
+    async def _reap(self, log: DeadLog) -> None:
+        server, incarnation = log.server, log.incarnation
+        stores = list(log.records)
+        await self._owners.take_over(stores)
+        if log.problem:
+            quarantine_log(
+                self._disk,
+                self._layout,
+                server,
+                incarnation,
+                reason=f"the log {log.problem}",
+                time=self._clock_ms(),
+            )
+        let_go(self._disk, self._layout, server, incarnation)
+        logger.info(
+            "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(stores)
+        )

@@ -1,0 +1,170 @@
+"""The consumers of one open stream, in memory: what the changes have made of them.
+
+Pure. `apply` is all that ever changes them, with the same changes that go to the log and the file, so what is
+here is what any owner would have that replays them. What to deliver is decided in `consuming.py`.
+
+Invariant: at most `max_ack_pending` deliveries are pending (more only while it is being lowered), and
+every seq below `next_seq` that is not pending is done with. So a consumer takes bounded memory,
+whatever the stream holds.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from holdfast.persist.store.retention import NEVER
+from holdfast.protocol import frames
+from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
+from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One consumer. `pending`: `seq` to `(deadline, delivery_count)`; times are int milliseconds."""
+
+    id: int
+    name: str
+    config: ConsumerConfig
+    next_seq: int
+    delivered_count: int = 0
+    redelivered_count: int = 0
+    acked_count: int = 0
+    given_up_count: int = 0
+    pending: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: No deadline is before this, but for those of `overdue`, which were found due at `looked_at`: by
+    #: seq, some of them settled or delivered since, those before `overdue_from` all.
+    due_at: int = 0
+    looked_at: int = -1
+    overdue: list[int] = field(default_factory=list)
+    overdue_from: int = 0
+
+    def due(self, now: int) -> Iterator[int]:
+        """Yield the seqs whose deadline has passed, lowest first.
+
+        All of `pending` is looked through only when another deadline has passed since the last time:
+        any number of fetches that take a few each cost no more than what they take.
+        """
+        if self.due_at <= now:
+            self.looked_at = now
+            self.due_at = min(
+                [deadline for deadline, _ in self.pending.values() if deadline > now], default=NEVER
+            )
+            self.overdue = sorted(
+                seq for seq, (deadline, _) in self.pending.items() if deadline <= now
+            )
+            self.overdue_from = 0
+        while self.overdue_from < len(self.overdue) and not self._is_due(
+            self.overdue[self.overdue_from], now
+        ):
+            self.overdue_from += 1
+        last = 0
+        for index in range(self.overdue_from, len(self.overdue)):
+            seq = self.overdue[index]
+            if seq != last and self._is_due(seq, now):
+                last = seq
+                yield seq
+
+    def retry_after_ms(self, now: int) -> int | None:
+        """Return when, at the earliest, a delivery is due again; None if that takes an event first."""
+        if next(self.due(now), None) is not None:
+            return 1
+        return None if self.due_at == NEVER else max(1, self.due_at - now)
+
+    def set_deadline(self, seq: int, deadline: int, delivery_count: int) -> None:
+        """Let a delivery be due again at a deadline."""
+        self.pending[seq] = (deadline, delivery_count)
+        if deadline <= self.looked_at:
+            insort(self.overdue, seq, lo=self.overdue_from)
+        else:
+            self.due_at = min(self.due_at, deadline)
+
+    def _is_due(self, seq: int, now: int) -> bool:
+        found = self.pending.get(seq)
+        return found is not None and found[0] <= now
+
+    def info(self, last_seq: int) -> ConsumerInfo:
+        """Return where it stands in a stream with this last seq."""
+        return ConsumerInfo(
+            self.name,
+            self.id,
+            self.config,
+            self.next_seq,
+            min(self.pending, default=self.next_seq) - 1,
+            len(self.pending),
+            max(0, last_seq + 1 - self.next_seq),
+            self.delivered_count,
+            self.redelivered_count,
+            self.acked_count,
+            self.given_up_count,
+        )
+
+
+def consumer_of_row(row: ConsumerRow) -> Consumer:
+    """Return the consumer that the file has."""
+    return Consumer(
+        row.id,
+        row.name,
+        ConsumerConfig.from_wire(row.config),
+        row.next_seq,
+        row.delivered_count,
+        row.redelivered_count,
+        row.acked_count,
+        row.given_up_count,
+        dict(row.deliveries),
+    )
+
+
+class Consumers:
+    """All consumers of one stream, by id and by name."""
+
+    def __init__(self, rows: Iterable[ConsumerRow] = ()) -> None:
+        self.by_id = {row.id: consumer_of_row(row) for row in rows}
+        self.by_name = {consumer.name: consumer for consumer in self.by_id.values()}
+
+    def apply(self, change: frames.WireChange) -> None:
+        """Take a change of the stream; one that is of no consumer does nothing."""
+        number = change[0]
+        if number == frames.CHANGE_CONSUMER_FETCH:
+            self._fetched(self.by_id[change[1]], change)
+        elif number == frames.CHANGE_CONSUMER_ACK:
+            self._acked(self.by_id[change[1]], change)
+        elif number == frames.CHANGE_CONSUMER_CONFIGURE:
+            _, id_, name, config, next_seq = change[:5]
+            known = self.by_id.get(id_)
+            if known is not None:
+                known.config = ConsumerConfig.from_wire(config)
+            else:
+                known = Consumer(id_, name, ConsumerConfig.from_wire(config), next_seq)
+                self.by_id[id_] = self.by_name[name] = known
+        elif number == frames.CHANGE_CONSUMER_DELETE:
+            gone = self.by_id.pop(change[1])
+            del self.by_name[gone.name]
+
+    def _fetched(self, consumer: Consumer, change: frames.WireChange) -> None:
+        _, _, consumer.next_seq, deadline, first, again, gone, given_up = change[:8]
+        pending = consumer.pending
+        for seq in first:
+            pending[seq] = (deadline, 1)
+        for seq, count in again:
+            pending[seq] = (deadline, count)
+        for seqs in (gone, given_up):
+            for seq in seqs:
+                del pending[seq]
+        if first or again:
+            consumer.due_at = min(consumer.due_at, deadline)
+        consumer.delivered_count += len(first)
+        consumer.redelivered_count += len(again)
+        consumer.given_up_count += len(given_up)
+
+    def _acked(self, consumer: Consumer, change: frames.WireChange) -> None:
+        _, _, acked, given_up, moved = change[:5]
+        pending = consumer.pending
+        for seqs in (acked, given_up):
+            for seq in seqs:
+                del pending[seq]
+        for seq, deadline, count in moved:
+            consumer.set_deadline(seq, deadline, count)
+        consumer.acked_count += len(acked)
+        consumer.given_up_count += len(given_up)

@@ -1,0 +1,257 @@
+"""What a store's limits and the passing of time remove from it, as changes like any other.
+
+Pure but for look-ups in the store's file. Everything goes by changes that the owner makes, so the log
+has them, followers see them, and nobody else ever decides by a clock of his own. Invariants:
+
+- Of a stream the lowest seqs go first, of a kv the keys that were set longest ago, and never more of
+  them than the limit asks for. The front of a stream goes by a trim, whatever its length.
+- What has expired is removed before the owner answers anything that could show it.
+- One turn of the loop removes no more than MAX_EVICTED_ROWS; then `due_at` is 0, and the next turn goes
+  on.
+
+File and changes that are not in it yet are looked at together: what waits is walked through, so the
+work is that of a transaction at the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from heapq import merge
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
+from holdfast.persist.store.retention import NEVER
+from holdfast.persist.store.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, PAGE_BYTES
+from holdfast.protocol.store_config import Discard
+from holdfast.shared_fs.store_file.store_rows import GoingOrder, GoingRow
+
+_ROUNDS: Final = MAX_EVICTED_ROWS // MAX_DELETE_COUNT
+
+_Rows = Generator[GoingRow, None, None]
+_TimedRows = Generator[tuple[int, GoingRow], None, None]
+
+
+class Removal(NamedTuple):
+    """What goes at once: a stream's messages up to and with `end_seq`, else `keys` (of a stream:
+    seqs) one by one."""
+
+    end_seq: int
+    message_count: int
+    size_bytes: int
+    keys: list[Any]
+
+
+def expire(store: Store, now: int) -> bool:
+    """Remove what is due at `now`, and begin the store's tick if there is something.
+
+    Returns False if there may be more: call it again in the next turn. Raises StorageError.
+    """
+    retention = store.retention
+    assert retention is not None
+    for _ in range(_ROUNDS):
+        removal = due(store, now) if retention.is_due(now) else None
+        removal = removal or over(store)
+        if removal is None:
+            return True
+        store.begin()
+        store.time = max(store.time, now)
+        _remove(store, removal)
+    retention.due_at = 0
+    return False
+
+
+def evict(store: Store) -> None:
+    """Remove what is over the limits of the total, at the end of the store's tick.
+
+    If there is more than one turn may remove, the store is due. Raises StorageError.
+    """
+    assert store.retention is not None
+    for _ in range(_ROUNDS):
+        removal = over(store)
+        if removal is None:
+            return
+        _remove(store, removal)
+    store.retention.due_at = 0
+
+
+def over(store: Store) -> Removal | None:
+    """Return what goes next because the store is larger than it may be."""
+    assert store.retention is not None
+    config = store.retention.config
+    if config.discard is Discard.NEW:
+        return None
+    excess = store.count - (config.max_messages or store.count)
+    excess_bytes = store.bytes - (config.max_bytes or store.bytes)
+    if excess <= 0 and excess_bytes <= 0:
+        return None
+    going: list[GoingRow] = []
+    with closing(_by_limits(store, _Unwritten(store))) as rows:
+        for row in rows:
+            going.append(row)
+            excess -= 1
+            excess_bytes -= row.size_bytes
+            if (excess <= 0 and excess_bytes <= 0) or len(going) == MAX_DELETE_COUNT:
+                break
+    return _up_to(going) if store.is_stream else _one_by_one(going)
+
+
+def due(store: Store, now: int) -> Removal | None:
+    """Return what has expired, of much of it a part, and note when the next is due."""
+    retention = store.retention
+    assert retention is not None
+    unwritten = _Unwritten(store)
+    going: dict[Any, GoingRow] = {}
+    next_at = NEVER
+    for source in _by_time(store, unwritten):
+        with closing(source) as rows:
+            for at, row in rows:
+                if at > now:
+                    next_at = min(next_at, at)
+                    break
+                if len(going) == MAX_DELETE_COUNT:
+                    next_at = 0
+                    break
+                going[row.key] = row
+    retention.due_at = next_at
+    if not going:
+        return None
+    if not store.is_stream:
+        return _fitting(store, list(going.values()))
+    with closing(_by_limits(store, unwritten)) as rows:
+        front = list(takewhile(lambda row: row.key in going, rows))
+    if not front:
+        return _one_by_one(sorted(going.values()))
+    if len(front) < len(going):
+        retention.due_at = 0
+    return _up_to(front)
+
+
+def _fitting(store: Store, going: list[GoingRow]) -> Removal:
+    """Return the removal of keys, as many as fit in one broadcast."""
+    removal = _one_by_one(going)
+    if len(removal.keys) < len(going):
+        assert store.retention is not None
+        store.retention.due_at = 0
+    return removal
+
+
+def _up_to(going: list[GoingRow]) -> Removal:
+    size_bytes = sum(row.size_bytes for row in going)
+    return Removal(going[-1].key, len(going), size_bytes, [])
+
+
+def _one_by_one(going: list[GoingRow]) -> Removal:
+    keys: list[Any] = []
+    room_bytes = PAGE_BYTES
+    for row in going[:MAX_DELETE_COUNT]:
+        room_bytes -= len(row.key.encode()) if type(row.key) is str else 0
+        if keys and room_bytes < 0:
+            break
+        keys.append(row.key)
+    return Removal(0, len(keys), 0, keys)
+
+
+def _remove(store: Store, removal: Removal) -> None:
+    if not store.is_stream:
+        store.delete_entries(removal.keys)
+    elif removal.end_seq:
+        store.trim(removal.end_seq, removal.message_count, removal.size_bytes)
+    else:
+        store.delete_messages(removal.keys)
+
+
+# Rows, of the file and of what is not in it yet
+class _Unwritten:
+    """What the changes that are not in the file say: the rows that they set, in the order in which
+    they did, and which rows of the file do not count any more."""
+
+    def __init__(self, store: Store) -> None:
+        self.rows: dict[Any, GoingRow] = {}
+        self._touched: set[Any] = set()
+        self._trimmed_to = 0
+        self._cleared = False
+        for batch in store.unwritten():
+            revision = batch.previous_revision
+            for change in batch.changes:
+                revision += 1
+                self._learn(change, revision, batch.time)
+        self._touched.update(self.rows)
+
+    def hides(self, row: GoingRow) -> bool:
+        """Tell if a row of the file is not the store's any more."""
+        if type(row.key) is int and row.key <= self._trimmed_to:
+            return True
+        return self._cleared or row.key in self._touched
+
+    def _learn(self, change: frames.WireChange, revision: int, time: int) -> None:
+        number, rows = change[0], self.rows
+        if number == frames.CHANGE_SET_MESSAGE:
+            expires = change[5] if len(change) > 5 else None
+            rows.pop(change[1], None)
+            rows[change[1]] = GoingRow(change[1], revision, time, message_bytes_of(change), expires)
+        elif number == frames.CHANGE_SET_ENTRY:
+            expires = change[4] if len(change) > 4 else None
+            rows.pop(change[1], None)
+            rows[change[1]] = GoingRow(change[1], revision, time, entry_bytes_of(change), expires)
+        elif number in (frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES):
+            for key in change[1]:
+                rows.pop(key, None)
+            self._touched.update(change[1])
+        elif number == frames.CHANGE_TRIM:
+            self._trimmed_to = max(self._trimmed_to, change[1])
+            for seq in [seq for seq in rows if seq <= change[1]]:
+                del rows[seq]
+        elif number == frames.CHANGE_CLEAR:
+            self._cleared = True
+            rows.clear()
+
+
+def _written(store: Store, unwritten: _Unwritten, order: GoingOrder) -> _Rows:
+    if store.file is None:
+        return
+    with closing(store.file.going(order)) as rows:
+        for row in rows:
+            if not unwritten.hides(row):
+                yield row
+
+
+def _by_limits(store: Store, unwritten: _Unwritten) -> _Rows:
+    """Yield the rows of the store in the order in which limits remove them."""
+    with closing(_written(store, unwritten, GoingOrder.LIMITS)) as written:
+        if store.is_stream:
+            # By seq: set again, a low one may be among those that are not in the file.
+            yield from merge(written, sorted(unwritten.rows.values()))
+        else:
+            yield from written
+            yield from unwritten.rows.values()
+
+
+def _by_time(store: Store, unwritten: _Unwritten) -> Iterator[_TimedRows]:
+    """Yield sources of rows, each with when it expires and in that order."""
+    retention = store.retention
+    assert retention is not None
+    rows = unwritten.rows.values()
+    age_ms = retention.max_age_ms
+    if age_ms is not None:
+        for order in (GoingOrder.TIME, GoingOrder.TIME_REPLACED):
+            yield _aging(_written(store, unwritten, order), age_ms)
+        yield _aging(rows, age_ms)
+    if retention.has_ttl:
+        yield _expiring(_written(store, unwritten, GoingOrder.EXPIRES))
+        expiring = [row for row in rows if row.expires is not None]
+        yield _expiring(sorted(expiring, key=lambda row: row.expires or 0))
+
+
+def _aging(rows: Iterable[GoingRow], age_ms: int) -> _TimedRows:
+    for row in rows:
+        yield row.time + age_ms, row
+
+
+def _expiring(rows: Iterable[GoingRow]) -> _TimedRows:
+    for row in rows:
+        assert row.expires is not None
+        yield row.expires, row

@@ -1,0 +1,156 @@
+"""Which stores this server has open, and what waits for those that it has not.
+
+Pure. A store is in one of these states:
+
+    absent   nobody asked for it: costs nothing
+    wanted   operations wait; the coordinator is yet to be asked for it
+    asked    operations wait; the question is on its way, or the file is being opened
+    open     operations go to its Store
+
+The coordinator is asked for many stores at once; the answer opens them or refuses what waits. What
+waits is bounded by the caller (the inbox), and is handed back in the order of arrival. Tenants have
+their turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.persist.store.store import Store
+from holdfast.persist.store.upkeep import Upkeep
+from holdfast.protocol.frames import Group
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file.archived_blocks import Bodies
+
+
+class Arrival(NamedTuple):
+    """One group as it arrived: where its answer goes, whose it is, and which store it is for."""
+
+    reply: str
+    position: int
+    writer: bytes
+    store: StoreId
+    group: Group
+    #: Its share of the frame that it came in, and what its arguments take beside that.
+    size_bytes: int = 0
+    #: Of a read that has waited for the archive: what it lacked.
+    archived: Bodies | None = None
+
+    @property
+    def writes(self) -> bool:
+        return self.group.counter > 0
+
+
+class Wanted(NamedTuple):
+    """A store to ask the coordinator for. `create`: a write waits, so it may come into being."""
+
+    store: StoreId
+    create: bool
+
+
+@dataclass(slots=True)
+class _Waiting:
+    arrivals: list[Arrival] = field(default_factory=list)
+    create: bool = False
+
+
+class Ownership:
+    """The stores of one incarnation."""
+
+    def __init__(self) -> None:
+        #: What is to be done about the open stores.
+        self.upkeep = Upkeep()
+        self._open: dict[StoreId, Store] = {}
+        self._waiting: dict[StoreId, _Waiting] = {}
+        #: Of each tenant, the one that has waited longest for its turn first.
+        self._wanted: dict[str, dict[StoreId, None]] = {}
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many groups wait for a store to open."""
+        return sum(len(waiting.arrivals) for waiting in self._waiting.values())
+
+    def find(self, store: StoreId) -> Store | None:
+        """Return the open store, or None."""
+        return self._open.get(store)
+
+    def in_use(self, store: StoreId) -> bool:
+        """Tell if the store is open, or somebody waits for it."""
+        return store in self._open or store in self._waiting
+
+    def stores(self) -> Iterator[Store]:
+        """Yield the open stores."""
+        return iter(list(self._open.values()))
+
+    def wait(self, arrival: Arrival) -> None:
+        """Let `arrival` wait until its store is open; ask for the store if nobody did."""
+        waiting = self._waiting.get(arrival.store)
+        if waiting is None:
+            waiting = self._waiting[arrival.store] = _Waiting()
+            self._want(arrival.store)
+        waiting.arrivals.append(arrival)
+        if arrival.writes:
+            waiting.create = True
+
+    def take_wanted(self, limit: int) -> list[Wanted]:
+        """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants have
+        their turns: one that wants thousands keeps nobody else waiting."""
+        taken: list[Wanted] = []
+        while self._wanted and len(taken) < limit:
+            share = max(1, (limit - len(taken)) // len(self._wanted))
+            for tenant in list(itertools.islice(self._wanted, limit - len(taken))):
+                stores = self._wanted.pop(tenant)
+                for store in list(itertools.islice(stores, share)):
+                    del stores[store]
+                    taken.append(Wanted(store, self._waiting[store].create))
+                if stores:
+                    self._wanted[tenant] = stores
+        return taken
+
+    def _want(self, store: StoreId) -> None:
+        self._wanted.setdefault(store.tenant, {})[store] = None
+
+    def ask_again(self, wanted: list[Wanted]) -> None:
+        """The coordinator did not answer: these are to be asked for anew."""
+        for store, _ in wanted:
+            if store in self._waiting:
+                self._want(store)
+
+    def opened(self, store: Store) -> list[Arrival]:
+        """The store is open; return what waited for it."""
+        earlier = self._open.get(store.id)
+        if earlier is not None:
+            self.upkeep.closed(earlier)
+        self._open[store.id] = store
+        self.upkeep.opened(store)
+        waiting = self._waiting.pop(store.id, None)
+        return waiting.arrivals if waiting is not None else []
+
+    def refused(self, store: StoreId) -> list[Arrival]:
+        """The store will not be opened; return what waited for it, to be told so."""
+        waiting = self._waiting.pop(store, None)
+        wanted = self._wanted.get(store.tenant)
+        if wanted is not None and wanted.pop(store, "absent") is None and not wanted:
+            del self._wanted[store.tenant]
+        return waiting.arrivals if waiting is not None else []
+
+    def closed(self, store: Store) -> None:
+        """The store is closed: from now on it costs nothing. One that was opened anew in its place,
+        by a grant to create it, stays."""
+        self.upkeep.closed(store)
+        if self._open.get(store.id) is store:
+            del self._open[store.id]
+
+    def least_recently_used(self, limit: int) -> list[Store]:
+        """Return up to `limit` open stores to hand over, longest unused first: those that no other
+        thread has, and that are not about to be opened anew."""
+        return self.upkeep.longest_unused(
+            limit, lambda store: not store.busy and store.id not in self._waiting
+        )

@@ -1,0 +1,491 @@
+"""What each write operation does to a store: checked arguments in, accepted changes and a result out.
+
+Pure but for lookups in the store's file. Every operation either is accepted whole or changes
+nothing and gives an error; so does one that raises what nobody expected, which is taken back. Values come
+from the wire, so each is checked here, once, where it is used. The results' shapes are listed beside the
+operations' numbers in `protocol/frames.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.persist.store import consuming, uploads
+from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
+from holdfast.persist.store.retention import Retention
+from holdfast.persist.store.store import Mark, Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidSeqError,
+    LimitExceededError,
+    MalformedFrameError,
+    ProtocolError,
+    RateLimitedError,
+    RequestError,
+    TooLargeError,
+    UnknownOperationError,
+    WrongLastSeqError,
+    WrongRevisionError,
+    error_to_wire,
+    internal_error,
+)
+from holdfast.protocol.limits import (
+    MAX_DELETE_COUNT,
+    MAX_HEADERS_BYTES,
+    MAX_INTEGER,
+    MAX_MSG_ID_BYTES,
+    MAX_MSG_IDS,
+    MAX_VALUE_BYTES,
+    MIN_INTEGER,
+    PAGE_BYTES,
+)
+from holdfast.protocol.names import StoreKind, check_key
+from holdfast.protocol.own_headers import given, given_value_bytes
+from holdfast.protocol.store_config import OF_STREAMS, ttl_ms
+from holdfast.shared_fs.store_file.applying import pack_headers
+
+_BYTES: Final = {bytes}
+
+Result = list[Any]
+
+
+def execute(
+    store: Store, operations: list[list[Any]], mishaps: list[Exception] | None = None
+) -> frames.Run | list[Result]:
+    """Execute write operations in order and return a result, or an error's wire form, for each.
+
+    `store.time` is the time of all of them. `mishaps` takes the exceptions that are our bugs. Raises
+    StorageError when the store's file cannot be read; the caller then takes the whole tick of this
+    store back.
+    """
+    if store.retention is not None:
+        run = _run_within_limits(store, store.retention, operations)
+        if run is not None:
+            return run
+    elif store.is_stream:
+        if len(operations) == 1:
+            operation = operations[0]
+            if (
+                operation[0] == frames.APPEND
+                and len(operation) == 2
+                and type(operation[1]) is bytes
+                and len(operation[1]) <= MAX_VALUE_BYTES
+            ):
+                return store.append_message(operation[1])
+        values = _plain_values(operations)
+        if values is not None:
+            return store.append_messages(values)
+    elif _are_plain_sets(operations):
+        return store.set_entries(operations)
+    results: list[Result] = []
+    error_bytes = 0
+    for operation in operations:
+        result = _execute_one(store, operation, mishaps)
+        if result and type(result[0]) is str:
+            # An error may quote its operation; all of them together must fit in one reply.
+            error_bytes += len(frames.pack(result))
+            if error_bytes > PAGE_BYTES:
+                result = [result[0], {}]
+        results.append(result)
+    return results
+
+
+def _run_within_limits(
+    store: Store, retention: Retention, operations: list[list[Any]]
+) -> frames.Run | None:
+    """Accept plain appends of which no limit has to look at each; None if they are something else."""
+    values = _plain_values(operations) if store.is_stream else None
+    if values is None or not retention.takes_any(list(map(len, values))):
+        return None
+    run = store.append_messages(values)
+    retention.wrote(store.time)
+    return run
+
+
+def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
+    """Return the values if every operation is an append of one, without anything else."""
+    try:
+        values = [value for number, value in operations if number == frames.APPEND]
+    except ValueError:
+        return None
+    if len(values) != len(operations) or set(map(type, values)) != _BYTES:
+        return None
+    return values if max(map(len, values)) <= MAX_VALUE_BYTES else None
+
+
+def _are_plain_sets(operations: list[list[Any]]) -> bool:
+    """Tell if every operation sets a key to a value, without anything else."""
+    try:
+        for number, key, value in operations:
+            if (
+                number != frames.SET_ENTRY
+                or type(key) is not str
+                or type(value) is not bytes
+                or len(value) > MAX_VALUE_BYTES
+            ):
+                return False
+            check_key(key)
+    except (ValueError, InvalidNameError):
+        return False
+    return True
+
+
+def _execute_one(
+    store: Store, operation: list[Any], mishaps: list[Exception] | None = None
+) -> Result:
+    savepoint = store.savepoint()
+    try:
+        number = operation[0]
+        if number == frames.BATCH:
+            return _batch(store, operation)
+        handler = _handler(store, number)
+        return handler(store, operation)
+    except _REFUSALS as error:
+        store.go_back(savepoint)
+        return error_to_wire(error)
+    except HoldfastError:
+        # It concerns the whole store.
+        raise
+    except (IndexError, TypeError) as error:
+        # Arguments that are missing, or of a type that has not what is asked of it.
+        store.go_back(savepoint)
+        return error_to_wire(MalformedFrameError(reason=f"operation {operation[0]}: {error}"))
+    except Exception as error:
+        store.go_back(savepoint)
+        if mishaps is None:
+            raise
+        mishaps.append(error)
+        return error_to_wire(internal_error(f"operation {operation[0]}", error))
+
+
+def _handler(store: Store, number: int) -> Callable[[Store, list[Any]], Result]:
+    handler = _HANDLERS[store.kind].get(number)
+    if handler is None:
+        name = frames.OPERATION_NAMES.get(number)
+        known = f"{name!r} ({number}) on a {store.kind.word}" if name else str(number)
+        raise UnknownOperationError(operation=known)
+    return handler
+
+
+def _batch(store: Store, operation: list[Any]) -> Result:
+    members = operation[1]
+    if type(members) is not list or not members:
+        raise InvalidArgumentError(argument="batch", reason="it is empty")
+    begun = store.begin_batch()
+    try:
+        results = []
+        for member in members:
+            if type(member) is not list or not member or type(member[0]) is not int:
+                raise MalformedFrameError(reason="an operation is [number, ...]")
+            if member[0] not in _IN_BATCHES:
+                raise InvalidArgumentError(
+                    argument="batch", reason=f"operation {member[0]} cannot be part of one"
+                )
+            results.append(_handler(store, member[0])(store, member))
+        if store.retention is not None:
+            _admit_batch(store, store.retention, begun)
+    except BaseException:
+        store.undo_batch(begun)
+        raise
+    store.end_batch()
+    return results
+
+
+def _admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take all of a batch."""
+    mark, change_count = begun
+    count = size_bytes = 0
+    kept: dict[Any, int] = {}
+    for change in store.changes[change_count:]:
+        if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+            set_bytes = message_bytes_of(change) if store.is_stream else entry_bytes_of(change)
+            kept[change[1]] = set_bytes
+            count += 1
+            size_bytes += set_bytes
+        else:
+            for key in change[1]:
+                kept.pop(key, None)
+    retention.check_batch(len(kept), sum(kept.values()))
+    retention.check_total((mark.message_count, mark.size_bytes), (store.count, store.bytes))
+    retention.take(store.time, count, size_bytes)
+
+
+def _admit(
+    store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
+) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
+    in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
+    retention = store.retention
+    if retention is None:
+        return
+    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers))
+    if not store.in_batch:
+        count = store.count + (old_bytes is None)
+        total_bytes = store.bytes + size_bytes - (old_bytes or 0)
+        retention.check_total((store.count, store.bytes), (count, total_bytes))
+        retention.take(store.time, 1, size_bytes)
+
+
+def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
+    """Return how large what takes `size_bytes` was when the application gave it."""
+    if not headers or (applications := given(headers)) is headers:
+        return size_bytes
+    size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")
+    if type(value) is bytes:
+        size_bytes += given_value_bytes(value, headers) - len(value)
+    return size_bytes
+
+
+def _configure(store: Store, operation: list[Any]) -> Result:
+    wanted = operation[1]
+    if type(wanted) is not dict:
+        raise InvalidArgumentError(argument="config", reason="not a map of settings")
+    config = store.config.changed(wanted)
+    if not store.is_stream and (foreign := OF_STREAMS & wanted.keys()):
+        raise InvalidArgumentError(argument=min(foreign), reason="it is of streams")
+    if config != store.config:
+        store.configure(config)
+    return [store.revision, config.to_wire()]
+
+
+# Streams
+def _append(store: Store, operation: list[Any]) -> Result:
+    _, value, headers, msg_id, expected_last_seq, ttl_seconds = _padded(operation, 6)
+    if msg_id is not None:
+        _check_msg_id(msg_id)
+        known = store.msg_id(msg_id)
+        window_ms = store.config.dedupe_ms
+        if known is not None and known[2] > store.time - window_ms:
+            return [known[0], known[1], known[2], True]
+        if known is None and store.msg_id_count >= MAX_MSG_IDS:
+            raise LimitExceededError(what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1)
+    if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
+        store.last_seq
+    ):
+        raise WrongLastSeqError(expected=expected_last_seq, actual=store.last_seq)
+    return _set_message(store, store.last_seq + 1, value, headers, msg_id, ttl_seconds)
+
+
+def _set(store: Store, operation: list[Any]) -> Result:
+    _, seq, value, headers, ttl_seconds = _padded(operation, 5)
+    if not 1 <= _integer("seq", seq) <= store.last_seq + 1:
+        raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
+    return _set_message(store, seq, value, headers, None, ttl_seconds)
+
+
+def _set_message(
+    store: Store, seq: int, value: Any, headers: Any, msg_id: str | None, ttl_seconds: Any
+) -> Result:
+    size_bytes = _check_value(store, value) + _check_headers(headers)
+    expires = _expires(store, ttl_seconds)
+    if store.retention is not None:
+        _admit(store, size_bytes, store.message_bytes(seq), value, headers)
+    change = [frames.CHANGE_SET_MESSAGE, seq, value]
+    if expires is not None:
+        change += [headers or None, msg_id, expires]
+    elif msg_id is not None:
+        change += [headers or None, msg_id]
+    elif headers:
+        change.append(headers)
+    store.set_message(seq, size_bytes, change)
+    store.expect_expiry(expires)
+    if msg_id is not None:
+        store.remember_msg_id(msg_id, seq, store.revision, store.time)
+    return [seq, store.revision]
+
+
+def _delete_messages(store: Store, operation: list[Any]) -> Result:
+    seqs = _check_list("seqs", operation[1])
+    present = []
+    for seq in dict.fromkeys(seqs):
+        if _integer("seq", seq) < 1:
+            raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
+        if store.message_bytes(seq) is not None:
+            present.append(seq)
+    if present:
+        store.delete_messages(present)
+    return [len(present), store.revision]
+
+
+def _trim(store: Store, operation: list[Any]) -> Result:
+    end_seq = _padded(operation, 2)[1]
+    if end_seq is None:
+        end_seq = store.last_seq
+    elif _integer("end_seq", end_seq) < 0:
+        raise InvalidSeqError(seq=end_seq, last_seq=store.last_seq)
+    end_seq = min(end_seq, store.last_seq)
+    count, size_bytes = store.sum_up_to(end_seq)
+    if count:
+        store.trim(end_seq, count, size_bytes)
+    return [count, store.revision]
+
+
+def _expect_message(store: Store, operation: list[Any]) -> Result:
+    _, seq, expected = _padded(operation, 3)
+    _integer("expected", expected)
+    if seq is None:
+        if expected != store.last_seq:
+            raise WrongLastSeqError(expected=expected, actual=store.last_seq)
+        return [store.revision]
+    actual = store.message_revision(_integer("seq", seq))
+    if expected != actual:
+        raise WrongRevisionError(key=seq, expected=expected, actual=actual)
+    return [store.revision]
+
+
+# Kv
+def _set_entry(store: Store, operation: list[Any]) -> Result:
+    _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
+    check_key(key)
+    size_bytes = len(key.encode()) + _check_value(store, value) + _check_headers(headers)
+    _check_revision(store, key, expected_revision)
+    expires = _expires(store, ttl_seconds)
+    if store.retention is not None:
+        old = store.entry_state(key)
+        _admit(store, size_bytes, None if old is None else old[1], value, headers)
+    change = [frames.CHANGE_SET_ENTRY, key, value]
+    if expires is not None:
+        change += [headers or None, expires]
+    elif headers:
+        change.append(headers)
+    store.set_entry(key, size_bytes, change)
+    store.expect_expiry(expires)
+    return [0, store.revision]
+
+
+def _delete_entries(store: Store, operation: list[Any]) -> Result:
+    _, keys, expected_revision = _padded(operation, 3)
+    keys = [check_key(key) for key in dict.fromkeys(_check_list("keys", keys))]
+    size_bytes = sum(len(key.encode()) for key in keys)
+    if size_bytes > MAX_VALUE_BYTES:
+        # The change names them all, and must fit in one broadcast.
+        raise TooLargeError(what="keys", size=size_bytes, limit=MAX_VALUE_BYTES)
+    if expected_revision is not None:
+        for key in keys:
+            _check_revision(store, key, expected_revision)
+    present = [key for key in keys if store.entry_state(key) is not None]
+    if present:
+        store.delete_entries(present)
+    return [len(present), store.revision]
+
+
+def _clear(store: Store, operation: list[Any]) -> Result:
+    count = store.count
+    if count:
+        store.clear()
+    return [count, store.revision]
+
+
+def _expect_entry(store: Store, operation: list[Any]) -> Result:
+    _, key, expected = _padded(operation, 3)
+    _check_revision(store, check_key(key), _integer("expected", expected))
+    return [store.revision]
+
+
+def _check_revision(store: Store, key: str, expected: Any) -> None:
+    if expected is None:
+        return
+    state = store.entry_state(key)
+    actual = 0 if state is None else state[0]
+    if _integer("expected_revision", expected) != actual:
+        raise WrongRevisionError(key=key, expected=expected, actual=actual)
+
+
+# Arguments
+def _padded(operation: list[Any], length: int) -> list[Any]:
+    missing = length - len(operation)
+    return operation + [None] * missing if missing > 0 else operation[:length]
+
+
+def _integer(argument: str, value: Any) -> int:
+    if type(value) is not int or not MIN_INTEGER <= value <= MAX_INTEGER:
+        raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
+    return value
+
+
+def _expires(store: Store, ttl_seconds: Any) -> int | None:
+    return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
+
+
+def _check_value(store: Store, value: Any) -> int:
+    if type(value) is list:
+        return uploads.check_value(store, value)
+    if type(value) is not bytes:
+        raise InvalidArgumentError(argument="value", reason="it is not bytes")
+    if len(value) > MAX_VALUE_BYTES:
+        raise TooLargeError(what="value", size=len(value), limit=MAX_VALUE_BYTES)
+    return len(value)
+
+
+def _check_headers(headers: Any) -> int:
+    if headers is None:
+        return 0
+    if type(headers) is not dict or not all(
+        type(name) is str and type(text) is str for name, text in headers.items()
+    ):
+        raise InvalidArgumentError(argument="headers", reason="not a map of text to text")
+    packed = pack_headers(headers)
+    size_bytes = len(packed) if packed else 0
+    if size_bytes > MAX_HEADERS_BYTES:
+        texts = (text.encode() for item in given(headers).items() for text in item)
+        if (given_bytes := sum(map(len, texts))) > MAX_HEADERS_BYTES:
+            raise TooLargeError(what="headers", size=given_bytes, limit=MAX_HEADERS_BYTES)
+    return size_bytes
+
+
+def _check_msg_id(msg_id: Any) -> None:
+    if type(msg_id) is not str or not msg_id:
+        raise InvalidArgumentError(argument="msg_id", reason="it is not text, or empty")
+    if len(msg_id.encode()) > MAX_MSG_ID_BYTES:
+        raise TooLargeError(what="msg_id", size=len(msg_id.encode()), limit=MAX_MSG_ID_BYTES)
+
+
+def _check_list(argument: str, values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise InvalidArgumentError(argument=argument, reason="it is not a list")
+    if len(values) > MAX_DELETE_COUNT:
+        raise TooLargeError(what=argument, size=len(values), limit=MAX_DELETE_COUNT)
+    return values
+
+
+#: Errors that are the answer to one operation; any other concerns the whole store.
+_REFUSALS: Final = (RequestError, ProtocolError, RateLimitedError)
+_HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
+    StoreKind.STREAM: {
+        frames.APPEND: _append,
+        frames.SET_MESSAGE: _set,
+        frames.DELETE_MESSAGES: _delete_messages,
+        frames.TRIM: _trim,
+        frames.CONFIGURE: _configure,
+        frames.PUT_CHUNK: uploads.put_chunk,
+        frames.DROP_UPLOADS: uploads.drop,
+        frames.EXPECT: _expect_message,
+        frames.CONSUMER_CONFIGURE: consuming.configure,
+        frames.CONSUMER_FETCH: consuming.fetch,
+        frames.CONSUMER_ACK: consuming.ack,
+        frames.CONSUMER_DELETE: consuming.delete,
+    },
+    StoreKind.KV: {
+        frames.SET_ENTRY: _set_entry,
+        frames.DELETE_ENTRIES: _delete_entries,
+        frames.CLEAR: _clear,
+        frames.CONFIGURE: _configure,
+        frames.PUT_CHUNK: uploads.put_chunk,
+        frames.DROP_UPLOADS: uploads.drop,
+        frames.EXPECT: _expect_entry,
+    },
+}
+_IN_BATCHES: Final = frozenset(
+    {
+        frames.APPEND,
+        frames.SET_MESSAGE,
+        frames.DELETE_MESSAGES,
+        frames.SET_ENTRY,
+        frames.DELETE_ENTRIES,
+        frames.EXPECT,
+    }
+)

@@ -1,0 +1,110 @@
+"""Uploads: what operations do to values that come in chunks, until they are values.
+
+Pure but for look-ups in the store's file. A chunk is accepted where the one before it ended, and one
+that is there already changes nothing, so a client may send a chunk as often as it likes. What is put in
+the place of a value must be an upload that is complete, of the size and the crc32 of the whole: so a
+value is never stored in part, nor from two sources. What gets no chunks any more is dropped by a change
+that the owner makes, as what expires is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from holdfast.persist.store.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    LimitExceededError,
+    TooLargeError,
+    UploadMismatchError,
+)
+from holdfast.protocol.limits import (
+    MAX_CHUNK_BYTES,
+    MAX_DELETE_COUNT,
+    MAX_INTEGER,
+    MAX_LARGE_VALUE_BYTES,
+    MAX_STAGED_UPLOADS,
+    UPLOAD_ID_BYTES,
+)
+
+
+def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
+    """Accept a chunk; return how much there is then, and the revision."""
+    upload_id, offset, data = operation[1], operation[2], operation[3]
+    check_upload_id(upload_id)
+    if type(offset) is not int or not 0 <= offset <= MAX_INTEGER:
+        raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
+    if type(data) is not bytes or not data:
+        raise InvalidArgumentError(argument="data", reason="bytes are wanted, not none")
+    if len(data) > MAX_CHUNK_BYTES:
+        raise TooLargeError(what="a chunk", size=len(data), limit=MAX_CHUNK_BYTES)
+    end = offset + len(data)
+    if end > MAX_LARGE_VALUE_BYTES:
+        raise TooLargeError(what="a value", size=end, limit=MAX_LARGE_VALUE_BYTES)
+    upload = store.upload(upload_id)
+    size_bytes = upload.size_bytes if upload is not None else 0
+    if upload is not None and end <= size_bytes:
+        return [size_bytes, store.revision]
+    if offset != size_bytes or (upload is not None and upload.is_placed):
+        raise UploadMismatchError(staged_bytes=size_bytes, size_bytes=end)
+    if store.retention is not None:
+        store.retention.check_size(end)
+    if upload is None:
+        count = len(store.staged()) + 1
+        if count > MAX_STAGED_UPLOADS:
+            raise LimitExceededError(what="uploads", limit=MAX_STAGED_UPLOADS, value=count)
+    store.put_chunk(upload_id, offset, data, zlib.crc32(data, upload.crc32 if upload else 0))
+    return [end, store.revision]
+
+
+def drop(store: Store, operation: list[Any]) -> list[Any]:
+    """Drop uploads that are there and nobody's value; return how many, and the revision."""
+    upload_ids = operation[1]
+    if type(upload_ids) is not list or len(upload_ids) > MAX_DELETE_COUNT:
+        raise InvalidArgumentError(argument="upload_ids", reason="a list of some is wanted")
+    present = []
+    for upload_id in dict.fromkeys(map(check_upload_id, upload_ids)):
+        upload = store.upload(upload_id)
+        if upload is not None and not upload.is_placed:
+            present.append(upload_id)
+    if present:
+        store.drop_uploads(present)
+    return [len(present), store.revision]
+
+
+def check_value(store: Store, value: Any) -> int:
+    """Return the size of the large value that `value` stands for. Raises UploadMismatchError unless
+    all of it was uploaded, and nothing else."""
+    large = frames.large_value_from_wire(value)
+    upload = store.upload(large.upload_id)
+    if (
+        upload is None
+        or upload.is_placed
+        or (upload.size_bytes, upload.crc32) != (large.size_bytes, large.crc32)
+    ):
+        staged_bytes = upload.size_bytes if upload is not None else 0
+        raise UploadMismatchError(staged_bytes=staged_bytes, size_bytes=large.size_bytes)
+    return large.size_bytes
+
+
+def collect(store: Store, now: int) -> None:
+    """Drop the uploads that were given up, and begin the store's tick if there are any.
+
+    Raises StorageError.
+    """
+    gone = store.given_up(now)
+    if gone:
+        store.begin()
+        store.time = max(store.time, now)
+        store.drop_uploads(gone)
+
+
+def check_upload_id(upload_id: Any) -> bytes:
+    """Return an upload's id. Raises InvalidArgumentError."""
+    if type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES:
+        raise InvalidArgumentError(
+            argument="upload_id", reason=f"{UPLOAD_ID_BYTES} bytes are wanted"
+        )
+    return upload_id

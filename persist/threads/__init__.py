@@ -1,0 +1,1 @@
+"""The threads of a server: those that sync, those of the tiers, and the watch over the loop."""

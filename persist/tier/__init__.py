@@ -1,0 +1,1 @@
+"""Snapshots, cold stores, archives: what moves between disk and bucket."""

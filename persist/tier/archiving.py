@@ -1,0 +1,160 @@
+"""Archiving: messages that an export has brought to its table leave the file of their store.
+
+    manifest's mark ──▶ drafts of blocks ──▶ read back from the table ──▶ a change ──▶ pages given back
+
+A store says by `archive_after_seconds` that its messages may. Open stores are looked at now and then;
+one that nobody uses goes cold as a whole and needs no more. Invariants:
+
+- A message leaves only when its block was read back from a committed version of the table: each message
+  by revision, time, size and checksum, all of them by the digest of values and headers.
+- It leaves by a change in the log, in the store's order, and nothing but appended messages ever do. What
+  was set again or deleted while the block was looked at is not part of it when the change is applied.
+- A table that lacks something, or has it otherwise, stops the archiving of its store, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.protocol.errors import FencedError, HoldfastError
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.snapshots.manifest import ArchiveMark, Manifests
+from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ArchiveDraft, digest_of
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Blocks drafted at once: 16 MiB of messages are read, and a few MiB of what is known of them kept.
+_DRAFTS_AT_ONCE: Final = 16
+#: After a look that moved nothing, a store is passed over so many times: each look asks the bucket.
+_LOOKS_PASSED_OVER: Final = 10
+
+
+class Archiver:
+    """Moves messages of one incarnation's open stores to the archive."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        *,
+        manifests: Callable[[], Manifests],
+        ownership: Ownership,
+        pipeline: Pipeline,
+        checkpointer: Checkpointer,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        look_seconds: float,
+    ) -> None:
+        """`run_in_thread` is for what waits for the bucket or the table. `look_seconds`: how often
+        the stores are looked at."""
+        self._archive = archive
+        self._manifests = manifests
+        self._ownership = ownership
+        self._pipeline = pipeline
+        self._checkpointer = checkpointer
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._look_seconds = look_seconds
+        self._passed_over: dict[StoreId, int] = {}
+        self._mishaps = Mishaps(logger)
+
+    async def run(self) -> None:
+        """Look at the stores until cancelled. Raises FencedError: the end."""
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            await self.run_pass()
+
+    async def run_pass(self) -> None:
+        """Archive what may be, of every open store."""
+        stores = [store for store in self._ownership.stores() if self._may(store)]
+        known = self._passed_over
+        self._passed_over = {store.id: known[store.id] for store in stores if store.id in known}
+        for store in stores:
+            left = self._passed_over.get(store.id, 0)
+            if left:
+                self._passed_over[store.id] = left - 1
+                continue
+            try:
+                moved = await self._archive_store(store)
+            except FencedError:
+                raise
+            except HoldfastError as error:
+                logger.warning("store.archive_failed store=%s reason=%s", store.id, error)
+                moved = False
+            except Exception as error:  # noqa: BLE001 (a bug over one store ends no server)
+                self._mishaps.note("store.archive_failed", store.id, error)
+                moved = False
+            if not moved:
+                self._passed_over[store.id] = _LOOKS_PASSED_OVER
+
+    def _may(self, store: Store) -> bool:
+        return (
+            store.is_stream
+            and store.writable
+            and store.file is not None
+            and not store.file.in_memory
+            and not store.busy
+            and store.config.archive_after_seconds is not None
+        )
+
+    async def _archive_store(self, store: Store) -> bool:
+        """Return whether something was moved. Raises StorageError, UnavailableError."""
+        after_seconds = store.config.archive_after_seconds
+        if store.file is None or after_seconds is None or store.busy:
+            return False
+        before = self._clock_ms() - int(after_seconds * 1000)
+        oldest = store.file.oldest_time()
+        if oldest is None or oldest > before:
+            # Nothing was asked of the bucket, so there is nothing to be sparing with.
+            return True
+        entry = await self._run_in_thread(lambda: self._manifests().find(store.id))
+        mark = entry.archive if entry is not None else None
+        if mark is None:
+            return False
+        self._archive.look_again(mark.table)
+        count = 0
+        while moved := await self._move(store, mark, before):
+            count += moved
+        if count:
+            logger.info("store.archived store=%s messages=%d", store.id, count)
+            await self._checkpointer.with_durable(store, lambda file: file.shrink())
+        return count > 0
+
+    async def _move(self, store: Store, mark: ArchiveMark, before: int) -> int:
+        """Move some blocks; return how many messages that were."""
+        drafts = await self._checkpointer.with_durable(
+            store,
+            lambda file: file.archivable(
+                mark.table, revision=mark.revision, time=before, max_blocks=_DRAFTS_AT_ONCE
+            ),
+        )
+        count = 0
+        for draft in drafts or ():
+            if not await self._is_archived(draft):
+                logger.error("store.archive_differs store=%s end_seq=%d", store.id, draft.end_seq)
+                break
+            if not await self._pipeline.archive(store, draft.end_seq, mark.table):
+                break
+            count += len(draft.messages)
+        return count
+
+    async def _is_archived(self, draft: ArchiveDraft) -> bool:
+        def work() -> bool:
+            bodies = self._archive.bodies(draft.messages)
+            rows = (
+                (one.seq, one.revision, one.time, value, pack_headers(headers))
+                for one in draft.messages
+                for value, headers in (bodies[one.seq, one.revision],)
+            )
+            return digest_of(rows) == draft.digest
+
+        return bool(await self._run_in_thread(work))

@@ -1,0 +1,181 @@
+"""Cold stores on their way back from the bucket.
+
+A store that went cold has no file; its first use brings its image: verified, in memory or, when it is
+large, in a draft beside where its file will be. Opening (`opening.py`) then takes it from here, with a
+fresh grant. Kept:
+
+- So many are brought at once, in the order in which they were asked for, in threads of their own. What
+  is hot opens meanwhile, and a bucket that is away keeps back nobody else: who asks for a cold store
+  is refused after one call has failed, and asks again.
+- What is brought is at least of the revision at which the store went cold: nothing older, and nothing
+  empty, ever takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from holdfast.persist.store.open_stores import Wanted
+from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketUnavailableError,
+    ObjectDamagedError,
+    ObjectMissingError,
+)
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.snapshot import Fetched, fetch
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Images on their way at once.
+PARALLEL_FETCHES: Final = 8
+#: After a call that failed, the others do not ask the bucket for so long.
+_AWAY_SECONDS: Final = 1.0
+#: How long an image waits to be opened before it is dropped: the coordinator is asked in between.
+_TAKE_SECONDS: Final = 30.0
+
+
+class StoreIsColdError(HoldfastError):
+    """The store has to be brought from the bucket first. Never leaves the server."""
+
+    code = "store_is_cold"
+    template = "{store} is in the bucket"
+
+
+class Brought(NamedTuple):
+    """What the bucket had; None if it has nothing of a store that need not be there."""
+
+    image: Fetched | None
+
+
+class ColdStores:
+    """Brings cold stores to one incarnation."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        disk: Disk,
+        layout: Layout,
+        incarnation: str,
+        run_in_thread: RunInThread,
+        ask_again: Callable[[Wanted], None],
+        refuse: Callable[[StoreId, HoldfastError], None],
+    ) -> None:
+        """`ask_again` has a store opened that was brought; `refuse` answers who waits for one."""
+        self._bucket = bucket
+        self._disk = disk
+        self._layout = layout
+        self._incarnation = incarnation
+        self._run_in_thread = run_in_thread
+        self._ask_again = ask_again
+        self._refuse = refuse
+        self._manifests: Manifests | None = None
+        self._slots = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._brought: dict[StoreId, tuple[Brought, asyncio.Event]] = {}
+        self._away_until = float("-inf")
+        #: Stores that wait for the bucket.
+        self.waiting_count = 0
+
+    def take(self, store: StoreId, grant: Grant) -> Brought | None:
+        """Return what was brought for a store, once, if it is good for this grant."""
+        found = self._brought.pop(store, None)
+        if found is None:
+            return None
+        brought, taken = found
+        taken.set()
+        image = brought.image
+        if image is not None and image.version.revision < (grant.cold or 0):
+            image.drop(self._disk)
+            return None
+        return brought
+
+    async def bring(self, wanted: Wanted, grant: Grant) -> None:
+        """Bring a store and have it opened, or refuse who waits for it."""
+        loop = asyncio.get_running_loop()
+        store = wanted.store
+        self.waiting_count += 1
+        try:
+            async with self._slots:
+                if loop.time() < self._away_until:
+                    raise UnavailableError(reason=f"{store} is cold, and the bucket is away")
+                brought = await self._run_in_thread(lambda: self._fetch(store, grant))
+                taken = asyncio.Event()
+                self._brought[store] = brought, taken
+                self._ask_again(wanted)
+                # Within the slot: what is in memory and not yet open is bounded too.
+                try:
+                    async with asyncio.timeout(_TAKE_SECONDS):
+                        await taken.wait()
+                finally:
+                    self._drop(store, taken)
+        except TimeoutError:
+            # The coordinator's refusal, or its silence, has been answered where it was heard.
+            logger.info("store.not_taken store=%s", store)
+        except BucketUnavailableError as error:
+            self._away_until = loop.time() + _AWAY_SECONDS
+            logger.warning("store.cold_waits store=%s reason=%s", store, error)
+            self._refuse(store, UnavailableError(reason=f"{store} is cold: {error}"))
+        except UnavailableError as error:
+            self._refuse(store, error)
+        except HoldfastError as error:
+            logger.error("store.cold_failed store=%s reason=%s", store, error)
+            self._refuse(store, error)
+        finally:
+            self.waiting_count -= 1
+
+    def forget(self, store: StoreId) -> None:
+        """Nobody waits for the store any more: what was brought for it goes."""
+        found = self._brought.get(store)
+        if found is not None:
+            found[1].set()
+
+    def _drop(self, store: StoreId, taken: asyncio.Event) -> None:
+        found = self._brought.get(store)
+        if found is None or found[1] is not taken:
+            return
+        del self._brought[store]
+        if found[0].image is not None:
+            found[0].image.drop(self._disk)
+
+    def _fetch(self, store: StoreId, grant: Grant) -> Brought:
+        """Blocking. Raises StoreDamagedError, BucketError, StorageFailedError."""
+        if self._manifests is None:
+            self._manifests = open_manifests(self._bucket)
+        entry = self._manifests.find(store)
+        least = grant.cold or 0
+        good = [each for each in entry.versions if each.revision >= least] if entry else []
+        if not good:
+            if grant.state != StoreState.DURABLE:
+                return Brought(None)
+            newest = entry.newest if entry is not None else None
+            has = f"only revision {newest.revision}" if newest is not None else "nothing"
+            if entry is not None and entry.deleted is not None:
+                has = "a tombstone"
+            raise StoreDamagedError(
+                store=str(store), reason=f"it went cold at revision {least}; the bucket has {has}"
+            )
+        draft = self._draft(store, grant.epoch)
+        problem: Exception | None = None
+        for version in good:
+            try:
+                return Brought(fetch(self._bucket, store, version, draft))
+            except (ObjectDamagedError, ObjectMissingError, StoreDamagedError) as error:
+                logger.error("store.snapshot_damaged key=%s reason=%s", version.key, error)
+                problem = problem or error
+        raise StoreDamagedError(store=str(store), reason=str(problem)) from problem
+
+    def _draft(self, store: StoreId, epoch: int) -> Path:
+        path = self._layout.store(store, epoch)
+        self._disk.make_directory(path.parent)
+        return path.with_name(f"{path.name}.{self._incarnation}")

@@ -1,0 +1,355 @@
+"""Cooling: files that have not changed for long leave the file system, and the sweep that finds them.
+
+The sweep walks all folders now and then, so that an idle store costs no server any memory. Of a file
+that nobody has open it asks the manifests: a store without a snapshot since its last change gets one
+(whoever was to make it may have died), and one that has not changed for long goes cold:
+
+1. Its newest snapshot is read back from the bucket, whole.
+2. The file is opened, which takes its lock, and is at exactly the snapshot's epoch and revision.
+3. The coordinator records that the store is cold, durably, if this incarnation still owns it.
+4. The fence is read; the file is unlinked, under its lock, and its folder synced.
+
+A crash before 3 changes nothing. After 3 the file may be there or not: whoever opens the store next
+uses it if it is there, as long as it is at or beyond the revision recorded, and the bucket otherwise.
+A server that is stopped between the fence and the unlinking holds the lock, so the next owner goes on
+with a copy of a later generation; and a file that is restored has its owner's epoch as generation, which
+is later than that of any file that an earlier owner may still be about to unlink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.tier.snapshotter import Tiering
+from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StorageFailedError,
+    UnavailableError,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketError,
+    ObjectDamagedError,
+    ObjectMissingError,
+)
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, is_open
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.inspection.inspection import walk_stores
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, shard_of
+from holdfast.shared_fs.snapshots.snapshot import verify
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: A closed file without a snapshot of its last change is somebody's omission after so long.
+_FORGOTTEN_SECONDS: Final = 600.0
+#: What was written to be renamed at once, and was not for so long, is of somebody who died. One who only
+#: slept finds it gone and fails, as if by the disk: nothing rests on this being long enough.
+_ABANDONED_SECONDS: Final = 3600.0
+#: Files looked at together: each shard is then read once for many of them.
+_SLICE_FILES: Final = 16_384
+#: Stores that go cold together: they share the coordinator's sync.
+_GROUP_STORES: Final = 64
+
+
+class Resting(NamedTuple):
+    """A file that nobody has open. `changed` is milliseconds since the epoch, by the file system."""
+
+    store: StoreId
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A store of this incarnation in `epoch`, and the snapshot that it may go cold with."""
+
+    store: StoreId
+    epoch: int
+    newest: SnapshotVersion
+
+
+class Cooler:
+    """The sweeps of one incarnation."""
+
+    def __init__(
+        self,
+        tiering: Tiering,
+        *,
+        server: str,
+        disk: Disk,
+        layout: Layout,
+        gate: FenceGate,
+        coordination: Coordination,
+        run_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._tiering = tiering
+        self._server = server
+        self._disk = disk
+        self._layout = layout
+        self._gate = gate
+        self._coordination = coordination
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._mishaps = Mishaps(logger)
+
+    async def run(self) -> None:
+        """Sweep until cancelled. Raises FencedError: the end."""
+        while True:
+            await asyncio.sleep(self._tiering.policy.sweep_seconds())
+            try:
+                await self.sweep()
+            except FencedError:
+                raise
+            except (StorageError, UnavailableError) as error:
+                logger.warning("tier.sweep_failed server=%s reason=%s", self._server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass: whoever has the server next would end too)
+                self._mishaps.note("tier.sweep_failed", self._server, error)
+
+    async def sweep(self) -> None:
+        """Look through all files once. Raises StorageError, UnavailableError."""
+        free_ratio: float = await self._run_in_thread(self._free_ratio)
+        cold_ms = int(self._tiering.policy.cold_seconds(free_ratio) * 1000)
+        forgotten_ms = int(max(_FORGOTTEN_SECONDS, self._tiering.policy.snapshot_seconds) * 1000)
+        youngest_ms = min(cold_ms, forgotten_ms)
+        lives: set[str] = await self._run_in_thread(self._lives)
+        files = resting_files(
+            self._layout, partial(self._remove_draft, lives), self._remove_temporary
+        )
+        while True:
+            now_ms = self._clock_ms()
+            found: list[Resting] = await self._run_in_thread(
+                partial(_slice, files, now_ms - youngest_ms)
+            )
+            if not found:
+                return
+            await self._look(found, now_ms - cold_ms)
+
+    def _lives(self) -> set[str]:
+        """Return the incarnations that may be at work, or newer than this answer. Blocking."""
+        found = set()
+        for server in self._disk.names(self._layout.servers):
+            for name in self._disk.names(self._layout.server(server)):
+                path = self._layout.fence(server, name)
+                if self._disk.exists(path) and is_open(self._disk, path):
+                    found.add(name)
+        return found
+
+    def _remove_draft(self, lives: set[str], draft: Path, incarnation: str) -> None:
+        """Remove what a dead incarnation was at."""
+        # Ids sort by their start: a later one may live.
+        if incarnation not in lives and incarnation < max(lives, default=""):
+            self._disk.remove(draft)
+            logger.info("store.draft_removed path=%s", draft.name)
+
+    def _remove_temporary(self, path: Path, changed: int) -> None:
+        """Remove what somebody wrote and did not live to rename."""
+        if changed + int(_ABANDONED_SECONDS * 1000) <= self._clock_ms():
+            self._disk.remove(path)
+            logger.info("store.draft_removed path=%s", path.name)
+
+    async def _look(self, found: list[Resting], cold_before: int) -> None:
+        newest: dict[StoreId, SnapshotVersion] = await self._run_in_thread(
+            lambda: self._newest(found)
+        )
+        wanted = []
+        for resting in found:
+            version = newest.get(resting.store)
+            if (
+                version is None
+                or version.taken < resting.changed
+                or resting.changed <= cold_before
+            ):
+                wanted.append(resting)
+        for start in range(0, len(wanted), _GROUP_STORES):
+            changed = dict(wanted[start : start + _GROUP_STORES])
+            candidates = []
+            for store, epoch in await self._adopted(list(changed)):
+                version = newest.get(store)
+                if version is None or changed[store] > cold_before:
+                    self._tiering.add(store)
+                else:
+                    candidates.append(Candidate(store, epoch, version))
+            await self.cool(candidates)
+
+    async def _adopted(self, stores: Sequence[StoreId]) -> list[tuple[StoreId, int]]:
+        """Return those that are this server's, or nobody's until now, with their epochs."""
+        grants: list[list[Any]] = await self._coordination.adopt(stores)
+        return [
+            (store, grant[0])
+            for store, grant in zip(stores, grants, strict=True)
+            if grant[0] is not None
+        ]
+
+    def _newest(self, found: Iterable[Resting]) -> dict[StoreId, SnapshotVersion]:
+        by_shard: dict[int, list[StoreId]] = {}
+        for store, _ in found:
+            by_shard.setdefault(shard_of(store), []).append(store)
+        newest = {}
+        for number, stores in by_shard.items():
+            shard = self._tiering.manifests().read(number)
+            for store in stores:
+                entry = shard.get(store)
+                if entry is not None and entry.newest is not None:
+                    newest[store] = entry.newest
+        return newest
+
+    # Going cold
+    async def cool(self, candidates: Sequence[Candidate]) -> int:
+        """Let stores go cold whose newest snapshots have all of them; return how many did."""
+        verified = []
+        for candidate in candidates:
+            try:
+                await self._run_in_thread(
+                    partial(verify, self._tiering.bucket, candidate.newest)
+                )
+            except (ObjectDamagedError, ObjectMissingError) as error:
+                logger.error(
+                    "store.snapshot_damaged key=%s reason=%s", candidate.newest.key, error
+                )
+                # While there is a file, there can be another.
+                await self._run_in_thread(partial(self._disown, candidate))
+                self._tiering.add(candidate.store)
+            else:
+                verified.append(candidate)
+        async with contextlib.AsyncExitStack() as stack:
+            opened: list[tuple[Candidate, StoreFile]] = []
+            for candidate in verified:
+                file = await stack.enter_async_context(self._locked(candidate))
+                if file is not None:
+                    opened.append((candidate, file))
+            if not opened:
+                return 0
+            recorded = await self._coordination.cold(
+                [(one.store, one.epoch, one.newest.revision) for one, _ in opened]
+            )
+            gone = [each for each, is_cold in zip(opened, recorded, strict=True) if is_cold]
+            await self._run_in_thread(lambda: self._unlink([file for _, file in gone]))
+        self._tiering.counts.cooled += len(gone)
+        if gone:
+            logger.info("tier.cooled server=%s stores=%d", self._server, len(gone))
+        return len(gone)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, candidate: Candidate) -> AsyncIterator[StoreFile | None]:
+        """Have a store's file open, if it is exactly as its snapshot has it."""
+        async with self._tiering.held(candidate.store) as mine:
+            if not mine:
+                yield None
+                return
+            try:
+                file: StoreFile | None = await self._run_in_thread(
+                    lambda: self._open_exact(candidate)
+                )
+            except BucketError:
+                raise
+            except FencedError:
+                raise
+            except HoldfastError as error:
+                logger.error("store.cool_failed store=%s reason=%s", candidate.store, error)
+                file = None
+            try:
+                yield file
+            finally:
+                if file is not None:
+                    # Nothing was written to it; where it was unlinked there is no WAL to be left.
+                    with contextlib.suppress(HoldfastError):
+                        file.close()
+
+    def _open_exact(self, candidate: Candidate) -> StoreFile | None:
+        file = self._tiering.open_closed(candidate.store)
+        if file is None:
+            return None
+        if (file.meta.epoch, file.meta.revision) == candidate.newest.order:
+            return file
+        file.close()
+        # It has changed since, be it only its epoch.
+        self._tiering.add(candidate.store)
+        return None
+
+    def _unlink(self, files: Sequence[StoreFile]) -> None:
+        """Remove files that are locked here, with all earlier generations, durably. Blocking."""
+        folders: dict[Path, None] = {}
+        for file in files:
+            self._gate.check()
+            mine = int(file.path.name.split(".")[-2])
+            for generation in self._layout.generations(self._disk, file.store):
+                if generation > mine:
+                    # A later owner's: this one is a zombie and does not know it yet.
+                    continue
+                path = self._layout.store(file.store, generation)
+                # The WAL first: without its file it would be nobody's.
+                self._disk.remove(path.with_name(path.name + "-wal"))
+                self._disk.remove(path)
+            folders[file.path.parent] = None
+        for folder in folders:
+            self._disk.sync_directory(folder)
+
+    def _disown(self, candidate: Candidate) -> None:
+        """Take a version out of its manifest that cannot be read. Blocking."""
+
+        def change(entry: StoreEntry | None) -> StoreEntry | None:
+            if entry is None or entry.newest != candidate.newest:
+                return entry
+            return replace(entry, versions=entry.versions[1:])
+
+        self._tiering.manifests().update_entry(candidate.store, change)
+
+    def _free_ratio(self) -> float:
+        try:
+            status = os.statvfs(self._layout.root)
+        except OSError as error:
+            raise StorageFailedError(reason=f"{self._layout.root}: {error.strerror}") from error
+        return status.f_bavail / status.f_blocks if status.f_blocks else 1.0
+
+
+def resting_files(
+    layout: Layout,
+    on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
+    on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
+) -> Iterator[Resting]:
+    """Yield the store files that nobody has open, folder by folder; `on_draft` hears of each
+    unfinished copy, with the incarnation that made it, `on_temporary` of what is about to be renamed,
+    with the time of its last change in milliseconds. Raises StorageFailedError."""
+    for folder in walk_stores(layout):
+        for draft, incarnation in folder.drafts:
+            on_draft(draft, incarnation)
+        for temporary in folder.temporaries:
+            try:
+                on_temporary(temporary, temporary.stat().st_mtime_ns // 1_000_000)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageFailedError(reason=f"{temporary}: {error.strerror}") from error
+        for found in folder.stores:
+            if found.misplaced:
+                continue
+            try:
+                changed = found.path.stat().st_mtime_ns // 1_000_000
+                # While a file is open there is a WAL, be it empty.
+                if found.path.with_name(found.path.name + "-wal").exists():
+                    continue
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageFailedError(reason=f"{found.path}: {error.strerror}") from error
+            yield Resting(found.store, changed)
+
+
+def _slice(files: Iterator[Resting], changed_before: int) -> list[Resting]:
+    return list(islice((each for each in files if each.changed <= changed_before), _SLICE_FILES))

@@ -1,0 +1,469 @@
+"""Snapshots of a server's stores, beside everything else that it does.
+
+    closed, asked for, or much changed ──▶ image ──▶ compressed ──▶ put, tiny ones together ──▶ published
+
+Passes take what has gathered; `tier_policy.py` says when. Nothing of this is awaited by a client, and
+while the bucket is away nothing changes for one: a pass fails, is told of once, and is tried again with
+pauses that grow. What waits is kept by name only, so many names at the most; what is dropped beyond
+that, like what another server left behind, is found again by the sweep (`cooling.py`). Invariants:
+
+- A snapshot has only what is durable and acknowledged or about to be: the file of an open store is
+  checkpointed first, and the fence is read after the image was taken. So a zombie's snapshot, too, is
+  a prefix of the truth.
+- While the file of a closed store is open here its store is *held*: whoever opens it waits (`free`).
+- A version is published after its object was put and looked at, and only by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.tier.publishing import Publisher
+from holdfast.persist.tier.tier_policy import Extent, TierPolicy
+from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.protocol.errors import BusyError, FencedError, StorageError
+from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketError
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.snapshots import snapshot as snapshots
+from holdfast.shared_fs.snapshots.manifest import (
+    Manifests,
+    Published,
+    SnapshotVersion,
+    open_manifests,
+)
+from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack
+from holdfast.shared_fs.snapshots.snapshot import Image, Snapshot, compress, take_image
+from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Stores that wait for a snapshot by name; the sweep finds what is beyond.
+MAX_BACKLOG: Final = 100_000
+#: Stores whose snapshots are made at a time, and published together. What of them waits in memory is
+#: tiny: a pack, and half a kilobyte for each store.
+_CHUNK_STORES: Final = 512
+_PUBLISHED_STORES: Final = 16_384
+#: Files above this are imaged one at a time, since each takes several times its size.
+_LARGE_FILE_BYTES: Final = 8 * MIB
+_PARALLEL: Final = 4
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+#: Until stores that were asked for and busy are tried again.
+_REQUEST_RETRY_SECONDS: Final = 1.0
+
+
+class WithDurable(Protocol):
+    """`Checkpointer.with_durable`, for images."""
+
+    def __call__(
+        self, store: Store, work: Callable[[StoreFile], Image | None], /
+    ) -> Awaitable[Image | None]: ...
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What has been done so far."""
+
+    snapshots: int = 0
+    cooled: int = 0
+    failed_passes: int = 0
+
+
+class Tiering:
+    """The snapshots of one incarnation."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        server: str,
+        incarnation: str,
+        disk: Disk,
+        layout: Layout,
+        gate: FenceGate,
+        ownership: Ownership,
+        with_durable: WithDurable,
+        run_in_thread: RunInThread,
+        publish_in_thread: RunInThread,
+        clock_ms: Callable[[], int],
+        is_running: Callable[[], bool],
+        policy: TierPolicy,
+        published: Callable[[StoreId, SnapshotVersion], None] = lambda store, version: None,
+    ) -> None:
+        """`with_durable` runs something on the file of an open store once that is durable.
+        `is_running`: the server takes stores, so files that are not open may be touched.
+        `published` hears of each snapshot that counts, or that a newer one was there."""
+        self.bucket = bucket
+        self.policy = policy
+        self.counts = TierCounts()
+        self._server = server
+        self._incarnation = incarnation
+        self._disk = disk
+        self._layout = layout
+        self._gate = gate
+        self._ownership = ownership
+        self._with_durable = with_durable
+        self._run_in_thread = run_in_thread
+        self._clock_ms = clock_ms
+        self._is_running = is_running
+        self._published = published
+        self._manifests: Manifests | None = None
+        self.publisher = Publisher(
+            self.manifests, keep=policy.keep, run_in_thread=publish_in_thread, clock_ms=clock_ms
+        )
+        #: Closed stores with changes, oldest first; and those that somebody asked for.
+        self._backlog: dict[StoreId, None] = {}
+        self._requested: dict[StoreId, None] = {}
+        self._wake = asyncio.Event()
+        self._held: dict[StoreId, asyncio.Event] = {}
+        #: Of open stores: what their newest snapshot has.
+        self._snapshotted: dict[StoreId, Extent] = {}
+        #: Opened again before their turn came: they have it when they are closed.
+        self._missed: dict[StoreId, bool] = {}
+        self._large = asyncio.Lock()
+        self._one_pass = asyncio.Lock()
+
+    # What is told
+    @property
+    def backlog(self) -> int:
+        """How many stores wait for a snapshot."""
+        return len(self._backlog) + len(self._requested)
+
+    def closed(self, store: Store, file: StoreFile) -> None:
+        """A store's file has been closed because nobody uses it."""
+        known = self._snapshotted.pop(store.id, None)
+        changed = store.last_tick > 0 and (known is None or known.revision < file.meta.revision)
+        missed = self._missed.pop(store.id, False)
+        if (changed or missed) and not file.in_memory:
+            self.add(store.id)
+
+    def add(self, store: StoreId) -> None:
+        """Let a closed store be snapshotted in one of the next passes."""
+        self._backlog.pop(store, None)
+        self._backlog[store] = None
+        if len(self._backlog) > MAX_BACKLOG:
+            del self._backlog[next(iter(self._backlog))]
+
+    def request(self, stores: Sequence[StoreId] | None) -> int:
+        """Have stores snapshotted soon, or all that are open; return how many."""
+        wanted = [each.id for each in self._ownership.stores()] if stores is None else stores
+        self._requested.update(dict.fromkeys(wanted))
+        self._wake.set()
+        return len(wanted)
+
+    async def snapshot(self, stores: Sequence[StoreId]) -> None:
+        """Snapshot stores now; `published` hears what became of it. Raises BucketError."""
+        await self._snapshot([list(stores)])
+
+    # Holding
+    def is_held(self, store: StoreId) -> bool:
+        """Tell if the file of a closed store is open here."""
+        return store in self._held
+
+    async def free(self, store: StoreId) -> None:
+        """Return once nothing here has the file of a closed store."""
+        while (held := self._held.get(store)) is not None:
+            await held.wait()
+
+    @asynccontextmanager
+    async def held(self, store: StoreId) -> AsyncIterator[bool]:
+        """Keep others from opening a closed store meanwhile; False if that cannot be."""
+        if store in self._held or self._ownership.in_use(store) or not self._is_running():
+            yield False
+            return
+        released = self._held[store] = asyncio.Event()
+        try:
+            yield True
+        finally:
+            del self._held[store]
+            released.set()
+
+    # Passes
+    async def run(self) -> None:
+        """Make passes until cancelled. Raises FencedError: the end."""
+        pause = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(pause or self._pass_seconds()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self.run_pass()
+            except FencedError:
+                raise
+            except StorageError as error:
+                self.counts.failed_passes += 1
+                if not pause:
+                    logger.warning(
+                        "tier.bucket_away server=%s backlog=%d reason=%s",
+                        self._server,
+                        self.backlog,
+                        error,
+                    )
+                pause = min(max(_FIRST_PAUSE_SECONDS, 2 * pause), _LONGEST_PAUSE_SECONDS)
+            else:
+                if pause:
+                    logger.info("tier.bucket_back server=%s backlog=%d", self._server, self.backlog)
+                pause = 0.0
+
+    def _pass_seconds(self) -> float:
+        seconds = self.policy.snapshot_seconds
+        return min(seconds, _REQUEST_RETRY_SECONDS) if self._requested else seconds
+
+    async def run_pass(self) -> None:
+        """Snapshot what waits. Raises BucketError: what could not be put waits on."""
+        async with self._one_pass:
+            await self._look_at_open()
+            taken: dict[StoreId, None] = {}
+            try:
+                await self._snapshot(self._chunks(taken))
+            except BaseException:
+                for each in taken:
+                    if self._ownership.in_use(each):
+                        self._requested[each] = None
+                    else:
+                        self.add(each)
+                raise
+
+    def _chunks(self, taken: dict[StoreId, None]) -> Iterator[list[StoreId]]:
+        """Yield what waits now, each store once, and note it in `taken`."""
+        left = self.backlog
+        while left > 0 and (chosen := self._choose()):
+            left -= len(chosen)
+            taken.update(dict.fromkeys(chosen))
+            yield chosen
+
+    def _choose(self) -> list[StoreId]:
+        chosen: list[StoreId] = []
+        for waiting in (self._requested, self._backlog):
+            while waiting and len(chosen) < _CHUNK_STORES:
+                store = next(iter(waiting))
+                del waiting[store]
+                if waiting is self._backlog and self._ownership.in_use(store):
+                    self._missed[store] = True
+                else:
+                    chosen.append(store)
+        return chosen
+
+    async def _look_at_open(self) -> None:
+        """Ask for snapshots of the open stores that have changed much."""
+        least = self.policy.min_change_bytes
+        unknown = []
+        for store in self._ownership.stores():
+            if store.file is None or store.busy or store.file.in_memory:
+                continue
+            now = Extent(store.revision, store.count, store.bytes)
+            known = self._snapshotted.get(store.id)
+            if known is None:
+                if self.policy.has_changed_enough(now, Extent(0, 0, 0)) and now.bytes >= least:
+                    unknown.append(store)
+            elif self.policy.has_changed_enough(now, known):
+                self._requested[store.id] = None
+        for store in unknown:
+            newest = await self._newest(store.id)
+            if self._ownership.find(store.id) is not store:
+                continue
+            self._snapshotted[store.id] = (
+                Extent(newest.revision, newest.count, newest.bytes)
+                if newest is not None
+                else Extent(0, 0, 0)
+            )
+            now = Extent(store.revision, store.count, store.bytes)
+            if self.policy.has_changed_enough(now, self._snapshotted[store.id]):
+                self._requested[store.id] = None
+
+    async def _newest(self, store: StoreId) -> SnapshotVersion | None:
+        def find() -> SnapshotVersion | None:
+            entry = self.manifests().find(store)
+            return entry.newest if entry is not None else None
+
+        newest: SnapshotVersion | None = await self._run_in_thread(find)
+        return newest
+
+    def manifests(self) -> Manifests:
+        """Blocking, the first time. Raises BucketError."""
+        if self._manifests is None:
+            self._manifests = open_manifests(self.bucket)
+        return self._manifests
+
+    # One chunk
+    async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
+        """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand takes
+        as many requests as ten thousand. Raises BucketError, FencedError."""
+        tiny: list[Snapshot] = []
+        versions: Packed = []
+        for chunk in chunks:
+            for made in await self._made_of(chunk):
+                if isinstance(made, Snapshot):
+                    tiny.append(made)
+                else:
+                    versions.append(made)
+            if len(versions) + len(tiny) >= _PUBLISHED_STORES:
+                await self._publish(versions + await self._packed(tiny))
+                tiny, versions = [], []
+                continue
+            *full, tiny = [*packs_of(tiny)] or [[]]
+            for group in full:
+                versions += await self._packed(group)
+        await self._publish(versions + await self._packed(tiny))
+
+    async def _packed(self, tiny: list[Snapshot]) -> Packed:
+        versions: Packed = []
+        for group in packs_of(tiny):
+            versions += await self._run_in_thread(partial(self._put_tiny, group))
+        return versions
+
+    async def _made_of(
+        self, stores: list[StoreId]
+    ) -> list[Snapshot | tuple[StoreId, SnapshotVersion]]:
+        slots = asyncio.Semaphore(_PARALLEL)
+        found: list[Snapshot | tuple[StoreId, SnapshotVersion]] = []
+        failures: list[StorageError] = []
+
+        async def one(store: StoreId) -> None:
+            async with slots:
+                if failures:
+                    return
+                try:
+                    made = await self._made(store)
+                except FencedError:
+                    raise
+                except BucketError as error:
+                    failures.append(error)
+                except StorageError as error:
+                    logger.error("store.snapshot_failed store=%s reason=%s", store, error)
+                else:
+                    if isinstance(made, Snapshot):
+                        found.append(made)
+                    elif made is not None:
+                        found.append((store, made))
+
+        async with asyncio.TaskGroup() as tasks:
+            for store in stores:
+                tasks.create_task(one(store))
+        if failures:
+            raise failures[0]
+        return found
+
+    async def _made(self, store: StoreId) -> Snapshot | SnapshotVersion | None:
+        """Return a tiny snapshot, yet to be put, or the version of one that is in the bucket."""
+        image = await self._image(store)
+        if image is None:
+            return None
+        large = not isinstance(image.content, bytes) or len(image.content) > _LARGE_FILE_BYTES
+        if not large:
+            return await self._compressed(image)
+        async with self._large:
+            return await self._compressed(image)
+
+    async def _compressed(self, image: Image) -> Snapshot | SnapshotVersion:
+        def work() -> Snapshot | SnapshotVersion:
+            made = compress(image, self._clock_ms())
+            return made if made.is_tiny else snapshots.put(self.bucket, made, _nonce())
+
+        made: Snapshot | SnapshotVersion = await self._run_in_thread(work)
+        return made
+
+    async def _image(self, store: StoreId) -> Image | None:
+        opened = self._ownership.find(store)
+        if opened is not None:
+            image = await self._with_durable(opened, self._take)
+            if image is None and (opened.file is None or not opened.file.in_memory):
+                # Busy, or not in a file yet: soon again.
+                self._requested[store] = None
+            return image
+        async with self.held(store) as mine:
+            if not mine:
+                if self._ownership.in_use(store):
+                    self._missed[store] = True
+                return None
+            closed: Image | None = await self._run_in_thread(lambda: self._image_of_closed(store))
+            return closed
+
+    def _image_of_closed(self, store: StoreId) -> Image | None:
+        """Blocking. None if another process has the file, or there is nothing to be had of it."""
+        file = self.open_closed(store)
+        if file is None:
+            return None
+        try:
+            return self._take(file)
+        finally:
+            file.close()
+
+    def open_closed(self, store: StoreId) -> StoreFile | None:
+        """Open the file of a store that its last owner closed, if there is one. Blocking."""
+        generation = current_generation(self._disk, self._layout, store, self._incarnation)
+        if generation is None:
+            return None
+        path = self._layout.store(store, generation)
+        if self._disk.exists(path.with_name(path.name + "-wal")):
+            # Be it empty: of an owner that died, and the next one's to bring up to date.
+            return None
+        try:
+            return StoreFile.open(path, store, disk=self._disk)
+        except (BusyError, FileNotFoundError):
+            return None
+
+    def _take(self, file: StoreFile) -> Image | None:
+        if file.in_memory:
+            return None
+        # A file that was only taken has its new owner in the WAL, where pages have no checksums; and
+        # a zombie may not checkpoint.
+        self._gate.check()
+        file.checkpoint()
+        draft = Path(f"{file.path}.{self._incarnation}")
+        image = take_image(file, draft)
+        try:
+            # Not before: what an incarnation holds that has been fenced may be more than the truth.
+            self._gate.check()
+        except BaseException:
+            self._disk.remove(draft)
+            raise
+        return image
+
+    def _put_tiny(self, group: list[Snapshot]) -> Packed:
+        if len(group) == 1:
+            return [(group[0].store, snapshots.put(self.bucket, group[0], _nonce()))]
+        return put_pack(self.bucket, group, self._clock_ms(), _nonce())
+
+    async def _publish(self, versions: Packed) -> None:
+        if not versions:
+            return
+        outcomes = await self.publisher.publish(versions)
+        logger.info("tier.published server=%s stores=%d", self._server, len(versions))
+        for store, version in versions:
+            if outcomes[store] is Published.DELETED:
+                logger.warning("store.snapshot_of_deleted store=%s key=%s", store, version.key)
+                continue
+            if outcomes[store] is Published.COLLECTED:
+                # It took longer than the collector waits, or a clock is far behind.
+                logger.warning("store.snapshot_collected store=%s key=%s", store, version.key)
+                self._missed[store] = True
+                continue
+            self.counts.snapshots += outcomes[store] is Published.NEWEST
+            opened = self._ownership.find(store)
+            if opened is not None:
+                self._snapshotted[store] = Extent(version.revision, version.count, version.bytes)
+            self._published(store, version)
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)

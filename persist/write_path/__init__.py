@@ -1,0 +1,1 @@
+"""The path of a write: incoming, tick, log, sync, gate, release; then checkpoints."""

@@ -1,0 +1,91 @@
+"""Reads that need the archive: they wait for it beside the write path, and are then executed anew.
+
+A read that meets archived messages is put aside with what it lacks. A thread brings that, and the read
+goes through the pipeline once more, with it: so it answers from the store as it is then, and what was
+deleted or set meanwhile is not answered from the archive. Kept:
+
+- What waits is part of the pipeline's inbox, which bounds it. So many are brought at once.
+- What cannot be brought is an error of its own kind, and never an answer that lacks something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.protocol.errors import ArchiveUnreadableError, HoldfastError, UnavailableError
+from holdfast.protocol.limits import ARCHIVE_READ_SECONDS
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Reads of the archive at once, each some row groups in memory while it lasts.
+PARALLEL_READS: Final = 4
+
+
+class ArchiveReads:
+    """The archive, to the pipeline of one incarnation."""
+
+    def __init__(
+        self,
+        archive: Archive | None,
+        *,
+        run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        resubmit: Callable[[list[Arrival]], None],
+        refuse: Callable[[list[Arrival], HoldfastError], None],
+    ) -> None:
+        """`archive` is None of a server without a bucket. `resubmit` takes a read that has what it
+        needs, `refuse` answers one that will not get it."""
+        self._archive = archive
+        self._run_in_thread = run_in_thread
+        self._resubmit = resubmit
+        self._refuse = refuse
+        self._queue: asyncio.Queue[tuple[Arrival, list[ArchivedMessage]]] = asyncio.Queue()
+        #: Reads that have been put aside.
+        self.waiting_count = 0
+
+    def want(self, arrival: Arrival, messages: list[ArchivedMessage]) -> None:
+        """Bring archived messages, and then have the read executed."""
+        if self._archive is None:
+            reason = "it was started without a bucket"
+            self._refuse(
+                [arrival], ArchiveUnreadableError(store=str(arrival.store), reason=reason)
+            )
+            return
+        self.waiting_count += 1
+        self._queue.put_nowait((arrival, messages))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(PARALLEL_READS):
+                tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            arrival, messages = await self._queue.get()
+            try:
+                await self._bring(arrival, messages)
+            finally:
+                self.waiting_count -= 1
+
+    async def _bring(self, arrival: Arrival, messages: list[ArchivedMessage]) -> None:
+        archive = self._archive
+        assert archive is not None
+        try:
+            async with asyncio.timeout(ARCHIVE_READ_SECONDS):
+                bodies = await self._run_in_thread(lambda: archive.bodies(messages))
+        except TimeoutError:
+            reason = f"the archive of {arrival.store} did not answer"
+            self._refuse([arrival], UnavailableError(reason=reason))
+        except HoldfastError as error:
+            logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
+            self._refuse([arrival], error)
+        else:
+            # What earlier tries had stays: a page that moves on between two tries would otherwise lack
+            # now its beginning and now its end.
+            self._resubmit([arrival._replace(archived={**(arrival.archived or {}), **bodies})])

@@ -1,0 +1,85 @@
+"""What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
+
+Pure. A malformed frame is refused whole, a group that makes no sense alone: also one whose arguments
+lie so deep in each other that nobody could show or pack them. A frame may hold a
+thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make` makes
+them: in half the time that calling the class takes.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.protocol import frames
+from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
+from holdfast.protocol.limits import ELEMENT_BYTES, GROUP_BYTES, MAX_NESTING
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+
+#: For the operations of a group: they lie in it, in the groups, and in the request.
+_LEVELS: Final = MAX_NESTING - 3
+
+
+class Incoming(NamedTuple):
+    """A frame taken apart. Both empty: it only asks if the server is there."""
+
+    arrivals: list[Arrival]
+    #: By the group's index in the frame.
+    refusals: list[tuple[int, HoldfastError]]
+
+
+def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) -> Incoming:
+    """Return what a frame of `tenant` holds. Raises ProtocolError, InvalidNameError."""
+    check_tenant(tenant)
+    writer, groups = frames.decode_request(payload)
+    incoming = Incoming([], [])
+    if not groups:
+        return incoming
+    find = ownership.find
+    arrivals = incoming.arrivals
+    share_bytes = len(payload) // len(groups) + GROUP_BYTES
+    for index, group in enumerate(groups):
+        kind, name, counter, _, _, operations = group
+        store = tuple.__new__(StoreId, (tenant, kind, name))
+        wrong: HoldfastError | None = None
+        size_bytes = share_bytes
+        if len(operations) > 1 or (operations[0][0] < frames.FIRST_READ) != (counter > 0):
+            wrong = _check_operations(group)
+        if wrong is None and not frames.is_flat(chain.from_iterable(operations)):
+            try:
+                size_bytes += ELEMENT_BYTES * frames.check_nesting(operations, _LEVELS)
+            except MalformedFrameError as error:
+                wrong = error
+        if wrong is None and find(store) is None:
+            wrong = _check_name(group)
+        if wrong is not None:
+            incoming.refusals.append((index, wrong))
+            continue
+        fields = (reply, index, writer, store, group, size_bytes, None)
+        arrivals.append(tuple.__new__(Arrival, fields))
+    return incoming
+
+
+def _check_name(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's store, None if nothing is."""
+    try:
+        StoreKind(group.kind)
+        check_store(group.name)
+    except ValueError:
+        return MalformedFrameError(reason=f"unknown kind of store {group.kind}")
+    except InvalidNameError as error:
+        return error
+    return None
+
+
+def _check_operations(group: frames.Group) -> HoldfastError | None:
+    """Return what is wrong with a group's operations, None if nothing is."""
+    writes = group.counter > 0
+    for number in set(map(itemgetter(0), group.operations)):
+        if (number < frames.FIRST_READ) != writes:
+            return MalformedFrameError(
+                reason="a group is of writes, with a counter, or of reads, with counter 0"
+            )
+    return None

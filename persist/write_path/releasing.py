@@ -1,0 +1,340 @@
+"""The last part of the way through a server: past the gate, and out.
+
+Whoever adds a release vouches that what it rests on is synced. Kept:
+
+- Nothing leaves before the fence was read, after the last sync that it rests on, and said `open`.
+- Releases leave in the order in which they were added, so a store's broadcasts are in its order.
+- Reads run on what is durable, in slices between the answers to writes, and each slice has a look
+  at the fence of its own: no reader keeps an ack back. Tenants have their turns: nor does one keep the
+  reads of another back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.persist.store import reads
+from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.tick import Answers
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.errors import (
+    ArchiveUnreadableError,
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StorageFailedError,
+    TooLargeError,
+    internal_error,
+)
+from holdfast.protocol.limits import (
+    FRAME_RESERVE_BYTES,
+    PAGE_BYTES,
+    READ_SLICE_SECONDS,
+)
+from holdfast.protocol.serving.fair_queue import FairQueue
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.fence import FenceGate
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Reads executed before the answers to writes have their turn: operations, and so many more where
+#: the store's file has to be brought up to date first.
+_SLICE_OPERATIONS: Final = 1024
+MATERIALISE_OPERATIONS: Final = 64
+#: What so many bytes of an answer cost, another operation.
+_OPERATION_BYTES: Final = PAGE_BYTES // _SLICE_OPERATIONS
+#: Between two tries to read a fence file that cannot be read.
+_GATE_RETRY_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class Release:
+    """What leaves together, once tick `wait_for` is synced."""
+
+    wait_for: int
+    answers: Answers
+    reads: list[tuple[Store, Arrival]] = field(default_factory=list)
+    broadcasts: list[tuple[Store, bytes]] = field(default_factory=list)
+    #: Set when everything before it, and this, has left.
+    left: asyncio.Event | None = None
+
+    @property
+    def answer_count(self) -> int:
+        """The answers in it, and the reads."""
+        return len(self.reads) + sum(map(len, self.answers.values()))
+
+
+@dataclass(slots=True, eq=False)
+class _ReadsBefore:
+    """How many reads that were added before a mark have not been answered, and the mark: set then."""
+
+    count: int = 0
+    left: asyncio.Event | None = None
+
+
+class Releaser:
+    """Lets out what one incarnation answers and broadcasts. `run` it in a task."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        gate: FenceGate,
+        bus: Bus,
+        subjects: Subjects,
+        ownership: Ownership,
+        synced_tick: Callable[[], int],
+        submit_again: Callable[[list[Arrival]], None],
+        refuse: Callable[[list[Arrival], HoldfastError], None],
+        apply_much: Callable[[Store], None],
+        waits_no_longer: Callable[[Arrival], None],
+        has_left: Callable[[list[Release]], None],
+        confirm_open: Callable[[], Awaitable[None]] | None,
+        archive_reads: ArchiveReads | None,
+    ) -> None:
+        """`waits_no_longer` hears which reads are answered; `submit_again` and `refuse` take reads back,
+        and go on counting or stop it. `has_left` hears of releases
+        whose answers and broadcasts have left."""
+        self._server = server
+        self._gate = gate
+        self._bus = bus
+        self._subjects = subjects
+        self._ownership = ownership
+        self._synced_tick = synced_tick
+        self._submit_again = submit_again
+        self._refuse = refuse
+        self._apply_much = apply_much
+        self._waits_no_longer = waits_no_longer
+        self._has_left = has_left
+        self._confirm_open = confirm_open
+        self._archive_reads = archive_reads
+        self._mishaps = Mishaps(logger)
+        self._ready: deque[Release] = deque()
+        #: Reads of what is durable, by turns of the tenants.
+        self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(_SLICE_OPERATIONS // 8)
+        #: Of each mark that waits, the reads before it; the last has those after all marks.
+        self._marks: deque[_ReadsBefore] = deque([_ReadsBefore()])
+        self._to_release = asyncio.Event()
+        self._releasing = False
+        #: Of what was added, besides reads, not all has left.
+        self.releasing_answers = False
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was added has left."""
+        return self._all_left and not self._releasing
+
+    @property
+    def _all_left(self) -> bool:
+        return not (self._ready or self._reads) and len(self._marks) == 1
+
+    def add(self, release: Release) -> None:
+        """Let go what rests on nothing that is not synced."""
+        self._ready.append(release)
+        self.releasing_answers = True
+        self._to_release.set()
+
+    async def run(self) -> None:
+        """Let go what is added until cancelled. Raises FencedError."""
+        while True:
+            await self._to_release.wait()
+            self._to_release.clear()
+            self._releasing = True
+            while not self._all_left:
+                if self._ready:
+                    await self._release_ready()
+                if self._reads or len(self._marks) > 1:
+                    await self._release_reads()
+            self._releasing = False
+
+    async def _release_ready(self) -> None:
+        """Let the answers to writes go, and the broadcasts."""
+        ready = list(self._ready)
+        self._ready.clear()
+        # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
+        # zombie silent.
+        await self._pass_gate()
+        publish = self._bus.publish
+        for release in ready:
+            await self._send_answers(release.answers)
+            for store, payload in release.broadcasts:
+                if not store.changes_subject:
+                    store.changes_subject = self._subjects.changes(store.id)
+                try:
+                    # Not by `_publish`: another coroutine for each costs as much as the rest.
+                    await publish(store.changes_subject, payload)
+                except TooLargeError as error:
+                    _lost(store.changes_subject, error)
+            before = self._marks[-1]
+            for store, arrival in release.reads:
+                self._reads.push(arrival.store.tenant, (store, arrival, before))
+            before.count += len(release.reads)
+            if release.left is not None:
+                before.left = release.left
+                self._marks.append(_ReadsBefore())
+            # Publishing seldom suspends: heartbeats and new frames must have their turn.
+            await asyncio.sleep(0)
+        self.releasing_answers = bool(self._ready)
+        self._has_left(ready)
+
+    async def _release_reads(self) -> None:
+        """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
+        keep the answers to writes back."""
+        answers: Answers = {}
+        room = _SLICE_OPERATIONS
+        room_bytes = PAGE_BYTES
+        clock = asyncio.get_running_loop().time
+        late_at = clock() + READ_SLICE_SECONDS
+
+        def is_late() -> bool:
+            return clock() >= late_at
+
+        while self._reads and room > 0 and room_bytes > 0 and not is_late():
+            _, waiting, allowance = self._reads.begin_turn()
+            allowance = min(allowance, room)
+            spent = 0
+            while waiting and spent < allowance and room_bytes > 0 and not is_late():
+                store, arrival, before = waiting.popleft()
+                spent += len(arrival.group.operations)
+                if store.pending:
+                    spent += MATERIALISE_OPERATIONS
+                answer_bytes = self._read(store, arrival, answers, is_late)
+                before.count -= 1
+                room_bytes -= answer_bytes
+                spent += answer_bytes // _OPERATION_BYTES
+            # Who has made a slice late has had all of it.
+            self._reads.end_turn(_SLICE_OPERATIONS if is_late() else spent)
+            room -= spent
+        left = []
+        while self._marks[0].left is not None and not self._marks[0].count:
+            left.append(self._marks.popleft().left)
+        # The fence is read after what was read, and before any of it leaves.
+        await self._pass_gate()
+        await self._send_answers(answers)
+        for each in left:
+            assert each is not None
+            each.set()
+        await asyncio.sleep(0)
+
+    async def _pass_gate(self) -> None:
+        """Return once the fence has been read and was open. Raises FencedError."""
+        warned = False
+        while True:
+            try:
+                if self._confirm_open is not None:
+                    await self._confirm_open()
+                self._gate.check()
+                return
+            except FencedError:
+                raise
+            except StorageError as error:
+                # No descriptors, or an I/O error: nothing may leave, but it is all still good.
+                if not warned:
+                    logger.error("fence.unreadable reason=%s", error)
+                    warned = True
+                await asyncio.sleep(_GATE_RETRY_SECONDS)
+
+    def _read(
+        self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
+    ) -> int:
+        """Execute a group of reads; return how many bytes the answer takes."""
+        if store.busy or self._ownership.find(store.id) is not store:
+            self._submit_again([arrival])
+            return 0
+        if store.removes_much(self._synced_tick()) and not store.apply_failed:
+            # What needs the file waits until that is done.
+            self._apply_much(store)
+            self._submit_again([arrival])
+            return 0
+        try:
+            results = self._read_synced(store, arrival, is_late)
+            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
+        except FencedError:
+            raise
+        except reads.ArchiveNeededError as needed:
+            self._wait_for_archive(arrival, needed)
+            return 0
+        except StorageError as error:
+            self._waits_no_longer(arrival)
+            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+            elements = answers.setdefault(arrival.reply, [])
+            elements.append(frames.error_result(arrival.position, error))
+            return 0
+        except Exception as error:  # noqa: BLE001 (it is this group's answer)
+            self._waits_no_longer(arrival)
+            self._mishaps.note("read.failed", store.id, error)
+            refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
+            elements = answers.setdefault(arrival.reply, [])
+            elements.append(frames.error_result(arrival.position, refusal))
+            return 0
+        self._waits_no_longer(arrival)
+        elements = answers.setdefault(arrival.reply, [])
+        elements.append([arrival.position, 0, outcome])
+        return len(outcome)
+
+    def _wait_for_archive(self, arrival: Arrival, needed: reads.ArchiveNeededError) -> None:
+        """Put a read aside; it goes on counting as waiting."""
+        if self._archive_reads is None:
+            error = ArchiveUnreadableError(store=str(arrival.store), reason="it has no archive")
+            self._refuse([arrival], error)
+            return
+        self._archive_reads.want(arrival, needed.messages)
+
+    def _read_synced(
+        self, store: Store, arrival: Arrival, is_late: Callable[[], bool]
+    ) -> list[Any]:
+        operations, archived = arrival.group.operations, arrival.archived
+        mishaps: list[Exception] = []
+        try:
+            store.materialise(self._synced_tick())
+        except StorageFailedError as error:
+            # The disk takes no writes; what is acknowledged can be read all the same.
+            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
+            with store.previewed(self._synced_tick()):
+                results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+        else:
+            results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+        for mishap in mishaps:
+            self._mishaps.note("read.failed", store.id, mishap)
+        return results
+
+    async def _send_answers(self, answers: Answers) -> None:
+        for reply, elements in answers.items():
+            for payload in self._reply_payloads(elements):
+                await self._publish(reply, payload)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._bus.publish(subject, payload)
+        except TooLargeError as error:
+            _lost(subject, error)
+
+    def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
+        """Return replies that each fit in one payload (one element always does)."""
+        limit = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
+        payloads = []
+        start = size_bytes = 0
+        for index, element in enumerate(elements):
+            element_bytes = len(element[2]) + 16 if element[1] == 0 else 1024
+            if index > start and size_bytes + element_bytes > limit:
+                payloads.append(frames.encode(elements[start:index]))
+                start, size_bytes = index, 0
+            size_bytes += element_bytes
+        if start < len(elements) or not elements:
+            payloads.append(frames.encode(elements[start:]))
+        return payloads
+
+
+def _lost(subject: str, error: TooLargeError) -> None:
+    # NATS was started again with a smaller max_payload. The message is lost like any other: writers
+    # ask again, followers find the gap.
+    logger.error("server.payload_too_large subject=%s reason=%s", subject, error)

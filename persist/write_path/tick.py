@@ -1,0 +1,331 @@
+"""One tick: everything that arrived while the last one committed, applied store by store.
+
+Pure but for look-ups in store files. `Tick` takes the groups in the order of arrival, executes the
+writes against the stores in memory, and then gives
+
+- the records of one commit log frame, with each store's changes packed once: the same bytes go to
+  the log and to the followers;
+- the answers, keyed by the reply subject they go to, and the broadcasts, which leave only when the
+  frame is synced and the fence has been read (`pipeline.py`);
+- the reads, which run after the sync, on what is durable.
+
+If the log refuses the frame, `fail` takes every store back to where the tick began. What raises something
+that nobody expected is refused as `internal_error`: one operation, or all that the tick did to its store.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast.persist.bucket_log.stored import StoredWrites
+from holdfast.persist.store import eviction, operations, uploads
+from holdfast.persist.store.change_sizes import bytes_of
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.store import Store
+from holdfast.persist.store.writers import Verdict
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    BusyError,
+    HoldfastError,
+    InvalidArgumentError,
+    StaleWriteError,
+    StorageError,
+    WriterGapError,
+    internal_error,
+)
+from holdfast.protocol.limits import MAX_OUTCOME_BYTES, PAGE_BYTES
+from holdfast.protocol.messages import Durability
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.applying import WriterOutcome
+
+#: The elements of reply frames, by reply subject.
+Answers = dict[str, list[list[Any]]]
+
+_APPLIED: Final = int(Durability.APPLIED)
+_SYNCED: Final = int(Durability.SYNCED)
+_STORED: Final = int(Durability.STORED)
+
+
+class Tick:
+    """The tick being built. `number` is the log's, `time` int milliseconds since the epoch."""
+
+    def __init__(
+        self,
+        number: int,
+        time: int,
+        default_durability: Durability,
+        *,
+        stored: StoredWrites | None = None,
+        log_level: Durability = Durability.SYNCED,
+    ) -> None:
+        """`stored`: where answers of that level wait, if the server offers it. `log_level` is what a
+        sync of the log achieves; where that is STORED, every write is."""
+        self.number = number
+        self.time = time
+        self._default = int(default_durability)
+        self._stored = stored
+        self._log_level = int(log_level)
+        #: Those that it changes, each once, in the order of their first change.
+        self._stores: dict[Store, None] = {}
+        #: Answers that leave after the sync, and those that only promised `applied`.
+        self.synced: Answers = {}
+        self.applied: Answers = {}
+        #: Answers that wait for the bucket besides: `(store, reply, element)`.
+        self.stored: list[tuple[Store, str, list[Any]]] = []
+        self.reads: list[tuple[Store, Arrival]] = []
+        self.broadcasts: list[tuple[Store, bytes]] = []
+        #: The tick whose sync this tick's answers must wait for.
+        self.wait_for = 0
+        self._writes: list[Arrival] = []
+        #: Exceptions that nobody expected, each answered already: to be logged.
+        self.mishaps: list[Exception] = []
+
+    def answer(self, arrival: Arrival, outcome: bytes) -> None:
+        """Answer a group after the sync."""
+        self.synced.setdefault(arrival.reply, []).append([arrival.position, 0, outcome])
+
+    def refuse(self, arrival: Arrival, error: HoldfastError) -> None:
+        """Refuse a whole group."""
+        self.refuse_at(arrival.reply, arrival.position, error)
+
+    def refuse_at(self, reply: str, index: int, error: HoldfastError) -> None:
+        """Refuse group `index` of the frame that came with `reply`; -1 is the whole frame."""
+        self.synced.setdefault(reply, []).append(frames.error_result(index, error))
+
+    def expire(self, store: Store) -> bool:
+        """Remove what is due from a store with limits, so that what follows does not see it.
+
+        Returns False if there may be more of it than one tick should do. Raises StorageError.
+        """
+        now = store.now(self.time)
+        if store.uploads_due_at <= now:
+            uploads.collect(store, now)
+        complete = store.retention is None or eviction.expire(store, now)
+        if store.mark is not None:
+            self._stores[store] = None
+        return complete
+
+    def archive(self, store: Store, end_seq: int, table: str) -> None:
+        """Let the values up to `end_seq` leave the store's file. Raises StorageError."""
+        store.begin()
+        self._stores[store] = None
+        store.time = store.now(self.time)
+        store.archive(end_seq, table)
+
+    def limited(self) -> list[Store]:
+        """Return the stores of this tick with limits."""
+        return [store for store in self._stores if store.retention is not None]
+
+    def read(self, store: Store, arrival: Arrival) -> None:
+        """Execute a group of reads after the sync."""
+        self.reads.append((store, arrival))
+        self.wait_for = max(self.wait_for, store.last_tick)
+        if store.mark is not None:
+            self.wait_for = self.number
+
+    def write(self, store: Store, arrival: Arrival) -> None:
+        """Execute a group of writes now. Its answer waits."""
+        reply, position, writer_id, _, group, _, _ = arrival
+        _, _, counter, floor, durability, group_operations = group
+        if not durability:
+            durability = self._default if store.retention is None else self._default_of(store)
+        if durability != self._log_level:
+            refusal = self._refusal(durability)
+            if refusal is not None:
+                self.refuse(arrival, refusal)
+                return
+            if self._log_level == _STORED:
+                durability = _STORED
+        writer = store.writers.get(writer_id) or store.writer(writer_id)
+        verdict, known = writer.judge(counter, floor)
+        if verdict is Verdict.NEW and (not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES):
+            verdict = store.admit_writer(writer_id, writer, counter, floor)
+        if verdict is not Verdict.NEW:
+            if not writer.last:
+                # Nothing of it is known: whoever makes up writers shall not fill the memory.
+                store.writers.pop(writer_id, None)
+            self._answer_retry(store, arrival, verdict, known, writer.last + 1, durability)
+            return
+        if store.mark is None:
+            store.begin()
+            self._stores[store] = None
+        time = self.time + store.lead
+        if time < store.time:
+            time = store.now(self.time)
+        store.time = time
+        results = operations.execute(store, group_operations, self.mishaps)
+        outcome = frames.encode_outcome(store.epoch, time, durability, results)
+        before_bytes = writer.size_bytes
+        writer.record(counter, floor, outcome)
+        store.outcome_bytes += writer.size_bytes - before_bytes
+        # As `WriterOutcome._make` does, in half the time.
+        kept = tuple.__new__(WriterOutcome, (writer_id, counter, floor, time, outcome))
+        store.outcomes.append(kept)
+        self._writes.append(arrival)
+        if durability == self._log_level:
+            answers = self.synced
+        elif durability == _STORED:
+            self.stored.append((store, reply, [position, 0, outcome]))
+            return
+        else:
+            answers = self.applied if durability == _APPLIED else self.synced
+        answered = answers.get(reply)
+        if answered is None:
+            answered = answers[reply] = []
+        answered.append([position, 0, outcome])
+
+    def abort(self, store: Store, error: HoldfastError) -> None:
+        """The store's file failed in the middle, or a bug did: take back all that this tick did to it."""
+        if store.mark is not None:
+            store.fail_tick()
+        self._stores.pop(store, None)
+        mine = {(arrival.reply, arrival.position) for arrival in self._writes_of(store)}
+        for answers in (self.synced, self.applied):
+            for reply, elements in answers.items():
+                answers[reply] = [each for each in elements if (reply, each[0]) not in mine]
+        self.stored = [each for each in self.stored if (each[1], each[2][0]) not in mine]
+        for reply, index in mine:
+            self.refuse_at(reply, index, error)
+        self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
+
+    def give_up(self, store: Store, cause: Exception) -> None:
+        """Something that nobody expected was raised: take back all that this tick did to the store."""
+        self.mishaps.append(cause)
+        self.abort(store, internal_error(f"a write of {store.id}", cause))
+
+    def records(self) -> list[LogRecord]:
+        """Return what goes into the log, and pack what is broadcast. Empty: nothing was written."""
+        found = []
+        broadcasts = self.broadcasts
+        unpackable: list[tuple[Store, Exception]] = []
+        for store in self._stores:
+            assert store.mark is not None
+            previous_revision, revision = store.mark.revision, store.revision
+            changes = store.changes
+            try:
+                if changes and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
+                    # What nearly all of a thousand stores have.
+                    payload = frames.encode_changes(
+                        store.epoch, previous_revision, store.time, changes
+                    )
+                    payloads = [payload]
+                    broadcasts.append((store, payload))
+                else:
+                    payloads = _payloads(store, changes)
+                    # Followers have no use for chunks.
+                    told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
+                    broadcasts.extend((store, payload) for payload in told)
+            except Exception as error:  # noqa: BLE001 (what cannot be packed is refused by itself)
+                unpackable.append((store, error))
+                continue
+            fields = (store.id, store.epoch, previous_revision, revision, payloads, store.outcomes)
+            found.append(tuple.__new__(LogRecord, fields))
+        for store, cause in unpackable:
+            self.give_up(store, cause)
+        if not found:
+            self._wait_for_earlier()
+        return found
+
+    def committed(self, segment: int) -> None:
+        """The frame is in the log, in `segment`."""
+        for store in self._stores:
+            store.finish_tick(self.number, segment)
+        self.wait_for = self.number
+
+    def fail(self, error: StorageError) -> None:
+        """The log refused the frame: every store goes back, every write is refused."""
+        self.broadcasts.clear()
+        for store in list(self._stores):
+            self.abort(store, error)
+        self._wait_for_earlier()
+
+    def _refusal(self, durability: int) -> HoldfastError | None:
+        """Return why a level is not to be had now."""
+        if durability == _STORED and self._stored is not None:
+            return BusyError(what="the log in the bucket") if self._stored.is_full else None
+        if durability in (_APPLIED, _SYNCED) or self._log_level == durability:
+            return None
+        reason = (
+            "level stored needs a server with a bucket"
+            if durability == _STORED
+            else f"there is no level {durability}"
+        )
+        return InvalidArgumentError(argument="durability", reason=reason)
+
+    def _default_of(self, store: Store) -> int:
+        if store.retention is None:
+            return self._default
+        return int(store.retention.config.durability) or self._default
+
+    def _wait_for_earlier(self) -> None:
+        # This tick has no frame, so nobody would ever say that it is synced.
+        self.wait_for = min(self.wait_for, self.number - 1)
+
+    def _answer_retry(
+        self,
+        store: Store,
+        arrival: Arrival,
+        verdict: Verdict,
+        known: bytes | None,
+        expected: int,
+        durability: int,
+    ) -> None:
+        counter = arrival.group.counter
+        self.wait_for = max(self.wait_for, store.last_tick)
+        if store.mark is not None:
+            self.wait_for = self.number
+        if verdict is Verdict.KNOWN:
+            assert known is not None
+            if any(
+                (kept.writer, kept.counter) == (arrival.writer, counter)
+                for kept in store.outcomes
+            ):
+                # Written in this very tick: if it is taken back, so is this answer.
+                self._writes.append(arrival)
+            if durability == _STORED != self._log_level:
+                # Perhaps not yet, or by an owner that died before it was.
+                self.stored.append((store, arrival.reply, [arrival.position, 0, known]))
+            else:
+                self.answer(arrival, known)
+        elif verdict is Verdict.FULL:
+            self.refuse(arrival, BusyError(what=f"the memory of {store.id} for its writers"))
+        elif verdict is Verdict.GAP:
+            self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
+        else:
+            self.refuse(arrival, StaleWriteError(counter=counter))
+
+    def _writes_of(self, store: Store) -> list[Arrival]:
+        return [arrival for arrival in self._writes if arrival.store == store.id]
+
+
+def _without_data(store: Store) -> list[frames.WireChange]:
+    return [
+        [*change[:3], None, change[4]] if change[0] == frames.CHANGE_PUT_CHUNK else change
+        for change in store.changes
+    ]
+
+
+def _payloads(store: Store, changes: list[frames.WireChange]) -> list[bytes]:
+    """Return the tick's changes of a store, packed into broadcasts that each fit in one frame."""
+    assert store.mark is not None
+    if not changes:
+        return []
+    previous_revision = store.mark.revision
+    if store.changes_bytes <= PAGE_BYTES:
+        return [frames.encode_changes(store.epoch, previous_revision, store.time, changes)]
+    payloads = []
+    start = size_bytes = 0
+    for index, change in enumerate(changes):
+        change_bytes = bytes_of((change,))
+        if index > start and size_bytes + change_bytes > PAGE_BYTES:
+            payloads.append(
+                frames.encode_changes(
+                    store.epoch, previous_revision + start, store.time, changes[start:index]
+                )
+            )
+            start, size_bytes = index, 0
+        size_bytes += change_bytes
+    payloads.append(
+        frames.encode_changes(store.epoch, previous_revision + start, store.time, changes[start:])
+    )
+    return payloads

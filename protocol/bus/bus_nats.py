@@ -1,0 +1,401 @@
+"""The bus over NATS core, with nats-py.
+
+Reconnects for ever in the background, also when the connection just stops passing data; how nats-py is made
+to, and how a message comes in, is in `nats_client.py`. What is published in one turn of the loop is
+written to the socket at the turn's end, not by another task of nats-py's: with the same for what comes in
+that halves the time of a lone request, and most of the cost of a message. Whatever is out of the
+ordinary (no connection, a transport that is not a socket, a full socket) takes nats-py's own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import importlib.util
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+from holdfast.protocol.bus.bus import (
+    Bus,
+    BusCallback,
+    BusMessage,
+    BusSubscription,
+    BusTimeoutError,
+    NoRespondersError,
+    check_subject,
+)
+from holdfast.protocol.bus.nats_client import WatchedClient, WatchedTransport, check_nats_py
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    InvalidArgumentError,
+    NotAllowedError,
+    TooLargeError,
+)
+from holdfast.protocol.limits import BUS_CLOSE_SECONDS, MIN_PAYLOAD_BYTES
+from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
+
+logger = logging.getLogger("holdfast.bus")
+
+#: What of nats-py's `connect` may be given: who one is, and how the connection is secured.
+NATS_OPTIONS: Final = frozenset(
+    {
+        *("connect_timeout", "dont_randomize", "inbox_prefix", "nkeys_seed", "nkeys_seed_str"),
+        *("password", "signature_cb", "tls", "tls_handshake_first", "tls_hostname", "token", "user"),
+        *("user_credentials", "user_jwt_cb", "ws_connection_headers"),
+    }
+)
+#: Why others may not be, or what to use in their place.
+_RECONNECTS: Final = "connections are made anew for as long as it takes; `connected` of a client tells"
+_INSTEAD: Final = {
+    "servers": "the URL may hold several servers, joined by commas",
+    **dict.fromkeys(
+        ("allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait"), _RECONNECTS
+    ),
+    **dict.fromkeys(("closed_cb", "disconnected_cb", "error_cb", "reconnected_cb"), _RECONNECTS),
+    "max_outstanding_pings": "connections are watched: a silent one is replaced within 5 s",
+    "ping_interval": "connections are watched: a silent one is replaced within 5 s",
+    "timeout": "timeout_seconds bounds operations, connect_timeout the connecting",
+}
+#: So much published in one turn is written at once, and waits for room in the socket.
+_WRITE_BYTES = 256 * 1024
+
+
+class _NatsSubscription(BusSubscription):
+    def __init__(self, client: WatchedClient, subscription: Subscription) -> None:
+        self._client = client
+        self._subscription = subscription
+
+    async def unsubscribe(self) -> None:
+        # From here on a message finds no callback.
+        self._client.callbacks.pop(self._subscription._id, None)
+        try:
+            await self._subscription.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            logger.debug("bus.already_unsubscribed")
+
+
+class NatsBus(Bus):
+    """One connection to a NATS server or cluster. Made by `connect_nats`."""
+
+    def __init__(self, client: WatchedClient, inbox_prefix: str) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._inbox_prefix = inbox_prefix
+        #: Where replies to most requests come: `<it>.<number>`. Subscribed with the first one.
+        self._replies = ""
+        self._request_count = 0
+        #: Requests without a reply, by the last token of its subject, with their own subject.
+        self._asked: dict[str, tuple[str, asyncio.Future[BusMessage]]] = {}
+        self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
+        #: nats-py makes no queue and no task for a subscription that has a future.
+        self._unused: asyncio.Future[Any] = self._loop.create_future()
+        client.on_refused = self._on_refused
+        self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._write_scheduled = False
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return int(self._client.max_payload)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        client = self._client
+        size_bytes = len(payload)
+        check_subject(subject)
+        if reply:
+            check_subject(reply, "reply")
+        if size_bytes > client._max_payload:
+            raise _too_large(payload, client._max_payload)
+        if client._status != Client.CONNECTED or type(client._transport) is not WatchedTransport:
+            await self._publish_unconnected(subject, payload, reply)
+            return
+        line = f"PUB {subject} {reply} {size_bytes}\r\n" if reply else f"PUB {subject} {size_bytes}\r\n"
+        client._pending += (line.encode(), payload, b"\r\n")
+        client._pending_data_size += size_bytes + 32
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self._write)
+        if client._pending_data_size > _WRITE_BYTES:
+            await self._write_and_wait()
+
+    async def _publish_unconnected(self, subject: str, payload: bytes, reply: str) -> None:
+        try:
+            await self._client.publish(subject, payload, reply)
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
+            # At most once: while the connection is away there is nowhere to put it.
+            logger.debug("bus.publish_lost subject=%s reason=%s", subject, error)
+        except nats.errors.MaxPayloadError as error:
+            raise _too_large(payload, self.max_payload_bytes) from error
+
+    def _write(self) -> None:
+        """Give the socket what was published in this turn of the loop."""
+        self._write_scheduled = False
+        client = self._client
+        # Without a connection it stays in nats-py's buffer, for the next one.
+        if client._pending and client._status == Client.CONNECTED and client._transport is not None:
+            pending, client._pending = client._pending, []
+            client._pending_data_size = 0
+            client._transport.write(b"".join(pending))
+
+    async def _write_and_wait(self) -> None:
+        """Write now, and return when the socket has room again."""
+        self._write()
+        if self._client._transport is not None:
+            try:
+                await self._client._transport.drain()  # type: ignore[no-untyped-call]
+            except OSError as error:
+                # The reading side meets the same error, and reconnects.
+                logger.debug("bus.write_failed reason=%s", error)
+
+    async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
+        if self._client.is_closed:
+            raise _closed()
+
+        # As a task of this subscription would run it.
+        run = contextvars.copy_context().run
+        # Its number, which nats-py takes before it waits for anything.
+        number = self._client._sid + 1
+        self._client.callbacks[number] = lambda message: run(callback, message)
+        try:
+            subscription = await self._client.subscribe(subject, future=self._unused)
+        except nats.errors.ConnectionClosedError as error:
+            raise _closed() from error
+        assert subscription._id == number, (subscription._id, number)
+        return _NatsSubscription(self._client, subscription)
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
+    ) -> bytes:
+        if self._client.is_closed:
+            raise _closed()
+        answer: asyncio.Future[BusMessage] = self._loop.create_future()
+        self._request_count += 1
+        number = str(self._request_count)
+        alone: BusSubscription | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                self._asked[number] = subject, answer
+                if self._is_own(tenant):
+                    await self._listen_for_replies()
+                    reply = f"{self._replies}.{number}"
+                else:
+                    # Rare: servers and operators ask in the name of some tenant.
+                    inbox = self.new_inbox(tenant)
+                    alone = await self.subscribe(f"{inbox}.*", self._on_reply)
+                    reply = f"{inbox}.{number}"
+                await self.publish(subject, payload, reply)
+                message = await answer
+        except TimeoutError as error:
+            raise BusTimeoutError(subject=subject, timeout_seconds=timeout_seconds) from error
+        finally:
+            del self._asked[number]
+            if alone is not None:
+                await alone.unsubscribe()
+        if message.no_responders:
+            raise NoRespondersError(subject=subject)
+        return message.payload
+
+    async def _listen_for_replies(self) -> None:
+        if not self._replies:
+            self._replies = f"{self._inbox_prefix}.{self._token()}"
+            try:
+                await self.subscribe(f"{self._replies}.*", self._on_reply)
+            except BaseException:
+                self._replies = ""
+                raise
+
+    def _on_reply(self, message: BusMessage) -> None:
+        asked = self._asked.get(message.subject.rpartition(".")[2])
+        if asked is not None and not asked[1].done():
+            asked[1].set_result(message)
+
+    def _on_refused(self, error: NotAllowedError) -> None:
+        # The request itself, or the inbox that all replies come to.
+        no_replies = error.subject == f"{self._replies}.*"
+        for subject, answer in self._asked.values():
+            if (no_replies or subject == error.subject) and not answer.done():
+                answer.set_exception(error)
+        for callback in self._refused_callbacks:
+            callback(error)
+
+    def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
+        start = self._inbox_prefix if self._is_own(tenant) else inboxes_of(tenant)
+        return f"{start}.{self._token()}"
+
+    def _is_own(self, tenant: str) -> bool:
+        return f"{self._inbox_prefix}.".startswith(f"{inboxes_of(tenant)}.")
+
+    def _token(self) -> str:
+        return secrets.token_urlsafe(16)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._reconnect_callbacks.append(callback)
+
+    def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
+        self._refused_callbacks.append(callback)
+
+    async def flush(self) -> None:
+        try:
+            # nats-py's PING overtakes the commands that wait in its buffer, a SUB for example; once
+            # it is answered they have been written, and the second one follows them.
+            await self._client.flush()
+            await self._client.flush()
+        except nats.errors.ConnectionClosedError as error:
+            raise _closed() from error
+        except nats.errors.Error as error:
+            raise ConnectionFailedError(url="NATS", reason=str(error)) from error
+
+    async def close(self) -> None:
+        client = self._client
+        client.stop_watching()
+        if not client.is_closed:
+            try:
+                async with asyncio.timeout(BUS_CLOSE_SECONDS):
+                    # Once this is answered, all that was published has been taken.
+                    if client.is_connected:
+                        await client.flush()
+                        await client.flush()
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                logger.debug("bus.closed_unflushed reason=%r", error)
+            finally:
+                client.abort()
+                await client.close()
+        for _, answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(_closed())
+
+    async def _reconnected(self) -> None:
+        for callback in self._reconnect_callbacks:
+            try:
+                callback()
+            except Exception:
+                # Let out, it would end nats-py's task, and with it the connection.
+                logger.exception("bus.callback_failed")
+
+
+def _closed() -> ConnectionFailedError:
+    return ConnectionFailedError(url="", reason="the connection to NATS")
+
+
+def _too_large(payload: bytes, limit: int) -> TooLargeError:
+    return TooLargeError(what="payload", size=len(payload), limit=limit)
+
+
+def without_passwords(url: str) -> str:
+    """Return `url` as it may be shown: user, password and token left out."""
+    return re.sub(r"(?<=//)[^/@,]*@", "***@", url)
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError for the first of `options` that a connection does not take."""
+    for name, value in options.items():
+        if name not in NATS_OPTIONS:
+            reason = _INSTEAD.get(name, f"there is no such option; there are {_listed(NATS_OPTIONS)}")
+            raise InvalidArgumentError(argument=name, reason=reason)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "connect_timeout" and not (is_number and value > 0):  # type: ignore[operator]
+            raise InvalidArgumentError(argument=name, reason="seconds, more than 0")
+        if name in ("user_credentials", "nkeys_seed", "nkeys_seed_str") and not _has_nkeys():
+            reason = "it needs the package nkeys: pip install 'nats-py[nkeys]'"
+            raise InvalidArgumentError(argument=name, reason=reason)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _has_nkeys() -> bool:
+    return importlib.util.find_spec("nkeys") is not None
+
+
+async def connect_nats(
+    url: str,
+    *,
+    name: str,
+    timeout_seconds: float = 5.0,
+    patient: bool = False,
+    inbox_prefix: str = inboxes_of(CLUSTER_TENANT),
+    **options: Any,
+) -> NatsBus:
+    """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
+
+    Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked for
+    (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
+
+    `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
+    refused connection is an error at once. `options` are those of nats-py's `connect` in NATS_OPTIONS;
+    of them `connect_timeout` takes the place of `timeout_seconds`. Raises InvalidArgumentError for others.
+    """
+    check_nats_py()
+    check_options(options)
+    attempt_seconds = 2.0
+    if "connect_timeout" in options:
+        attempt_seconds = timeout_seconds = options.pop("connect_timeout")
+    client = WatchedClient()
+    bus = NatsBus(client, inbox_prefix)
+
+    last_reason = ""
+
+    async def on_error(error: Exception) -> None:
+        # While NATS is away every attempt to reconnect fails alike: say it once.
+        nonlocal last_reason
+        reason = str(error) or type(error).__name__
+        if reason != last_reason:
+            last_reason = reason
+            # Before the first connection the reason is part of the error that is raised.
+            if client.is_connected or client.is_reconnecting:
+                logger.warning("bus.error reason=%s", reason)
+
+    try:
+        await asyncio.wait_for(
+            client.connect(
+                servers=url.split(","),
+                name=name,
+                error_cb=on_error,
+                reconnected_cb=bus._reconnected,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1 if patient else 1,
+                allow_reconnect=True,
+                connect_timeout=attempt_seconds,  # type: ignore[arg-type]
+                ping_interval=10,
+                inbox_prefix=inbox_prefix,
+                **options,
+            ),
+            timeout_seconds,
+        )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        if not client.is_closed:
+            await client.close()
+        reason = last_reason or str(error) or f"no answer within {timeout_seconds:g} s"
+        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+    except asyncio.CancelledError:
+        # nats-py leaves its socket open.
+        if not client.is_closed:
+            await client.close()
+        raise
+    except Exception as error:
+        # An option's value: a seed that is none, a TLS context that is something else, a callback that raises.
+        if not client.is_closed:
+            await client.close()
+        reason = f"{type(error).__name__}: {error}"
+        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+    client.start_watching()
+    # Once connected, it comes back however long NATS stays away.
+    client.options["max_reconnect_attempts"] = -1
+    if client.max_payload < MIN_PAYLOAD_BYTES:
+        limit = client.max_payload
+        await client.close()
+        raise ConnectionFailedError(
+            url=without_passwords(url), reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}"
+        )
+    return bus

@@ -1,0 +1,353 @@
+"""nats-py's client, as the bus needs it: this module alone knows what is inside of nats-py.
+
+Kept of nats-py: choosing a server, TLS, credentials, reconnecting, replaying subscriptions. Replaced, because
+a peer or the network could make a client deaf or have it hang:
+
+- **Parsing** (`nats_parser.py`), and delivering: a message goes to its callback where it is parsed, not
+  through a queue and a task for each subscription. Whatever goes wrong with one message costs that message.
+- **The read loop** ends only with its connection: any other end is a reason to reconnect.
+- **Closing a socket** that is given up aborts it. nats-py waits until everything unsent has been sent,
+  which a dead host makes forever.
+- **Noticing** that a connection passes nothing any more (`Watch`): nats-py takes two pings of many seconds.
+- **Errors of the server** close nats-py's client for good; here it reconnects. A permission that the
+  server refuses is told to `on_refused`.
+
+`check_nats_py` says at the first connection whether all that this rests on is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.metadata
+import json
+import logging
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import ParseResult
+
+import nats.errors
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
+
+from holdfast.protocol.bus.bus import BusCallback, BusMessage, is_subject
+from holdfast.protocol.bus.nats_parser import (
+    ErrorEvent,
+    Event,
+    InfoEvent,
+    MessageEvent,
+    NatsParser,
+    NatsProtocolError,
+    PingEvent,
+    PongEvent,
+)
+from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError
+from holdfast.protocol.limits import (
+    BUS_DEAD_LOOKS,
+    BUS_LOOK_SECONDS,
+    BUS_PING_LOOKS,
+)
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+logger = logging.getLogger("holdfast.bus")
+
+_NO_RESPONDERS: Final = b"NATS/1.0 503"
+#: All that a socket's StreamReader holds before it stops reading: twice nats-py's limit.
+_READ_BYTES: Final = 64 * 1024
+_REFUSED: Final = re.compile(
+    r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"', re.IGNORECASE
+)
+#: `tcpi_bytes_acked` in Linux's `struct tcp_info` (include/uapi/linux/tcp.h, since 4.1).
+_ACKED_AT: Final = slice(120, 128)
+#: What this module and the bus use or replace of a client, and what of the module's other classes.
+_USED: Final = {
+    *("_attempt_reconnect", "_close", "_connect_to_server", "_flush_pending", "_process_info"),
+    *("_process_op_err", "_process_ping", "_process_pong", "_read_loop", "_send_ping"),
+    *("_current_server", "_error_cb", "_max_payload", "_pending", "_pending_data_size", "_pongs"),
+    *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
+    *("_status", "_subs", "_transport"),
+}
+
+
+class Step(Enum):
+    """What a look at the connection calls for."""
+
+    NONE = "none"
+    PING = "ping"
+    ABORT = "abort"
+
+
+class Watch:
+    """Decides when a connection passes nothing any more. Pure; `look` is called at even intervals.
+
+    Counts looks since anything was received, not seconds: a process that was stopped, or whose loop
+    was busy, finds what was received meanwhile before it has looked often enough. A PING that has others'
+    bytes before it is waited for as long as the peer's kernel acknowledges any of them: on a slow
+    line a megabyte takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self._silent_looks = 0
+        #: How many bytes have to be acknowledged for the PING to be, once there is one.
+        self._ping_at: int | None = None
+        self._acked_bytes = 0
+
+    def look(self, heard: bool, acked_bytes: int, unacked_bytes: int) -> Step:
+        """`heard`: anything was received since the last look. `unacked_bytes` are written, and not
+        acknowledged; `acked_bytes` never shrinks."""
+        before, self._acked_bytes = self._acked_bytes, acked_bytes
+        if heard:
+            self._silent_looks, self._ping_at = 0, None
+            return Step.NONE
+        if self._ping_at is not None and before < min(self._ping_at, acked_bytes):
+            return Step.NONE
+        self._silent_looks += 1
+        if self._silent_looks >= BUS_DEAD_LOOKS:
+            return Step.ABORT
+        if self._silent_looks >= BUS_PING_LOOKS and self._ping_at is None:
+            self._ping_at = acked_bytes + unacked_bytes
+            return Step.PING
+        return Step.NONE
+
+
+class WatchedTransport(TcpTransport):
+    """A socket, plain or with TLS, that is never waited for when it is given up."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard = True
+        self.watch = Watch()
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        # An attempt that failed after connecting has left its socket open.
+        self.close()
+        await super().connect(uri, buffer_size, connect_timeout)
+        self.heard, self.watch = True, Watch()
+
+    async def read(self, buffer_size: int) -> bytes:
+        data: bytes = await super().read(buffer_size)
+        self.heard = True
+        return data
+
+    async def readline(self) -> bytes:
+        line: bytes = await super().readline()  # type: ignore[no-untyped-call]
+        self.heard = True
+        return line
+
+    def close(self) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+    async def wait_closed(self) -> None:
+        # What was aborted is closed in the next turn. Several wait for that at times, and asyncio has
+        # one future for all: whoever was cancelled would have cancelled the others.
+        await asyncio.sleep(0)
+
+    def look(self) -> Step:
+        """Look whether the connection lives."""
+        writer = self._io_writer
+        if writer is None or writer.transport.is_closing():
+            return Step.NONE
+        heard, self.heard = self.heard, False
+        return self.watch.look(heard, *_sent(writer))
+
+
+def _sent(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Return how many bytes the peer has acknowledged, and how many it has not yet."""
+    waiting_bytes = int(writer.transport.get_write_buffer_size())
+    connection = writer.get_extra_info("socket")
+    if sys.platform == "linux" and connection is not None:
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT.stop)
+            queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError as error:
+            logger.debug("bus.no_tcp_info reason=%s", error)
+        else:
+            if len(info) == _ACKED_AT.stop:
+                acked = int.from_bytes(info[_ACKED_AT], sys.byteorder)
+                return acked, waiting_bytes + int.from_bytes(queued, sys.byteorder)
+    # What the kernel took off our hands stands for what the peer has.
+    return -waiting_bytes, waiting_bytes
+
+
+class WatchedClient(Client):
+    """nats-py's client, with callbacks that are plain functions and called at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: By the number of their subscription.
+        self.callbacks: dict[int, BusCallback] = {}
+        self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
+        self._malformed_count = 0
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._reviving: asyncio.Task[None] | None = None
+
+    # What nats-py calls
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is None and s.uri.scheme not in ("ws", "wss"):
+            self._transport = WatchedTransport()
+        if not isinstance(self._transport, WatchedTransport):
+            await super()._connect_to_server(s)
+            return
+        s.last_attempt = time.monotonic()
+        await self._transport.connect(s.uri, _READ_BYTES // 2, self.options["connect_timeout"])
+
+    async def _read_loop(self) -> None:
+        transport, parser = self._transport, NatsParser()
+        assert transport is not None, "it is connected"
+        reason: Exception
+        try:
+            while True:
+                data = await transport.read(_READ_BYTES)
+                if not data:
+                    reason = nats.errors.UnexpectedEOF()
+                    break
+                for event in parser.feed(data):
+                    if type(event) is MessageEvent:
+                        self._deliver(event)
+                    else:
+                        await self._handle(event)
+        except (OSError, NatsProtocolError) as error:
+            reason = error
+        except Exception as error:
+            logger.exception("bus.read_failed")
+            reason = error
+        if not self.is_closed and not self.is_reconnecting:
+            await self._error_cb(reason)
+            await self._process_op_err(reason)
+
+    def _deliver(self, event: MessageEvent) -> None:
+        callback = self.callbacks.get(event.sid)
+        if callback is None:
+            # It was on its way when its subscription ended.
+            return
+        # Any bytes are text so, and what is no subject as bytes is none as text.
+        subject, reply = event.subject.decode("latin-1"), event.reply.decode("latin-1")
+        if not is_subject(subject):
+            self._malformed(subject)
+            return
+        if reply and not is_subject(reply):
+            # Nobody can be answered there: as if it had asked for none.
+            self._malformed(reply)
+            reply = ""
+        headers, payload = event.headers, event.payload
+        missing = bool(headers) and not payload and headers.startswith(_NO_RESPONDERS)
+        try:
+            callback(BusMessage(subject, payload, reply, missing))
+        except Exception:
+            logger.exception("bus.callback_failed subject=%s", subject)
+
+    def _malformed(self, subject: str) -> None:
+        """Say so, but not as often as somebody likes to send it."""
+        self._malformed_count += 1
+        if self._malformed_count & (self._malformed_count - 1) == 0:
+            logger.warning(
+                "bus.subject_malformed subject=%r count=%d", subject[:200], self._malformed_count
+            )
+
+    async def _handle(self, event: Event) -> None:
+        if isinstance(event, PingEvent):
+            await self._process_ping()
+        elif isinstance(event, PongEvent):
+            await self._process_pong()
+        elif isinstance(event, ErrorEvent):
+            await self._handle_error(event.text)
+        elif isinstance(event, InfoEvent):
+            try:
+                info = json.loads(event.body)
+            except ValueError as error:
+                raise NatsProtocolError(f"INFO: {error}") from error
+            await self._process_info(info)
+
+    async def _handle_error(self, text: str) -> None:
+        refused = _REFUSED.search(text)
+        await self._error_cb(nats.errors.Error(text))
+        if refused is None:
+            # The server closes the connection after nearly all others; a new one mends what can be.
+            await self._process_op_err(nats.errors.Error(text))
+        else:
+            action = "publish to" if refused[1].lower() == "publish" else "subscribe to"
+            self.on_refused(NotAllowedError(action=action, subject=refused[2]))
+
+    async def _process_pong(self) -> None:
+        if self._pongs:
+            waiter = self._pongs.pop(0)
+            # nats-py would give a result to one that was given up, which raises.
+            if not waiter.done():
+                waiter.set_result(True)
+            self._pongs_received += 1
+        self._pings_outstanding = 0
+
+    # For the bus
+
+    def start_watching(self) -> None:
+        """Look after the connection until the client is closed."""
+        loop = asyncio.get_running_loop()
+        self._look_timer = loop.call_later(BUS_LOOK_SECONDS, self._look)
+
+    def stop_watching(self) -> None:
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+
+    def abort(self) -> None:
+        """Give up the connection; nothing unsent is sent."""
+        self._pending = []
+        self._pending_data_size = 0
+        if isinstance(self._transport, WatchedTransport):
+            self._transport.close()
+
+    def _look(self) -> None:
+        if self.is_closed:
+            return
+        self.start_watching()
+        loop = asyncio.get_running_loop()
+        if self.is_reconnecting:
+            if self._reconnection_task is None or self._reconnection_task.done():
+                # An error that nats-py does not expect has ended it.
+                logger.warning("bus.reconnecting_ended")
+                self._reconnection_task = loop.create_task(self._attempt_reconnect())
+        elif self.is_connected and (self._reading_task is None or self._reading_task.done()):
+            logger.warning("bus.reading_ended")
+            self._spawn_reconnect(nats.errors.StaleConnectionError())
+        if not isinstance(self._transport, WatchedTransport):
+            return
+        step = self._transport.look()
+        if step is Step.PING and self.is_connected:
+            self._pongs.append(loop.create_future())
+            self._transport.write(b"PING\r\n")  # type: ignore[no-untyped-call]
+        elif step is Step.ABORT:
+            # Whoever reads meets the end of the connection, and reconnects.
+            logger.warning("bus.connection_silent")
+            self._transport.close()
+
+    def _spawn_reconnect(self, reason: Exception) -> None:
+        # Runs to its end without waiting: it starts nats-py's own task.
+        self._reviving = asyncio.get_running_loop().create_task(self._process_op_err(reason))
+
+
+@functools.cache
+def check_nats_py() -> None:
+    """Raise ConnectionFailedError if the nats-py that is installed has not what this rests on."""
+    client: Any = Client()
+    missing = sorted(name for name in _USED if not hasattr(client, name))
+    missing += [name for name in ("_io_writer", "_io_reader") if not hasattr(_tcp_transport(), name)]
+    if missing:
+        version = importlib.metadata.version("nats-py")
+        raise ConnectionFailedError(
+            url="NATS",
+            reason=f"nats-py {version} is not one that holdfast knows, it has no {', '.join(missing)}: "
+            "install holdfast's own requirements anew",
+        )
+
+
+def _tcp_transport() -> TcpTransport:
+    return TcpTransport()  # type: ignore[no-untyped-call]

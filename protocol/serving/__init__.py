@@ -1,0 +1,1 @@
+"""What every server process shares: its life, its fair queue, its unexpected exceptions."""

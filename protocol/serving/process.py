@@ -1,0 +1,125 @@
+"""The shell of a server process: options, logging, the event loop, signals, exit codes.
+
+Exit codes: 0 stopped as asked, 1 cannot run (one line on stderr says why), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
+from holdfast.protocol.names import check_store
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
+
+try:
+    import uvloop
+except ImportError:
+    _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    _new_event_loop = uvloop.new_event_loop
+
+#: Takes the options and the bus; calls its third argument with what a signal shall do.
+Serve = Callable[
+    [argparse.Namespace, Bus, Callable[[Callable[[], object]], None]], Awaitable[None]
+]
+
+
+class ZonedFormatter(logging.Formatter):
+    """Times as ISO 8601 has them, with the zone: logs of several hosts are read side by side."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+def server_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every server has."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the root of the shared file system"
+    )
+    parser.add_argument("--nats", default=DEFAULT_NATS, help="default: %(default)s")
+    parser.add_argument(
+        "--prefix", type=_prefix, default=DEFAULT_PREFIX, help="of all subjects; default: hf"
+    )
+    parser.add_argument(
+        "--fence-read",
+        choices=("auto", "direct", "plain"),
+        default="auto",
+        help="how fences, terms and the logs of the dead are read: past this host's cache (direct), "
+        "through it (plain), or past it unless the file system is local; default: %(default)s",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="default: %(default)s",
+    )
+    return parser
+
+
+def run_server(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, serve: Serve
+) -> int:
+    """Parse, connect, serve until SIGTERM or SIGINT, and return the exit code.
+
+    Raises SystemExit(2) for wrong usage.
+    """
+    options = parser.parse_args(arguments)
+    # What a server keeps is for its user alone (`shared_fs/disk/privacy.py`).
+    os.umask(0o077)
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(ZonedFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
+    # What is loaded by now lives for ever, and a server's many small objects die by reference count:
+    # the collector's full passes over all of them would only be pauses.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+            runner.run(_run(parser.prog, options, serve))
+    except InvalidArgumentError as error:
+        # An option that its parser could not judge alone.
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except HoldfastError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        # A signal that came before there was anything to finish.
+        return 0
+    return 0
+
+
+async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def on_signals(stop: Callable[[], object]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+
+    on_signals(task.cancel)
+    bus = await connect_nats(options.nats, name=program.replace(" ", "-"), patient=True)
+    try:
+        await serve(options, bus, on_signals)
+    finally:
+        await bus.close()
+
+
+def _prefix(text: str) -> str:
+    try:
+        return check_store(text)
+    except HoldfastError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no subject prefix") from error

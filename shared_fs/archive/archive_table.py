@@ -1,0 +1,347 @@
+"""Reads archived messages back from the table of changes that an export has written.
+
+    archive = Archive("s3://acme/holdfast")                    # the cluster's bucket
+    bodies = archive.bodies(messages)                          # {(seq, revision): (value, headers)}
+
+A message is known by store, revision and seq, and is taken only if time and checksum are those
+that the store file kept; the size there is that of what was stored, perhaps compressed. Invariants:
+
+- All that was asked for is returned, or ArchiveMissingError is raised: never a part.
+- Files are those of the table's newest version. If one is gone (merged with others, and collected), or
+  a message is not found, the version is looked up once more before that is an error.
+- Memory is bounded: rows of some row groups are kept, those of the store that was asked for only, and
+  some open files, whatever the table's size.
+
+Blocking and thread-safe. Needs the packages pyarrow and deltalake, which are imported with the first
+use: a server that never reads an archive does without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from holdfast.protocol.distribution import how_to_install
+from holdfast.protocol.errors import (
+    ArchiveMissingError,
+    ArchiveUnreadableError,
+    UnavailableError,
+)
+from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import (
+    ArchivedMessage,
+    ArchivePlace,
+    Bodies,
+    checksum_of,
+)
+from holdfast.shared_fs.store_file.exported_values import stored_again
+
+_KEPT_FILES: Final = 16
+#: Rows that are kept, in all: what a reader of a long stream comes back for page by page. The export
+#: writes row groups of up to 64 MiB.
+_KEPT_BYTES: Final = 96 * MIB
+_COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
+#: Of deltalake with S3, which tries for three minutes if nothing is said; readers wait for less.
+_PATIENCE: Final = {"max_retries": "3", "retry_timeout": "10s", "timeout": "15s"}
+_PRUNED_BY: Final = ("store", "revision")
+
+
+class _File(NamedTuple):
+    """A file of the table, and the least and greatest of what its rows are sought by."""
+
+    path: str
+    date: str
+    first_store: str
+    last_store: str
+    first_revision: int
+    last_revision: int
+
+
+class Archive:
+    """The tables that messages of one cluster are archived in."""
+
+    def __init__(self, bucket_url: str) -> None:
+        """`bucket_url`: of the cluster's bucket, in which its own table lies."""
+        self._bucket_url = bucket_url
+        self._tables: dict[str, _Table] = {}
+        self._lock = threading.Lock()
+
+    def bodies(self, messages: Sequence[ArchivedMessage]) -> Bodies:
+        """Return values and headers of archived messages of one store.
+
+        Raises ArchiveMissingError, ArchiveUnreadableError where a package is missing, and
+        UnavailableError while the table cannot be reached.
+        """
+        by_place: dict[ArchivePlace, list[ArchivedMessage]] = {}
+        for message in messages:
+            by_place.setdefault(message.place, []).append(message)
+        found: Bodies = {}
+        for place, wanted in by_place.items():
+            found |= self._table(place.table).bodies(place, wanted)
+        return found
+
+    def look_again(self, table: str) -> None:
+        """Have the next read of a table look up its newest version: what is left to it for good has to
+        be in that one."""
+        self._table(table).look_again()
+
+    def _table(self, url: str) -> _Table:
+        with self._lock:
+            table = self._tables.get(url)
+            if table is None:
+                location = TableLocation(url or default_table(self._bucket_url))
+                table = self._tables[url] = _Table(location)
+            return table
+
+
+class _Gone(Exception):
+    """The files that are known do not have all of it."""
+
+
+class _Table:
+    """One table, as far as it was read."""
+
+    def __init__(self, location: TableLocation) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._files: dict[str, list[_File]] | None = None
+        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
+        self._rows_bytes = 0
+
+    def look_again(self) -> None:
+        with self._lock:
+            self._files = None
+
+    def bodies(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
+        fresh = self._files is None
+        try:
+            return self._tried(place, wanted)
+        except _Gone as error:
+            if fresh:
+                raise self._missing(place, wanted, error) from error
+        self._forget()
+        try:
+            return self._tried(place, wanted)
+        except _Gone as error:
+            raise self._missing(place, wanted, error) from error
+
+    def _missing(
+        self, place: ArchivePlace, wanted: Sequence[ArchivedMessage], error: _Gone
+    ) -> ArchiveMissingError:
+        return ArchiveMissingError(
+            store=place.name,
+            first_seq=min(message.seq for message in wanted),
+            last_seq=max(message.seq for message in wanted),
+            table=self._location.uri,
+            reason=str(error),
+        )
+
+    def _tried(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
+        try:
+            return self._read(place, wanted)
+        except ImportError as error:
+            raise ArchiveUnreadableError(
+                store=place.name, reason=f"{error}. Try: {how_to_install('archive')}"
+            ) from error
+        except FileNotFoundError as error:
+            raise _Gone(f"a file is missing: {error}") from error
+        except ValueError as error:
+            raise _Gone(f"a file cannot be read: {error}") from error
+        except OSError as error:
+            if error.errno is None:
+                # Of pyarrow, about what is in a file.
+                raise _Gone(f"a file cannot be read: {error}") from error
+            raise UnavailableError(reason=f"the archive of {place.name}: {error}") from error
+
+    def _read(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
+        sought = {(message.seq, message.revision): message for message in wanted}
+        found: Bodies = {}
+        # The newest first: a store that was read whole again has its rows there.
+        for file in reversed(self._candidates(place, wanted)):
+            for seq, revision, time, headers, value in self._rows_of(file, place.name, wanted):
+                message = sought.get((seq, revision))
+                if message is None or value is None or (seq, revision) in found:
+                    continue
+                headers = dict(headers) if headers else None
+                packed = pack_headers(headers)
+                if (
+                    time == message.time
+                    and checksum_of(value, packed) == message.checksum
+                ):
+                    found[seq, revision] = stored_again(value, headers, message.size_bytes)
+            if len(found) == len(sought):
+                return found
+        lacking = min(seq for seq, revision in sought.keys() - found.keys())
+        raise _Gone(f"no version of its files has seq {lacking} as it was archived")
+
+    # Files
+    def _candidates(
+        self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]
+    ) -> list[_File]:
+        first = min(message.revision for message in wanted)
+        last = max(message.revision for message in wanted)
+        dates = {_date_of(message.time) for message in wanted}
+        with self._lock:
+            if self._files is None:
+                self._files = self._listed()
+            files = self._files.get(place.tenant, [])
+        return [
+            file
+            for file in files
+            if file.date in dates
+            and file.first_store <= place.name <= file.last_store
+            and file.first_revision <= last
+            and file.last_revision >= first
+        ]
+
+    def _listed(self) -> dict[str, list[_File]]:
+        """Return the files of the table's newest version by tenant. Raises _Gone without a table."""
+        import pyarrow as pa
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        location = self._location
+        options = location.delta_options
+        try:
+            table = DeltaTable(location.uri, storage_options=options and options | _PATIENCE)
+            actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        except TableNotFoundError as error:
+            raise _Gone("there is no table") from error
+        except (DeltaError, OSError, ValueError) as error:
+            # Not to be able to look is no loss.
+            raise UnavailableError(reason=f"the archive {location.uri}: {error}") from error
+        files: dict[str, list[_File]] = {}
+        for row in sorted(actions, key=lambda action: str(action["path"])):
+            lowest = [row.get(f"min.{name}") for name in _PRUNED_BY]
+            highest = [row.get(f"max.{name}") for name in _PRUNED_BY]
+            files.setdefault(row["partition.tenant"], []).append(
+                _File(
+                    row["path"],
+                    str(row["partition.date"]),
+                    lowest[0] or "",
+                    # Delta may cut the greatest text short.
+                    highest[0] or "\U0010ffff",
+                    lowest[1] or 0,
+                    highest[1] if highest[1] is not None else (1 << 63) - 1,
+                )
+            )
+        return files
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._files = None
+            self._rows.clear()
+            self._rows_bytes = 0
+            opened, self._open = self._open, OrderedDict()
+        for file in opened.values():
+            file.close(force=True)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
+        """Open a file for this thread alone."""
+        import pyarrow.parquet as pq
+
+        with self._lock:
+            file = self._open.pop(path, None)
+        if file is None:
+            # deltalake's own file system holds the interpreter's lock while it waits for S3.
+            file = pq.ParquetFile(self._location.to_read_parts(path), pre_buffer=True)
+        try:
+            yield file
+        except BaseException:
+            file.close(force=True)
+            raise
+        with self._lock:
+            spare = self._open.pop(path, None)
+            self._open[path] = file
+            if spare is None and len(self._open) > _KEPT_FILES:
+                spare = self._open.popitem(last=False)[1]
+        if spare is not None:
+            spare.close(force=True)
+
+    # Rows
+    def _rows_of(
+        self, file: _File, store: str, wanted: Sequence[ArchivedMessage]
+    ) -> Iterable[tuple[int, int, int, Any, bytes | None]]:
+        """Yield `(seq, revision, time, headers, value)` of a file's rows with a revision that is
+        wanted."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        revisions = sorted({message.revision for message in wanted})
+        sought = pa.array(revisions, pa.int64())
+        with self._opened(file.path) as opened:
+            groups = [
+                self._group(opened, file.path, index, store)
+                for index in _groups_with(opened, store, revisions[0], revisions[-1])
+            ]
+        for rows in groups:
+            chosen = rows.filter(pc.is_in(rows.column("revision"), value_set=sought))
+            yield from zip(
+                chosen.column("seq").to_pylist(),
+                chosen.column("revision").to_pylist(),
+                pc.divide(chosen.column("time").cast(pa.int64()), 1000).to_pylist(),
+                chosen.column("headers").to_pylist(),
+                chosen.column("value").to_pylist(),
+                strict=True,
+            )
+
+    def _group(self, opened: Any, path: str, index: int, store: str) -> Any:
+        """Return the sets of one stream in a row group."""
+        import pyarrow.compute as pc
+
+        key = (path, index, store)
+        with self._lock:
+            kept = self._rows.get(key)
+            if kept is not None:
+                self._rows.move_to_end(key)
+                return kept
+        rows = opened.read_row_group(index, columns=_COLUMNS)
+        mask = pc.and_(
+            pc.and_(
+                pc.equal(rows.column("store"), store), pc.equal(rows.column("kind"), "stream")
+            ),
+            pc.equal(rows.column("operation"), "set"),
+        )
+        rows = rows.filter(mask).drop_columns(["store", "kind", "operation"])
+        with self._lock:
+            if rows.nbytes <= _KEPT_BYTES and key not in self._rows:
+                self._rows[key] = rows
+                self._rows_bytes += rows.nbytes
+            while self._rows_bytes > _KEPT_BYTES:
+                self._rows_bytes -= self._rows.popitem(last=False)[1].nbytes
+        return rows
+
+
+def _groups_with(opened: Any, store: str, first: int, last: int) -> list[int]:
+    """Return the row groups of a file that may have rows of a store between two revisions."""
+    metadata = opened.metadata
+    places = {
+        metadata.schema.column(index).name: index for index in range(metadata.num_columns)
+    }
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        stores = group.column(places["store"]).statistics
+        revisions = group.column(places["revision"]).statistics
+        if stores is not None and stores.has_min_max and not stores.min <= store <= stores.max:
+            continue
+        if (
+            revisions is not None
+            and revisions.has_min_max
+            and (revisions.min > last or revisions.max < first)
+        ):
+            continue
+        found.append(number)
+    return found
+
+
+def _date_of(time: int) -> str:
+    return datetime.fromtimestamp(time / 1000, UTC).date().isoformat()

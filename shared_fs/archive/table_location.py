@@ -1,0 +1,263 @@
+"""Where a table lies: a folder, or a prefix of an S3 bucket, and the few things done to its files.
+
+A table's files are plain ones, for any engine to read, so they do not go through `shared_fs/bucket/bucket.py`,
+which adds a header and checksums of its own. Addresses and credentials are the same: `file:///FOLDER` or
+`s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, credentials from the environment.
+
+A file appears whole or not at all, under a name that is used once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.shared_fs.disk.disk import Disk
+
+#: The table of a bucket, if nothing else is said.
+DEFAULT_TABLE: Final = "tables/changes"
+#: A commit, a checkpoint, and those of others meanwhile.
+_SYNCED_COMMITS: Final = 8
+_MISSING: Final = frozenset(["404", "NoSuchKey", "NoSuchBucket"])
+_OPTIONS: Final = frozenset(["endpoint", "region"])
+
+
+class FoundFile(NamedTuple):
+    """A file of the table's folder. `modified` is milliseconds since the epoch."""
+
+    path: str
+    size_bytes: int
+    modified: int
+
+
+@dataclass(frozen=True)
+class TableLocation:
+    """A place for a table; paths are relative to it. Travels to executors as its URL alone."""
+
+    url: str
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError."""
+        parts = urlsplit(self.url)
+        options = parse_qs(parts.query)
+        if parts.scheme == "file":
+            if parts.netloc not in ("", "localhost") or parts.query or not parts.path:
+                raise InvalidArgumentError(argument="table", reason="write file:///FOLDER")
+        elif parts.scheme != "s3" or not parts.netloc or options.keys() - _OPTIONS:
+            raise InvalidArgumentError(
+                argument="table", reason="write file:///FOLDER or s3://BUCKET/PREFIX"
+            )
+        if "@" in parts.netloc or "@" in urlsplit(self._option("endpoint") or "").netloc:
+            raise InvalidArgumentError(argument="table", reason="no credentials in its address")
+
+    @property
+    def is_s3(self) -> bool:
+        return self.url.startswith("s3:")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of one that is not on S3."""
+        return Path(unquote(urlsplit(self.url).path))
+
+    @property
+    def uri(self) -> str:
+        """The address as other tools write it, without options."""
+        return self.url.partition("?")[0].rstrip("/") if self.is_s3 else str(self.folder)
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """What the package deltalake needs to know of the place."""
+        if not self.is_s3:
+            return None
+        options = {"aws_conditional_put": "etag"}
+        if region := self._option("region") or os.environ.get("AWS_REGION"):
+            options["AWS_REGION"] = region
+        if endpoint := self._option("endpoint"):
+            options["AWS_ENDPOINT_URL"] = endpoint
+            options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http:")).lower()
+        return options
+
+    def put_file(self, source: Path, path: str) -> None:
+        """Move a local file to `path`, durably. Raises OSError, boto3's errors."""
+        if self.is_s3:
+            # In parts, several at once, if it is large.
+            self._client.upload_file(str(source), self._bucket, self._key(path))
+            source.unlink()
+            return
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.tmp")
+        shutil.move(source, draft)
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        draft.rename(target)
+        # The folders above may be new too.
+        for folder in (target.parent, *target.parent.relative_to(self.folder).parents):
+            Disk().sync_directory(self.folder / folder)
+
+    def sync_log(self) -> None:
+        """Make the newest commits of a table in a folder durable, which deltalake does not. Raises
+        OSError."""
+        if self.is_s3:
+            return
+        log = self.folder / "_delta_log"
+        newest = sorted((path for path in log.iterdir() if path.is_file()), reverse=True)
+        for path in [log / "_last_checkpoint", *newest[:_SYNCED_COMMITS]]:
+            if path.exists():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+        for folder in (log, self.folder, self.folder.parent):
+            Disk().sync_directory(folder)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a small file, None if there is none."""
+        if not self.is_s3:
+            try:
+                return (self.folder / path).read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            found = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+        except self._client.exceptions.NoSuchKey:
+            return None
+        body: bytes = found["Body"].read()
+        return body
+
+    def get_file(self, path: str, target: Path) -> Path:
+        """Return a local file with what `path` has: itself, or a copy at `target`."""
+        if not self.is_s3:
+            return self.folder / path
+        self._client.download_file(self._bucket, self._key(path), str(target))
+        return target
+
+    def to_read_parts(self, path: str) -> Path | io.RawIOBase:
+        """Return what parts of a file can be read from: where it is, or a file whose reads ask S3 for
+        ranges, and which needs no closing. Raises OSError, FileNotFoundError if S3 has none."""
+        if not self.is_s3:
+            return self.folder / path
+        return _S3File(self._client, self._bucket, self._key(path))
+
+    def list(self, prefix: str = "") -> Iterator[FoundFile]:
+        """Yield the files below `prefix`, a folder of the table."""
+        if not self.is_s3:
+            for path in sorted((self.folder / prefix).rglob("*")):
+                if path.is_file():
+                    found = path.stat()
+                    name = str(path.relative_to(self.folder))
+                    yield FoundFile(name, found.st_size, found.st_mtime_ns // 1_000_000)
+            return
+        start = self._key(prefix and f"{prefix}/")
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=self._bucket, Prefix=start):
+            for one in page.get("Contents", ()):
+                modified = int(one["LastModified"].timestamp() * 1000)
+                yield FoundFile(one["Key"].removeprefix(self._key("")), one["Size"], modified)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; a missing one is fine."""
+        if self.is_s3:
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
+        else:
+            (self.folder / path).unlink(missing_ok=True)
+
+    @property
+    def _client(self) -> Any:
+        return _s3_client(self._option("endpoint"), self._option("region"))
+
+    @property
+    def _bucket(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def _key(self, path: str) -> str:
+        prefix = unquote(urlsplit(self.url).path).strip("/")
+        return f"{prefix}/{path}" if prefix else path
+
+    def _option(self, name: str) -> str | None:
+        return parse_qs(urlsplit(self.url).query).get(name, [None])[-1]
+
+    def __reduce__(self) -> tuple[type[TableLocation], tuple[str]]:
+        return TableLocation, (self.url,)
+
+
+def default_table(bucket_url: str) -> str:
+    """Return the URL of the table that lies in a bucket beside everything else."""
+    parts = urlsplit(bucket_url)
+    path = f"{parts.path.rstrip('/')}/{quote(DEFAULT_TABLE)}"
+    query = urlencode(parse_qs(parts.query), doseq=True)
+    return parts._replace(path=path, query=query).geturl()
+
+
+class _S3File(io.RawIOBase):
+    """An object that is read in ranges, one request for each read."""
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._key = key
+        self._at = 0
+        self._size_bytes = int(self._ask("head_object")["ContentLength"])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size_bytes)
+        if end <= self._at:
+            return 0
+        found = self._ask("get_object", Range=f"bytes={self._at}-{end - 1}")
+        count = len(found)
+        buffer[:count] = found
+        self._at += count
+        return count
+
+    def _ask(self, request: str, **options: str) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found = getattr(self._client, request)(Bucket=self._bucket, Key=self._key, **options)
+            return found["Body"].read() if request == "get_object" else found
+        except ClientError as error:
+            number = errno.ENOENT if error.response["Error"]["Code"] in _MISSING else errno.EIO
+            raise OSError(number, str(error), self._key) from error
+        except BotoCoreError as error:
+            raise OSError(errno.EIO, str(error), self._key) from error
+
+
+@lru_cache(maxsize=8)
+def _s3_client(endpoint: str | None, region: str | None) -> Any:
+    """Return the client of this process, which serves all tasks: making one takes a quarter of a second."""
+    # Here, because boto3 takes 0.2 s to import and a folder needs none of it.
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=5.0,
+        read_timeout=60.0,
+        retries={"mode": "standard", "total_max_attempts": 5},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    return boto3.session.Session().client(
+        "s3", endpoint_url=endpoint, region_name=region, config=config
+    )

@@ -1,0 +1,1 @@
+"""The bucket: one interface over a directory, S3 and memory; retries and usage."""

@@ -1,0 +1,1 @@
+"""The commit log in the bucket: its objects and their fences."""

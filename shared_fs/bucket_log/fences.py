@@ -1,0 +1,108 @@
+"""Fences by name, wherever they are: on the shared file system, or in the bucket.
+
+Who has fenced an incarnation and then reads its log, sees all that it ever acknowledged. `FileFences`
+are those of `fence.py`; `BucketFences` those of `bucket_log.py`, where the fence is part of the log.
+`BucketGate` is an incarnation's own view of the latter: a slot that was put needs no look at a fence, but
+what leaves beside it, a read or a broadcast, does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.protocol.errors import FencedError
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket_log import bucket_log
+from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+
+
+class Fences(Protocol):
+    """All raise StorageError: then nothing is known, and who was to be fenced counts as alive."""
+
+    def fence(self, server: str, incarnation: str) -> None:
+        """Fence for ever. Idempotent; durable when this returns."""
+
+    def is_open(self, server: str, incarnation: str) -> bool:
+        """Tell if an incarnation may still acknowledge; one of which there is nothing may not."""
+
+    def incarnations(self) -> list[tuple[str, str]]:
+        """Return every `(server, incarnation)` of which there is anything."""
+
+    def tell_of_a_past(self) -> bool:
+        """Tell if some incarnation has written, or ended, where nothing else would tell of it."""
+
+
+class FileFences:
+    """The fences on the shared file system."""
+
+    def __init__(self, disk: Disk, layout: Layout) -> None:
+        self._disk = disk
+        self._layout = layout
+
+    def fence(self, server: str, incarnation: str) -> None:
+        fence.fence(self._disk, self._layout.fence(server, incarnation))
+
+    def is_open(self, server: str, incarnation: str) -> bool:
+        return fence.is_open(self._disk, self._layout.fence(server, incarnation))
+
+    def incarnations(self) -> list[tuple[str, str]]:
+        return [
+            (server, name)
+            for server in self._disk.names(self._layout.servers)
+            for name in self._disk.names(self._layout.server(server))
+            if self._disk.exists(self._layout.fence(server, name))
+        ]
+
+    def tell_of_a_past(self) -> bool:
+        # The coordinator's own files lie beside.
+        return False
+
+
+class BucketFences:
+    """The fences in the bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def fence(self, server: str, incarnation: str) -> None:
+        bucket_log.fence_log(self._bucket, server, incarnation)
+
+    def is_open(self, server: str, incarnation: str) -> bool:
+        return bool(bucket_log.list_logs(self._bucket, server, incarnation)) and bucket_log.is_open(
+            self._bucket, server, incarnation
+        )
+
+    def incarnations(self) -> list[tuple[str, str]]:
+        return [(log.server, log.incarnation) for log in bucket_log.list_logs(self._bucket)]
+
+    def tell_of_a_past(self) -> bool:
+        # Slot 0 is empty.
+        return any(log.marked or log.slots != (0,) for log in bucket_log.list_logs(self._bucket))
+
+
+class BucketGate(fence.FenceGate):
+    """An incarnation's own view of its fence in the bucket."""
+
+    def __init__(self, bucket: Bucket, server: str, incarnation: str) -> None:
+        self._bucket = bucket
+        self._server = server
+        self._incarnation = incarnation
+        self._fenced = False
+
+    def check(self) -> None:
+        """Return unless this incarnation is known to be fenced. Does not ask the bucket."""
+        if self._fenced:
+            raise FencedError(server=self._server, incarnation=self._incarnation)
+
+    def confirm(self) -> None:
+        """Ask the bucket if anything may leave now. Blocking. Raises FencedError, BucketError."""
+        if not bucket_log.is_open(self._bucket, self._server, self._incarnation):
+            self._fenced = True
+        self.check()
+
+    def fence_myself(self) -> None:
+        """Never acknowledge again. Only known here: the log in the bucket is fenced by others, or
+        when this incarnation has ended cleanly."""
+        self._fenced = True

@@ -1,0 +1,1 @@
+"""Files on the shared disk: layout, fences, commit log, quarantine."""

@@ -1,0 +1,339 @@
+"""The commit log: what a server makes durable before it acknowledges, all stores in one append.
+
+A log is a folder of segments, `<number>.log`, written by one incarnation and by nobody else, ever.
+A segment is a run of frames, one for each tick that wrote:
+
+    magic "HFlg" | u32 length | u64 tick | u64 synced | u32 crc32 of the three and the body | body
+
+little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch, previous_revision,
+revision, [changes payload, ...], [[writer, counter, floor, time, outcome], ...]]`. The payloads are
+byte for byte what is broadcast. Invariants:
+
+- Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
+- Each frame says up to which tick the log was synced when it was written. So a bad or missing frame
+  is known to be harmless or not: later than every such mark, it was never acknowledged, and neither
+  was anything behind it (a power cut may keep the second of two unsynced frames and not the first).
+  The log then ends there, and the end is reported as torn. Any other bad frame is damage.
+- A segment is removed whole, by `retire`, and only by its caller's word that no store needs it.
+
+Files are appended to and never reused: a stale frame of an earlier life cannot appear.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.disk import AppendFile, Disk
+
+_MAGIC: Final = b"HFlg"
+_HEADER: Final = struct.Struct("<4sIQQI")
+_CHECKED: Final = struct.Struct("<IQQ")
+_SUFFIX: Final = ".log"
+
+
+class LogRecord(NamedTuple):
+    """What one tick did to one store. `payloads` are `frames.encode_changes`, in order; `outcomes`
+    are `(writer, counter, floor, time, outcome)`."""
+
+    store: StoreId
+    epoch: int
+    previous_revision: int
+    revision: int
+    payloads: Sequence[bytes]
+    outcomes: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """A place where a log could not be read. `torn_end` marks the harmless kind."""
+
+    segment: str
+    offset: int
+    reason: str
+    torn_end: bool
+
+
+@dataclass(slots=True)
+class LogContents:
+    """What a whole log holds: every good record in the order of writing, and what was bad."""
+
+    records: list[LogRecord] = field(default_factory=list)
+    damage: list[LogDamage] = field(default_factory=list)
+    size_bytes: int = 0
+    #: The index of the first record that lies behind all damage but a torn end.
+    sound_from: int = 0
+
+
+class Log(Protocol):
+    """What the write path asks of a log, wherever it is. See `CommitLog`."""
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def oldest_segment(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def append(self, tick: int, records: Sequence[LogRecord]) -> int: ...
+    def prepare_sync(self) -> Callable[[], None]: ...
+    def retire(self, segment: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class CommitLog:
+    """The log of the running incarnation. Only what `prepare_sync` returns leaves its thread."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        """Start an empty log in `directory`, which is made. Raises StorageFailedError."""
+        self._disk = disk
+        self._directory = directory
+        self._sizes: dict[int, int] = {}
+        self._size_bytes = 0
+        self._segment = 0
+        self._last_tick = 0
+        self._synced_tick = 0
+        disk.make_directory(directory)
+        self._file = self._start_segment()
+        #: Files with content that no sync covers yet, oldest first; the last one is the current.
+        self._unsynced: list[AppendFile] = []
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment that the next append goes to."""
+        return self._segment
+
+    @property
+    def oldest_segment(self) -> int:
+        return min(self._sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def append(self, tick: int, records: Sequence[LogRecord]) -> int:
+        """Write one frame and return the number of its segment. Durable after the next sync.
+
+        Raises StorageFailedError; then nothing of the frame is in the log.
+        """
+        if self._sizes[self._segment] >= LOG_SEGMENT_BYTES:
+            full = self._file
+            self._file = self._start_segment()
+            if full not in self._unsynced:
+                # Synced or being synced already: the next sync is where it is closed.
+                self._unsynced.append(full)
+        frame = encode_frame(tick, records, synced_tick=self._synced_tick)
+        self._file.write(frame)
+        self._last_tick = tick
+        self._sizes[self._segment] += len(frame)
+        self._size_bytes += len(frame)
+        if not self._unsynced or self._unsynced[-1] is not self._file:
+            self._unsynced.append(self._file)
+        return self._segment
+
+    def prepare_sync(self) -> Callable[[], None]:
+        """Return what makes every frame appended before this call durable; call it in any thread.
+
+        It raises StorageFailedError: then the log is in an unknown state and its server must fence
+        itself, since a second sync could succeed without having written anything.
+        """
+        files, self._unsynced = self._unsynced, []
+        current, tick = self._file, self._last_tick
+
+        def sync() -> None:
+            for file in files:
+                file.sync()
+                if file is not current:
+                    file.close()
+            self._synced_tick = tick
+
+        return sync
+
+    def retire(self, segment: int) -> None:
+        """Remove a segment that is not the current one. Its stores are durable elsewhere."""
+        assert segment != self._segment
+        self._disk.remove(self._directory / segment_name(segment))
+        self._size_bytes -= self._sizes.pop(segment)
+
+    def close(self) -> None:
+        """Close the files; what was not synced stays so."""
+        for file in {id(file): file for file in (*self._unsynced, self._file)}.values():
+            file.close()
+
+    def _start_segment(self) -> AppendFile:
+        path = self._directory / segment_name(self._segment + 1)
+        file = self._disk.open_append(path)
+        try:
+            self._disk.sync_directory(self._directory)
+        except BaseException:
+            # Or the next try would find the file that it is about to create.
+            file.close()
+            self._disk.remove(path)
+            raise
+        self._segment += 1
+        self._sizes[self._segment] = 0
+        return file
+
+
+def segment_name(segment: int) -> str:
+    return f"{segment:010d}{_SUFFIX}"
+
+
+def encode_frame(
+    tick: int, records: Sequence[LogRecord], *, synced_tick: int | None = None
+) -> bytes:
+    """Return one frame as bytes. `synced_tick` is by default the tick before."""
+    synced = tick - 1 if synced_tick is None else synced_tick
+    body = frames.pack(
+        [
+            (*store, epoch, previous_revision, revision, payloads, outcomes)
+            for store, epoch, previous_revision, revision, payloads, outcomes in records
+        ]
+    )
+    checksum = zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), tick, synced)))
+    return _HEADER.pack(_MAGIC, len(body), tick, synced, checksum) + body
+
+
+class _Frame(NamedTuple):
+    segment: str
+    offset: int
+    tick: int
+    synced_tick: int
+    records: list[LogRecord]
+    end: int
+
+
+class _Gap(NamedTuple):
+    """Bytes that are no frame."""
+
+    segment: str
+    offset: int
+
+
+def read_log(
+    disk: Disk, directory: Path, take: Callable[[LogRecord], LogRecord | None] | None = None
+) -> LogContents:
+    """Read the whole log of an incarnation that is fenced. `take` says of each record, as it is read,
+    what is kept of it, if anything is. Raises StorageFailedError."""
+    contents = LogContents()
+    pieces: list[_Frame | _Gap] = []
+    emptied: _Gap | None = None
+    for name in disk.names(directory):
+        if not name.endswith(_SUFFIX):
+            continue
+        try:
+            data = disk.read_patiently(directory / name)
+        except FileNotFoundError:
+            # Retired between the listing and now: its stores are durable elsewhere.
+            continue
+        contents.size_bytes += len(data)
+        if not data:
+            # The newest may well be. Of another it is what a power cut, or somebody, left of it.
+            emptied = emptied or _Gap(name, 0)
+            continue
+        if emptied is not None:
+            pieces.append(emptied)
+            emptied = None
+        pieces.extend(_pieces(name, data) if take is None else _taken(_pieces(name, data), take))
+    _judge(pieces, contents)
+    return contents
+
+
+def _taken(
+    pieces: Iterable[_Frame | _Gap], take: Callable[[LogRecord], LogRecord | None]
+) -> Iterator[_Frame | _Gap]:
+    for piece in pieces:
+        if type(piece) is _Frame:
+            kept = [found for record in piece.records if (found := take(record)) is not None]
+            yield piece._replace(records=kept)
+        else:
+            yield piece
+
+
+def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:
+    """Yield the frames of a segment, and what lies between them, in order."""
+    offset = 0
+    while offset < len(data):
+        frame = _frame_at(name, data, offset)
+        if frame is not None:
+            yield frame
+            offset = frame.end
+            continue
+        yield _Gap(name, offset)
+        following = _next_frame(name, data, offset + 1)
+        if following is None:
+            return
+        offset = following
+
+
+def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
+    """Take the frames that count, and report what is bad and whether it matters."""
+    synced_tick = max((each.synced_tick for each in pieces if type(each) is _Frame), default=0)
+    last_tick: int | None = None
+    gap: _Gap | None = None
+    for piece in pieces:
+        if type(piece) is _Gap:
+            gap = gap or piece
+            continue
+        assert type(piece) is _Frame
+        follows = last_tick is None or piece.tick == last_tick + 1
+        if gap is not None or not follows:
+            place = gap or piece
+            # Before the first segment's first frame nothing was synced.
+            before = 0 if last_tick is None and place.segment == segment_name(1) else last_tick
+            if before is not None and before >= synced_tick:
+                contents.damage.append(
+                    LogDamage(place.segment, place.offset, "a torn end", torn_end=True)
+                )
+                return
+            if gap is not None:
+                contents.damage.append(
+                    LogDamage(gap.segment, gap.offset, "a damaged frame", torn_end=False)
+                )
+            else:
+                reason = f"tick {piece.tick} follows tick {last_tick}"
+                contents.damage.append(
+                    LogDamage(piece.segment, piece.offset, reason, torn_end=False)
+                )
+            contents.sound_from = len(contents.records)
+            gap = None
+        contents.records.extend(piece.records)
+        last_tick = piece.tick
+    if gap is not None:
+        contents.damage.append(LogDamage(gap.segment, gap.offset, "a torn end", torn_end=True))
+
+
+def _frame_at(name: str, data: bytes, offset: int) -> _Frame | None:
+    """Return the whole, intact frame at `offset`, if there is one."""
+    start = offset + _HEADER.size
+    if start > len(data):
+        return None
+    magic, length, tick, synced_tick, checksum = _HEADER.unpack_from(data, offset)
+    if magic != _MAGIC or start + length > len(data):
+        return None
+    body = data[start : start + length]
+    if zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, tick, synced_tick))) != checksum:
+        return None
+    try:
+        records = [
+            LogRecord(StoreId(row[0], row[1], row[2]), row[3], row[4], row[5], row[6], row[7])
+            for row in frames.unpack(body)
+        ]
+    except (MalformedFrameError, IndexError, TypeError):
+        return None
+    return _Frame(name, offset, tick, synced_tick, records, start + length)
+
+
+def _next_frame(name: str, data: bytes, offset: int) -> int | None:
+    while (offset := data.find(_MAGIC, offset)) >= 0:
+        if _frame_at(name, data, offset) is not None:
+            return offset
+        offset += 1
+    return None

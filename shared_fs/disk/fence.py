@@ -1,0 +1,93 @@
+"""The fence: the durable mark that an incarnation may never acknowledge again.
+
+Each incarnation has one small file. It says `open` from the incarnation's start, and anyone who
+must be sure that the incarnation is dead overwrites it, once and for ever. The incarnation reads it
+after every sync of its commit log and before anything leaves, so:
+
+    whoever has fenced an incarnation and then reads its log, sees all that it ever acknowledged
+
+since an ack needs a sync, then a read that still found `open`; and the fence, once written, is found
+by every later read (close-to-open consistency on NFS; the page cache on one host). No clock is
+involved. Anything but the exact text, also a missing file, counts as fenced.
+
+The file exists with its full size from the start and is overwritten in place: see
+`Disk.overwrite_durably`. On a file system that is read past its cache (`reading.py`) it is a fence of
+PADDED_BYTES, of which the first bytes count: GlusterFS keeps the content of files up to 64 KiB for a
+second where not even O_DIRECT gets past it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.errors import FencedError
+from holdfast.shared_fs.disk.disk import BLOCK_BYTES, Disk
+
+_OPEN: Final = b"open  \n"
+_FENCED: Final = b"fenced\n"
+assert len(_OPEN) == len(_FENCED)
+#: Above what the client of a network file system is known to keep beside the cache of the kernel.
+PADDED_BYTES: Final = 128 * 1024
+#: What is read of a padded fence.
+_PADDED_OPEN: Final = _OPEN.ljust(BLOCK_BYTES, b"\0")
+
+
+def create_fence(disk: Disk, path: Path) -> None:
+    """Write the fence file of a new incarnation, open. Its folder must exist."""
+    disk.write_durably(path, _OPEN.ljust(PADDED_BYTES, b"\0") if disk.direct else _OPEN)
+
+
+def fence(disk: Disk, path: Path) -> None:
+    """Fence the incarnation of `path` for ever. Idempotent; durable when this returns.
+
+    An incarnation whose fence file is missing reads as fenced, so there is nothing to write.
+    Raises StorageFailedError, and then the incarnation must count as alive.
+    """
+    try:
+        disk.overwrite_durably(path, _FENCED)
+    except FileNotFoundError:
+        return
+
+
+def is_open(disk: Disk, path: Path) -> bool:
+    """Tell if the incarnation of `path` may still acknowledge; a missing file says no.
+
+    Raises StorageFailedError when the file cannot be read now: then nobody may conclude anything.
+    """
+    try:
+        found = disk.read_start(path)
+    except FileNotFoundError:
+        return False
+    # A server that reads otherwise than this process may have written it, and not padded it.
+    return found == _OPEN or found[:BLOCK_BYTES] == _PADDED_OPEN
+
+
+class FenceGate:
+    """An incarnation's own view of its fence: once fenced, fenced for good."""
+
+    def __init__(self, disk: Disk, path: Path, server: str, incarnation: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._server = server
+        self._incarnation = incarnation
+        self._fenced = False
+
+    @property
+    def fenced(self) -> bool:
+        return self._fenced
+
+    def check(self) -> None:
+        """Return if anything may leave now.
+
+        Raises FencedError for good, StorageFailedError when the fence cannot be read: nothing may
+        leave then, but a later check may succeed.
+        """
+        if self._fenced or not is_open(self._disk, self._path):
+            self._fenced = True
+            raise FencedError(server=self._server, incarnation=self._incarnation)
+
+    def fence_myself(self) -> None:
+        """Never acknowledge again, whatever the file says. Memory first: the disk may be broken."""
+        self._fenced = True
+        fence(self._disk, self._path)

@@ -1,0 +1,175 @@
+"""Where everything lies on the shared file system.
+
+    FORMAT                                     the format version of this tree
+    CLUSTER                                    which cluster this is: see `cluster_id.py`
+    coordinator/lock, state.db, term           the active coordinator's
+    coordinator.progress                       how far state.db has come: outside, see `progress.py`
+    servers/<server>/lock                      held by the running incarnation of <server>
+    servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
+    servers/<server>/<incarnation>/log/<segment>.log
+    servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator has put an older file there
+    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with changes that
+                                               may be in no file: see `quarantine.py`
+
+A file's generation is the epoch of the owner that made it, or less. A generation ends when its file is
+still locked by an owner that is fenced but not gone: the next owner goes on with a copy
+(`persist/shared_disk/opening.py`). Which of several counts: `generations.py`.
+
+Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to list,
+and few of them are the first in theirs (making a folder and its name durable costs as much as making
+the file).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.errors import NewerFormatError, StorageError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.tombstone import read_tombstone
+
+FORMAT_VERSION: Final = 1
+#: The name of a folder over which the stores of a tenant fan out.
+HASH_FOLDER: Final = re.compile("[0-9a-f]{3}")
+#: How the name of the file ends by which an operator accepts an older store file.
+OLDER_ACCEPTED: Final = ".older-accepted"
+_FORMAT_TEXT: Final = "holdfast shared file system, format "
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths under one root."""
+
+    root: Path
+
+    @property
+    def format_file(self) -> Path:
+        return self.root / "FORMAT"
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.root / "CLUSTER"
+
+    @property
+    def coordinator(self) -> Path:
+        return self.root / "coordinator"
+
+    @property
+    def coordinator_progress(self) -> Path:
+        """Not in the coordinator's folder, which a backup may bring back as a whole."""
+        return self.root / "coordinator.progress"
+
+    @property
+    def servers(self) -> Path:
+        return self.root / "servers"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine"
+
+    def server(self, server: str) -> Path:
+        return self.servers / server
+
+    def incarnation(self, server: str, incarnation: str) -> Path:
+        return self.servers / server / incarnation
+
+    def fence(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "fence"
+
+    def log(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "log"
+
+    def letting_go(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "letting-go"
+
+    def loss_accepted(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "loss-accepted"
+
+    def store(self, store: StoreId, generation: int = 1) -> Path:
+        return Path(f"{self._of_store(store)}.{generation}.db")
+
+    def tombstone(self, store: StoreId) -> Path:
+        return Path(f"{self._of_store(store)}.deleted")
+
+    def older_accepted(self, store: StoreId) -> Path:
+        return Path(f"{self._of_store(store)}{OLDER_ACCEPTED}")
+
+    def _of_store(self, store: StoreId) -> str:
+        """Return what the paths of all files of a store begin with: as text, since each part that is
+        added to a Path takes 3 µs, and a store is opened with ten paths."""
+        digest = hashlib.blake2b(
+            f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
+        ).hexdigest()
+        word = StoreKind(store.kind).word
+        return f"{self.root}/stores/{store.tenant}/{digest[:3]}/{store.name}.{word}"
+
+    def generations(
+        self, disk: Disk, store: StoreId, *, with_deleted: bool = False
+    ) -> list[int]:
+        """Return the generations of a store's file that exist, lowest first; those that were deleted,
+        and are only to be removed, on request."""
+        start = f"{store.name}.{StoreKind(store.kind).word}."
+        found = []
+        deleted = 0
+        for name in disk.names(self.store(store).parent):
+            number = name.removeprefix(start).removesuffix(".db")
+            if name == f"{start}{number}.db" and number.isdigit():
+                found.append(int(number))
+            elif name == f"{start}deleted" and not with_deleted:
+                grave = read_tombstone(disk, self.tombstone(store))
+                deleted = grave.epoch if grave is not None else 0
+        return sorted(generation for generation in found if generation > deleted)
+
+
+class NoDataError(StorageError):
+    """Raised instead of making a tree, by whoever only reads the one that a cluster uses."""
+
+    code = "no_data"
+    template = "no holdfast data here: {path} has no FORMAT file"
+
+
+def existing_layout(root: Path, disk: Disk) -> Layout:
+    """Return the layout under `root`; writes nothing. Raises NoDataError, and as `open_layout`."""
+    if not disk.exists(Layout(root).format_file):
+        raise NoDataError(path=str(root))
+    return open_layout(root, disk)
+
+
+def open_layout(root: Path, disk: Disk) -> Layout:
+    """Return the layout under `root`, made if `root` is missing or empty.
+
+    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder that holds
+    something else (it is left alone), StorageFailedError.
+    """
+    layout = Layout(root)
+    try:
+        text = disk.read(layout.format_file).decode(errors="replace").strip()
+    except FileNotFoundError:
+        strangers = [
+            name
+            for name in disk.names(root)
+            if name != "lost+found" and not name.startswith(layout.format_file.name)
+        ]
+        if strangers:
+            raise StoreDamagedError(
+                store=str(root),
+                reason=f"it has no FORMAT file but holds {', '.join(strangers[:3])}; "
+                "holdfast makes its own folder and takes no other",
+            ) from None
+        disk.make_directory(root)
+        disk.write_durably(layout.format_file, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())
+        return layout
+    version = text.removeprefix(_FORMAT_TEXT)
+    if version == text or not (version.isascii() and version.isdigit()):
+        raise StoreDamagedError(store=str(layout.format_file), reason="not holdfast's FORMAT file")
+    if int(version) > FORMAT_VERSION:
+        raise NewerFormatError(what=str(root), found=int(version), known=FORMAT_VERSION)
+    return layout

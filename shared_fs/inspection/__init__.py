@@ -1,0 +1,1 @@
+"""Reading what is there without being its owner: inspection, verification."""

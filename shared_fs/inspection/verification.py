@@ -1,0 +1,196 @@
+"""Verification: is what there is of a store whole, and does it fit together?
+
+For `holdfast verify`: the store's file, its newest snapshot, and what the bucket's logs have of it. Reads
+only, and takes no lock but the one that `inspection.py` takes; a file that is in use is left alone. Says
+of each store what is wrong; runs in a process of its own, like the inspection.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.errors import StorageError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_coverage
+from holdfast.shared_fs.bucket_log.log_object import Covered
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.inspection.inspection import (
+    FileState,
+    FileVerdict,
+    inspect_store_file,
+    walk_stores,
+)
+from holdfast.shared_fs.snapshots.manifest import (
+    Manifests,
+    SnapshotVersion,
+    StoreEntry,
+    open_manifests,
+)
+from holdfast.shared_fs.snapshots.snapshot import fetch
+
+#: What is fine for a file to be.
+_WELL: Final = (FileState.SOUND, FileState.PARTLY_CHECKED, FileState.IN_USE, FileState.GONE)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found of one store. The words are `-` for what there is none of."""
+
+    store: StoreId
+    file: str = "-"
+    snapshot: str = "-"
+    log: str = "-"
+    revision: int | None = None
+    snapshot_revision: int | None = None
+    log_revision: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+class Verifier:
+    """Looks at stores, one by one. Either place may be left out."""
+
+    def __init__(self, layout: Layout | None, bucket: Bucket | None) -> None:
+        self._layout = layout
+        self._disk = Disk()
+        self._manifests: Manifests | None = open_manifests(bucket) if bucket else None
+        #: Logs that cannot be read.
+        self.problems: list[str] = []
+        self._covered = self._coverage(bucket) if bucket is not None else {}
+
+    def stores(self) -> list[StoreId]:
+        """Return every store that has a file or a snapshot, or is in a log. Raises StorageError."""
+        found: set[StoreId] = set(self._covered)
+        if self._layout is not None:
+            for folder in walk_stores(self._layout):
+                found.update(each.store for each in folder.stores)
+        if self._manifests is not None:
+            found.update(store for store, entry in self._manifests.entries() if entry.versions)
+        return sorted(found)
+
+    def verify(self, store: StoreId) -> Verdict:
+        """Look at one store. Raises BucketUnavailableError, StorageFailedError."""
+        verdict = Verdict(store)
+        entry = None
+        if self._manifests is not None:
+            entry = self._manifests.find(store)
+        file = self._look_at_file(store, verdict)
+        newest = entry.newest if entry is not None else None
+        if newest is not None and self._manifests is not None:
+            self._look_at_snapshot(newest, verdict)
+        self._look_at_log(entry, verdict)
+        self._compare(file, newest, verdict)
+        return verdict
+
+    def _look_at_file(self, store: StoreId, verdict: Verdict) -> FileVerdict | None:
+        if self._layout is None:
+            return None
+        generations = self._layout.generations(self._disk, store)
+        if not generations:
+            return None
+        path = self._layout.store(store, generations[-1])
+        found = inspect_store_file(path, store, deep=True)
+        verdict.file = found.state.replace("_", " ")
+        if found.state is FileState.GONE:
+            verdict.file = "-"
+        if found.meta is not None:
+            verdict.revision = found.meta.revision
+        if found.state not in _WELL:
+            verdict.problems.append(f"its file: {found.reason or found.state.value}")
+        return found
+
+    def _look_at_snapshot(self, version: SnapshotVersion, verdict: Verdict) -> None:
+        assert self._manifests is not None
+        verdict.snapshot_revision = version.revision
+        with tempfile.TemporaryDirectory(prefix="holdfast-verify-") as folder:
+            try:
+                # Its checksum, and the pages', quick_check, and whose it is.
+                fetched = fetch(
+                    self._manifests.bucket, verdict.store, version, Path(folder) / "image"
+                )
+                fetched.drop(self._disk)
+            except BucketUnavailableError:
+                raise
+            except StorageError as error:
+                verdict.snapshot = "damaged"
+                verdict.problems.append(f"its snapshot: {error}")
+            else:
+                verdict.snapshot = "sound"
+
+    def _look_at_log(self, entry: StoreEntry | None, verdict: Verdict) -> None:
+        """Follow the log from the newest snapshot on: nothing may be missing."""
+        covered = self._covered.get(verdict.store, [])
+        entry = entry or StoreEntry()
+        epoch = revision = 0
+        if entry.newest is not None:
+            epoch, revision = entry.newest.order
+        elif entry.deleted is not None:
+            epoch, revision = entry.deleted.epoch + 1, entry.deleted.revision + 1
+        beyond = [each for each in covered if (each.epoch, each.revision) > (epoch, revision)]
+        if not covered:
+            return
+        verdict.log = "sound"
+        for each in _in_order(beyond):
+            if each.revision <= revision:
+                continue
+            if each.previous_revision > revision:
+                verdict.log = "gap"
+                verdict.problems.append(
+                    f"its log: revisions {revision + 1} to {each.previous_revision} are missing"
+                )
+            revision = each.revision
+        verdict.log_revision = revision
+
+    def _compare(
+        self, file: FileVerdict | None, newest: SnapshotVersion | None, verdict: Verdict
+    ) -> None:
+        if newest is None or file is None or file.meta is None or file.left_open:
+            return
+        if file.state in (FileState.SOUND, FileState.PARTLY_CHECKED):
+            meta = file.meta
+            if (meta.epoch, meta.revision) < newest.order and meta.revision < newest.revision:
+                verdict.problems.append(
+                    f"its file is of revision {meta.revision}, its snapshot of {newest.revision}"
+                )
+
+    def _coverage(self, bucket: Bucket) -> dict[StoreId, list[Covered]]:
+        found: dict[StoreId, list[Covered]] = {}
+        for log in list_logs(bucket):
+            for slot in log.slots:
+                try:
+                    covered = read_coverage(bucket, log.server, log.incarnation, slot)
+                except BucketUnavailableError:
+                    raise
+                except ObjectDamagedError as error:
+                    self.problems.append(str(error))
+                    continue
+                except StorageError:
+                    # Removed since it was listed.
+                    continue
+                for each in covered:
+                    found.setdefault(each.store, []).append(each)
+        return found
+
+
+def _in_order(covered: Iterable[Covered]) -> Iterator[Covered]:
+    """Yield what counts: an epoch ends where the next one begins."""
+    by_epoch: dict[int, list[Covered]] = {}
+    for each in covered:
+        by_epoch.setdefault(each.epoch, []).append(each)
+    epochs = sorted(by_epoch)
+    for index, epoch in enumerate(epochs):
+        starts = [
+            each.previous_revision for later in epochs[index + 1 :] for each in by_epoch[later]
+        ]
+        end = min(starts, default=None)
+        for each in sorted(by_epoch[epoch], key=lambda one: one.previous_revision):
+            if end is None or each.previous_revision < end:
+                yield each._replace(
+                    revision=each.revision if end is None else min(each.revision, end)
+                )

@@ -1,0 +1,1 @@
+"""Snapshots in the bucket: packs, manifest, pins, garbage collection."""

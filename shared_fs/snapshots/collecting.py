@@ -1,0 +1,394 @@
+"""The collector: removes from the bucket what nothing names and nobody needs any more.
+
+    snapshots, packs    uploaded and never published, dropped out of a manifest, or of a deleted store
+    log slots           of a fenced incarnation, whose every store has a snapshot beyond them
+    pins                long expired
+
+In two phases. A pass marks what it finds (`garbage.py`); a later one removes what has been marked for
+the minimum age, if it is still so. Any number of collectors may run at any time. Invariants, none of
+which rests on a clock:
+
+1. An object is removed only after its shards said that nothing as old as it will ever be published
+   (`Manifests.collect_before`), and as they were then did not name it. A publisher that put it and
+   then slept for a week is refused, and takes its snapshot anew.
+2. Pins are looked at after that; see `pins.py`.
+3. Slots go only from logs that end with a fence, oldest first. Fences and marks of logs never go: a
+   zombie that wakes finds its next slot taken, whenever that is.
+4. What cannot be understood is left alone, and counted.
+
+The minimum age gives whoever reads without a pin, for seconds, the time to finish. Blocking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.protocol.errors import NewerFormatError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import ListedObject
+from holdfast.shared_fs.bucket.bucket_errors import (
+    ObjectConflictError,
+    ObjectDamagedError,
+    ObjectExistsError,
+    ObjectMissingError,
+)
+from holdfast.shared_fs.bucket_log.bucket_log import (
+    ListedLog,
+    fence_slot,
+    list_logs,
+    read_coverage,
+    slot_key,
+)
+from holdfast.shared_fs.bucket_log.log_object import Covered
+from holdfast.shared_fs.snapshots.garbage import (
+    MAX_MARKS,
+    Incarnation,
+    LogMark,
+    Marks,
+    read_marks,
+    write_marks,
+)
+from holdfast.shared_fs.snapshots.manifest import (
+    Manifests,
+    Shard,
+    StoreEntry,
+    open_manifests,
+    shard_of,
+)
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index
+from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
+from holdfast.shared_fs.snapshots.repacking import repack
+from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
+
+#: How long something must have been marked.
+MIN_AGE_SECONDS: Final = 24 * 3600.0
+#: A pack with less than this share of live bytes is written anew, so many in one pass.
+LIVE_RATIO: Final = 0.5
+MAX_REPACKED: Final = 16
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a pass did, or would have done. `marked` counts what waits, with what was just found."""
+
+    marked: int = 0
+    marked_bytes: int = 0
+    removed: int = 0
+    removed_bytes: int = 0
+    #: Due, but somebody reads it.
+    pinned: int = 0
+    slots_marked: int = 0
+    slots_removed: int = 0
+    repacked: int = 0
+    #: Not ours, or damaged: left alone.
+    strangers: int = 0
+    #: Another collector was at work, or the caller gave up: nothing was removed.
+    cut_short: bool = False
+    keys: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A marked object whose time has come, and the stores that it may be published for."""
+
+    key: str
+    size_bytes: int
+    stores: tuple[StoreId, ...]
+    #: Nothing taken so late, or later, is in it.
+    before: int
+
+
+class Collector:
+    """Collects in one bucket. Make one for each pass or keep it: it remembers nothing."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        clock_ms: Callable[[], int],
+        min_age_seconds: float = MIN_AGE_SECONDS,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`give_up` is asked between requests."""
+        self._bucket = bucket
+        self._clock_ms = clock_ms
+        self._min_age_ms = int(min_age_seconds * 1000)
+        self._give_up = give_up
+        self._manifests = open_manifests(bucket)
+
+    def run_pass(self, *, dry_run: bool = False) -> Collected:
+        """Mark, and remove what was marked long ago. With `dry_run` only tell: nothing is written.
+
+        Raises BucketError, ObjectDamagedError for a shard or marks that cannot be read.
+        """
+        now = self._clock_ms()
+        done = Collected()
+        marks, version = read_marks(self._bucket)
+        logs = self._fenced_logs()
+        wanted = {each.store for slots in logs.values() for _, found in slots for each in found}
+        named = _Named(self._manifests, wanted)
+        if self._give_up():
+            done.cut_short = True
+            return done
+        garbage = self._garbage(named, done)
+        objects = {each.key: marks.objects.get(each.key, now) for each in garbage}
+        log_marks = self._log_marks(marks.logs, logs, named, now)
+        done.marked = len(objects)
+        done.marked_bytes = sum(each.size_bytes for each in garbage)
+        done.slots_marked = sum(
+            sum(1 for slot, _ in logs[name] if slot < mark.below)
+            for name, mark in log_marks.items()
+        )
+        done.keys = sorted(objects)
+        newer = Marks(marks.generation + 1, objects, log_marks)
+        if not dry_run and (newer.objects, newer.logs) != (marks.objects, marks.logs):
+            try:
+                write_marks(self._bucket, newer, version)
+            except (ObjectConflictError, ObjectExistsError):
+                done.cut_short = True
+                return done
+        # Only what an earlier pass has marked.
+        old = [
+            each
+            for each in garbage
+            if each.key in marks.objects and objects[each.key] + self._min_age_ms <= now
+        ]
+        self._remove_objects(old, now, done, dry_run=dry_run)
+        due_logs = {
+            name: mark.below
+            for name, mark in marks.logs.items()
+            if name in log_marks and mark.marked + self._min_age_ms <= now
+        }
+        self._remove_slots(due_logs, logs, now, done, dry_run=dry_run)
+        if not dry_run:
+            self._remove_pins(now)
+            self._repack(named, now, done)
+        return done
+
+    # What is garbage
+    def _garbage(self, named: _Named, done: Collected) -> list[ListedObject]:
+        found: list[ListedObject] = []
+        for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX):
+            for listed in self._bucket.list(prefix):
+                if len(found) == MAX_MARKS or self._give_up():
+                    return found
+                if prefix == PACK_PREFIX:
+                    named.saw_pack(listed)
+                if listed.key not in named:
+                    found.append(listed)
+        return found
+
+    def _due(self, listed: ListedObject) -> _Due | None:
+        """Return what has to be known of a marked object before it goes; None if that cannot be."""
+        if listed.key.startswith(PACK_PREFIX):
+            try:
+                packed = read_index(self._bucket, listed.key)
+                made = int(listed.key.removeprefix(PACK_PREFIX).partition("-")[0])
+            except (ObjectDamagedError, NewerFormatError, ValueError):
+                return None
+            before = max([made, *(version.taken for _, version in packed)]) + 1
+            stores = tuple(store for store, _ in packed)
+            return _Due(listed.key, listed.size_bytes, stores, before)
+        found = version_of_object(listed.key, self._bucket.head(listed.key))
+        if found is None:
+            return None
+        store, version = found
+        return _Due(listed.key, listed.size_bytes, (store,), version.taken + 1)
+
+    def _remove_objects(
+        self, old: Iterable[ListedObject], now: int, done: Collected, *, dry_run: bool
+    ) -> None:
+        due: list[_Due] = []
+        for listed in old:
+            if self._give_up():
+                done.cut_short = True
+                return
+            try:
+                found = self._due(listed)
+            except ObjectMissingError:
+                continue
+            if found is None:
+                done.strangers += 1
+            else:
+                due.append(found)
+        if not due:
+            return
+        shards = self._closed_shards(due, dry_run=dry_run)
+        pins = live_pins(self._bucket, now)
+        everything = any(pin.everything for pin in pins)
+        keys = {key for pin in pins for key in pin.keys}
+        for each in due:
+            if any(_names(shards[shard_of(store)], store, each.key) for store in each.stores):
+                continue
+            if everything or each.key in keys:
+                done.pinned += 1
+                continue
+            if self._give_up():
+                done.cut_short = True
+                return
+            if not dry_run:
+                self._bucket.delete(each.key)
+            done.removed += 1
+            done.removed_bytes += each.size_bytes
+
+    def _closed_shards(self, due: Iterable[_Due], *, dry_run: bool) -> dict[int, Shard]:
+        """Close the shards of what is due to anything as old, and return them as they are then."""
+        before: dict[int, int] = {}
+        for each in due:
+            for store in each.stores:
+                number = shard_of(store)
+                before[number] = max(before.get(number, 0), each.before)
+        if dry_run:
+            return {number: self._manifests.read(number) for number in before}
+        return {
+            number: self._manifests.collect_before(number, time) for number, time in before.items()
+        }
+
+    # Logs
+    def _fenced_logs(self) -> dict[Incarnation, list[tuple[int, list[Covered]]]]:
+        """Return what the slots of each fenced log cover, up to the fence, in order."""
+        found = {}
+        for log in list_logs(self._bucket):
+            fence = fence_slot(self._bucket, log) if log.marked and len(log.slots) > 1 else None
+            if fence is not None:
+                slots = [slot for slot in log.slots if slot < fence]
+                found[log.server, log.incarnation] = list(self._coverage(log, slots))
+        return found
+
+    def _coverage(self, log: ListedLog, slots: list[int]) -> Iterator[tuple[int, list[Covered]]]:
+        for slot in slots:
+            try:
+                covered = read_coverage(self._bucket, log.server, log.incarnation, slot)
+            except ObjectMissingError:
+                continue
+            except ObjectDamagedError:
+                # Nobody can tell what it holds: it stays, and with it what comes after.
+                return
+            yield slot, covered
+
+    def _log_marks(
+        self,
+        before: Mapping[Incarnation, LogMark],
+        logs: Mapping[Incarnation, list[tuple[int, list[Covered]]]],
+        named: _Named,
+        now: int,
+    ) -> dict[Incarnation, LogMark]:
+        marks = {}
+        for name, slots in logs.items():
+            below = 0
+            for slot, covered in slots:
+                if not all(named.is_beyond(each) for each in covered):
+                    break
+                below = slot + 1
+            first = slots[0][0] if slots else below
+            known = before.get(name)
+            if (
+                known is not None
+                and first < known.below <= below
+                and now < known.marked + self._min_age_ms
+            ):
+                # Its time runs; what is needless beyond it has its own afterwards.
+                marks[name] = known
+            elif below > first:
+                marks[name] = LogMark(below, now)
+        return marks
+
+    def _remove_slots(
+        self,
+        due: Mapping[Incarnation, int],
+        logs: Mapping[Incarnation, list[tuple[int, list[Covered]]]],
+        now: int,
+        done: Collected,
+        *,
+        dry_run: bool,
+    ) -> None:
+        if not due:
+            return
+        # A restore reads logs as a whole.
+        if any(pin.logs or pin.everything for pin in live_pins(self._bucket, now)):
+            done.pinned += len(due)
+            return
+        for (server, incarnation), below in due.items():
+            for slot, _ in logs[server, incarnation]:
+                if slot >= below:
+                    break
+                if self._give_up():
+                    done.cut_short = True
+                    return
+                if not dry_run:
+                    self._bucket.delete(slot_key(server, incarnation, slot))
+                done.slots_removed += 1
+
+    # The rest
+    def _remove_pins(self, now: int) -> None:
+        for listed in self._bucket.list(PIN_PREFIX):
+            expires = expiry_of(listed.key)
+            if expires is None or expires + self._min_age_ms > now or self._give_up():
+                return
+            self._bucket.delete(listed.key)
+
+    def _repack(self, named: _Named, now: int, done: Collected) -> None:
+        """Write packs anew that are mostly dead weight; the next passes remove the old ones."""
+        for key in named.sparse_packs()[:MAX_REPACKED]:
+            if self._give_up():
+                return
+            try:
+                done.repacked += repack(self._manifests, key, now)
+            except (ObjectDamagedError, ObjectMissingError, NewerFormatError):
+                done.strangers += 1
+
+
+class _Named:
+    """What the manifests name, in little memory: eight bytes' digest for each key. Two keys with one
+    digest keep each other alive, at worst."""
+
+    def __init__(self, manifests: Manifests, wanted: set[StoreId]) -> None:
+        self._keys: set[int] = set()
+        self._live_bytes: dict[str, int] = {}
+        self._pack_bytes: dict[str, int] = {}
+        self._entries: dict[StoreId, StoreEntry] = {}
+        for store, entry in manifests.entries():
+            for version in entry.versions:
+                self._keys.add(_digest(version.key))
+                if version.key.startswith(PACK_PREFIX):
+                    live_bytes = self._live_bytes.get(version.key, 0)
+                    self._live_bytes[version.key] = live_bytes + version.length
+            if store in wanted:
+                self._entries[store] = entry
+
+    def __contains__(self, key: str) -> bool:
+        return _digest(key) in self._keys
+
+    def is_beyond(self, covered: Covered) -> bool:
+        """Tell if a store has a snapshot of, or beyond, what a slot has of it, or was deleted."""
+        entry = self._entries.get(covered.store)
+        if entry is None:
+            return False
+        if entry.deleted is not None and covered.epoch <= entry.deleted.epoch:
+            return True
+        newest = entry.newest
+        return newest is not None and newest.order >= (covered.epoch, covered.revision)
+
+    def saw_pack(self, listed: ListedObject) -> None:
+        self._pack_bytes[listed.key] = listed.size_bytes
+
+    def sparse_packs(self) -> list[str]:
+        """Return the packs that are worth being written anew."""
+        return [
+            key
+            for key, live_bytes in self._live_bytes.items()
+            if live_bytes < LIVE_RATIO * self._pack_bytes.get(key, 0)
+        ]
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")
+
+
+def _names(shard: Shard, store: StoreId, key: str) -> bool:
+    entry = shard.get(store)
+    return entry is not None and any(version.key == key for version in entry.versions)

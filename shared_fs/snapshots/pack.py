@@ -1,0 +1,112 @@
+"""Packs: many tiny snapshots in one object.
+
+    packs/<time_ms:013d>-<nonce>
+
+    snapshot, snapshot, ...     each one zstd frame, read by its range
+    index                       one zstd frame with a checksum: what lies where, and of which store
+    footer                      the index's length and a magic number
+
+A manifest's version names a pack, an offset and a length, so nobody reads the index but who has lost
+the manifests or wants to know what else is in a pack. What no manifest names any more is dead weight
+until the collector has the rest of the pack put elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, fields
+from typing import Final
+
+import msgpack
+import zstandard
+
+from holdfast.protocol.errors import NewerFormatError
+from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
+
+PACK_PREFIX: Final = "packs/"
+#: What one pack holds at the most: large enough that a request puts hundreds, small enough to be made
+#: in memory and to be rewritten by the collector.
+PACK_BYTES: Final = 16 * MIB
+
+_INDEX_FORMAT: Final = 1
+_FOOTER: Final = struct.Struct("<I8s")
+_MAGIC: Final = b"HFpack01"
+_MAX_INDEX_BYTES: Final = 64 * MIB
+_FIELD_COUNT: Final = len(fields(SnapshotVersion)) - 1
+
+Packed = list[tuple[StoreId, SnapshotVersion]]
+
+
+def packs_of(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
+    """Yield the snapshots in the groups that shall be packs, in their order."""
+    group: list[Snapshot] = []
+    size_bytes = 0
+    for snapshot in snapshots:
+        if group and size_bytes + snapshot.length > PACK_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(snapshot)
+        size_bytes += snapshot.length
+    if group:
+        yield group
+
+
+def put_pack(bucket: Bucket, snapshots: Sequence[Snapshot], time_ms: int, nonce: str) -> Packed:
+    """Put snapshots in one object and return their versions, once it was looked at.
+
+    Raises ObjectDamagedError if it is not there as it was put, BucketError.
+    """
+    key = f"{PACK_PREFIX}{time_ms:013d}-{nonce}"
+    body, versions = encode_pack(key, snapshots)
+    sha256 = hashlib.sha256(body).hexdigest()
+    bucket.put_new(key, body, {"sha256": sha256, "stores": str(len(snapshots))})
+    check_put(bucket, key, len(body), sha256)
+    return versions
+
+
+def encode_pack(key: str, snapshots: Sequence[Snapshot]) -> tuple[bytes, Packed]:
+    """Return the body of a pack, and the versions that lie in it."""
+    parts: list[bytes] = []
+    versions: Packed = []
+    offset = 0
+    for snapshot in snapshots:
+        assert isinstance(snapshot.body, bytes)
+        versions.append((snapshot.store, snapshot.version(key, offset)))
+        parts.append(snapshot.body)
+        offset += snapshot.length
+    rows = [[*store, *astuple(version)[1:]] for store, version in versions]
+    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+    index = compressor.compress(msgpack.packb([_INDEX_FORMAT, rows]))
+    return b"".join([*parts, index, _FOOTER.pack(len(index), _MAGIC)]), versions
+
+
+def read_index(bucket: Bucket, key: str) -> Packed:
+    """Return the versions that lie in a pack.
+
+    Raises ObjectMissingError, ObjectDamagedError, NewerFormatError, BucketError.
+    """
+    try:
+        footer = bucket.get_tail(key, _FOOTER.size).body
+        index_bytes, magic = _FOOTER.unpack(footer)
+        if magic != _MAGIC:
+            raise ValueError("it does not end as a pack does")
+        tail = bucket.get_tail(key, index_bytes + _FOOTER.size).body
+        packed = zstandard.ZstdDecompressor().decompress(
+            tail[:index_bytes], max_output_size=_MAX_INDEX_BYTES
+        )
+        content = msgpack.unpackb(packed)
+        if content[0] > _INDEX_FORMAT:
+            raise NewerFormatError(what=key, found=content[0], known=_INDEX_FORMAT)
+        return [
+            (StoreId(*row[:3]), SnapshotVersion(key, *row[3 : 3 + _FIELD_COUNT]))
+            for row in content[1]
+        ]
+    except (zstandard.ZstdError, struct.error, ValueError, TypeError, IndexError) as error:
+        raise ObjectDamagedError(key=key, reason=f"not a pack: {error}") from error

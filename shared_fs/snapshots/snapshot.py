@@ -1,0 +1,448 @@
+"""Snapshots: a store file as one immutable object in the bucket, and back.
+
+    snapshots/<tenant>/<name>.<kind>/<epoch:010d>-<revision:016d>-<nonce>
+
+    take_image ──▶ compress ──▶ put (or pack.py) ──▶ published by manifest.py
+    fetch ──▶ place at a path, or open in memory
+
+An image is the whole content of a store file in which everything is durable, with the rollback
+journal's format numbers in its header, so that anybody can open it `immutable`. Small ones are made in
+memory, larger ones in a draft beside the store file. Invariants:
+
+- An image is read page by page with each page's checksum verified, and passes `quick_check`, before it
+  is put; its sha256 goes with it, and `fetch` returns only what has that sha256.
+- A key is used once: the nonce in it is the call's own. What is put is looked at before it counts.
+- Nothing here touches a store file by another way than through its StoreFile.
+
+Blocking, all of it: run it in threads. Decides nothing: when a store is snapshotted, and which
+snapshots are kept, is `persist/tier/snapshotter.py`'s and `manifest.py`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote
+
+import apsw
+import zstandard
+
+from holdfast.protocol.errors import InvalidNameError, StorageFailedError, StoreDamagedError
+from holdfast.protocol.limits import KIB, MIB
+from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import ObjectHead
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import StoreMeta
+from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_checksum
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+SNAPSHOT_PREFIX: Final = "snapshots/"
+#: Images up to this size are made and restored in memory, which then has them twice or three times: so a
+#: server of large values stays small.
+SMALL_IMAGE_BYTES: Final = 16 * MIB
+#: Snapshots below this size share objects (`pack.py`): a million requests cost more than a year of
+#: storing what they put.
+TINY_SNAPSHOT_BYTES: Final = 64 * KIB
+COMPRESSION_LEVEL: Final = 3
+
+_CHUNK_BYTES: Final = 4 * MIB
+#: Wrong bytes may be the network's fault once.
+_DAMAGED_READS: Final = 2
+#: Where a file's header says how it is written and read; sqlite.org/fileformat2.html.
+_FORMAT_VERSIONS: Final = slice(18, 20)
+_ROLLBACK: Final = b"\x01\x01"
+_WAL: Final = b"\x02\x02"
+_KEY: Final = re.compile(
+    r"snapshots/(?P<tenant>[^/]+)/(?P<name>[^/]+)\.(?P<kind>stream|kv)/"
+    r"(?P<epoch>[0-9]{10})-(?P<revision>[0-9]{16})-[^/]+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a store file held: in memory, or in a draft that its maker removes (`dropped`)."""
+
+    store: StoreId
+    meta: StoreMeta
+    content: bytes | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An image, checked and compressed. Its body is in memory or in an anonymous file."""
+
+    store: StoreId
+    meta: StoreMeta
+    sha256: str
+    image_bytes: int
+    taken: int
+    body: bytes | BufferedReader
+    length: int
+
+    @property
+    def is_tiny(self) -> bool:
+        """It belongs in a pack."""
+        return isinstance(self.body, bytes) and self.length < TINY_SNAPSHOT_BYTES
+
+    def version(self, key: str, offset: int = 0) -> SnapshotVersion:
+        """Return the version that it is once it lies at `offset` of object `key`."""
+        return SnapshotVersion(
+            key=key,
+            offset=offset,
+            length=self.length,
+            sha256=self.sha256,
+            image_bytes=self.image_bytes,
+            epoch=self.meta.epoch,
+            revision=self.meta.revision,
+            last_seq=self.meta.last_seq,
+            count=self.meta.count,
+            bytes=self.meta.bytes,
+            time=self.meta.time,
+            taken=self.taken,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An image that came from the bucket, verified: in memory, or in a draft on the disk."""
+
+    store: StoreId
+    version: SnapshotVersion
+    meta: StoreMeta
+    content: bytes | Path
+
+    def open_in_memory(self, path: Path) -> StoreFile:
+        """Open a small one for reading; `path` is where it would lie."""
+        assert isinstance(self.content, bytes)
+        return StoreFile.of_image(self.content, path, self.store)
+
+    def place(self, disk: Disk, path: Path) -> None:
+        """Make it the store file at `path`, which must not exist, whole and durably or not at all.
+
+        Nobody else may be about to create that path. Raises StoreDamagedError if it exists,
+        StorageFailedError.
+        """
+        if disk.exists(path):
+            raise StoreDamagedError(store=str(self.store), reason=f"{path.name} exists already")
+        # One of a file that was removed: SQLite would take it for this one's.
+        disk.remove(path.with_name(path.name + "-wal"))
+        if isinstance(self.content, bytes):
+            disk.write_durably(path, _with_format(self.content, _WAL), new=True)
+        else:
+            disk.place(self.content, path)
+
+    def drop(self, disk: Disk) -> None:
+        """Remove the draft of one that is not placed."""
+        if isinstance(self.content, Path):
+            disk.remove(self.content)
+
+
+def take_image(
+    file: StoreFile, draft: Path, *, small_bytes: int = SMALL_IMAGE_BYTES
+) -> Image:
+    """Return what a checkpointed file holds; that of a large one is written to `draft`.
+
+    Nothing else may use the file meanwhile. Raises StoreDamagedError, StorageFailedError.
+    """
+    if file.size_bytes() <= small_bytes:
+        return Image(file.store, file.meta, file.image())
+    try:
+        file.copy_to(draft)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return Image(file.store, file.meta, draft)
+
+
+def compress(image: Image, taken: int) -> Snapshot:
+    """Check an image and return it compressed; a draft is gone then, in any case.
+
+    `taken` is the time of the snapshot in milliseconds. Raises StoreDamagedError,
+    StorageFailedError.
+    """
+    if isinstance(image.content, Path):
+        try:
+            with _local(image.content):
+                return _compress_draft(image, image.content, taken)
+        finally:
+            image.content.unlink(missing_ok=True)
+    content = _with_format(image.content, _ROLLBACK)
+    file = StoreFile.of_image(content, Path("image"), image.store)
+    try:
+        _check(file, image.meta)
+    finally:
+        file.abandon()
+    body = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(content)
+    return Snapshot(
+        image.store,
+        image.meta,
+        hashlib.sha256(content).hexdigest(),
+        len(content),
+        taken,
+        body,
+        len(body),
+    )
+
+
+def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
+    """Put a snapshot as an object of its own and return its version, once it was looked at.
+
+    Raises ObjectDamagedError if it is not there as it was put, BucketError.
+    """
+    version = snapshot.version(snapshot_key(snapshot, nonce))
+    metadata = {
+        "sha256": version.sha256,
+        "image-bytes": str(version.image_bytes),
+        "last-seq": str(version.last_seq),
+        "count": str(version.count),
+        "bytes": str(version.bytes),
+        "time": str(version.time),
+        "taken": str(version.taken),
+    }
+    if isinstance(snapshot.body, bytes):
+        bucket.put_new(version.key, snapshot.body, metadata)
+    else:
+        with snapshot.body as body:
+            bucket.put_new_in_parts(version.key, body, metadata)
+    check_put(bucket, version.key, version.length, version.sha256)
+    return version
+
+
+def check_put(bucket: Bucket, key: str, size_bytes: int, sha256: str) -> None:
+    """Look at an object that was put with metadata `sha256`. Raises ObjectDamagedError, BucketError."""
+    head = bucket.head(key)
+    if (head.size_bytes, head.metadata.get("sha256")) != (size_bytes, sha256):
+        raise ObjectDamagedError(
+            key=key, reason=f"{head.size_bytes} bytes are there of {size_bytes} that were put"
+        )
+
+
+def snapshot_key(snapshot: Snapshot, nonce: str) -> str:
+    """Return the key of a snapshot that is an object of its own."""
+    store, meta = snapshot.store, snapshot.meta
+    name = f"{store.name}.{StoreKind(store.kind).word}"
+    return f"{SNAPSHOT_PREFIX}{store.tenant}/{name}/{meta.epoch:010d}-{meta.revision:016d}-{nonce}"
+
+
+def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVersion] | None:
+    """Return what the object itself tells of a snapshot, for who has lost the manifests; None of an
+    object that is no snapshot."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return None
+    try:
+        store = StoreId(
+            check_tenant(found["tenant"]),
+            StoreKind[found["kind"].upper()],
+            check_store(found["name"]),
+        )
+        number = {name: int(value) for name, value in head.metadata.items() if name != "sha256"}
+        version = SnapshotVersion(
+            key=key,
+            offset=0,
+            length=head.size_bytes,
+            sha256=head.metadata["sha256"],
+            image_bytes=number["image-bytes"],
+            epoch=int(found["epoch"]),
+            revision=int(found["revision"]),
+            last_seq=number["last-seq"],
+            count=number["count"],
+            bytes=number["bytes"],
+            time=number["time"],
+            taken=number["taken"],
+        )
+    except (InvalidNameError, KeyError, ValueError):
+        return None
+    return store, version
+
+
+def fetch(
+    bucket: Bucket,
+    store: StoreId,
+    version: SnapshotVersion,
+    draft: Path,
+    *,
+    small_bytes: int = SMALL_IMAGE_BYTES,
+) -> Fetched:
+    """Bring an image from the bucket; a large one to `draft`, synced, whose folder must exist.
+
+    Raises ObjectMissingError, ObjectDamagedError, StoreDamagedError if it is not of this store,
+    BucketError, StorageFailedError.
+    """
+    if version.image_bytes <= small_bytes:
+        pieces: list[bytes] = []
+        for piece in _verified(bucket, version):
+            if piece:
+                pieces.append(piece)
+            else:
+                # Again from the start, after wrong bytes.
+                pieces.clear()
+        content = b"".join(pieces)
+        file = StoreFile.of_image(content, draft, store)
+        try:
+            file.quick_check()
+        finally:
+            file.abandon()
+        return Fetched(store, version, file.meta, content)
+    try:
+        with _local(draft), draft.open("wb") as output:
+            for chunk in _verified(bucket, version):
+                # Again from the start, after wrong bytes.
+                if not chunk:
+                    output.seek(0)
+                    output.truncate()
+                output.write(chunk)
+        with _local(draft), draft.open("r+b") as output:
+            meta = _check_draft(draft, store)
+            _set_format(output, _WAL)
+            output.flush()
+            os.fsync(output.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return Fetched(store, version, meta, draft)
+
+
+def verify(bucket: Bucket, version: SnapshotVersion) -> None:
+    """Read a snapshot back from the bucket, and keep nothing of it. Raises as `fetch`."""
+    for _ in _verified(bucket, version):
+        pass
+
+
+# What is in the bucket
+def _verified(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
+    """Yield the image in pieces. An empty piece says that what came before it is void. Ends only if
+    the whole has the sha256 that it should."""
+    for attempt in range(1, _DAMAGED_READS + 1):
+        digest = hashlib.sha256()
+        size_bytes = 0
+        try:
+            for chunk in _decompressed(bucket, version):
+                digest.update(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > version.image_bytes:
+                    break
+                yield chunk
+            reason = "its content has another sha256"
+        except zstandard.ZstdError as error:
+            reason = str(error)
+        if (size_bytes, digest.hexdigest()) == (version.image_bytes, version.sha256):
+            return
+        if attempt == _DAMAGED_READS:
+            raise ObjectDamagedError(key=version.key, reason=reason)
+        yield b""
+
+
+def _decompressed(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    start, end = version.offset, version.offset + version.length
+    while start < end:
+        part = bucket.get_range(version.key, start, min(_CHUNK_BYTES, end - start)).body
+        if not part:
+            return
+        start += len(part)
+        if chunk := decompressor.decompress(part):
+            yield chunk
+
+
+# Images
+class _Content(Protocol):
+    def seek(self, offset: int, /) -> int: ...
+    def read(self, size: int, /) -> bytes: ...
+    def write(self, data: bytes, /) -> int: ...
+
+
+def _with_format(image: bytes, versions: bytes) -> bytes:
+    return _first_page(image[: schema.PAGE_BYTES], versions) + image[schema.PAGE_BYTES :]
+
+
+def _set_format(file: _Content, versions: bytes) -> None:
+    file.seek(0)
+    page = _first_page(file.read(schema.PAGE_BYTES), versions)
+    file.seek(0)
+    file.write(page)
+
+
+def _first_page(page: bytes, versions: bytes) -> bytes:
+    changed = bytearray(page)
+    changed[_FORMAT_VERSIONS] = versions
+    changed[-schema.CHECKSUM_BYTES :] = page_checksum(bytes(changed))
+    return bytes(changed)
+
+
+def _check(file: StoreFile, expected: StoreMeta) -> None:
+    file.quick_check()
+    if file.meta != expected:
+        raise StoreDamagedError(
+            store=str(file.store), reason=f"its image is of revision {file.meta.revision}"
+        )
+
+
+def _compress_draft(image: Image, draft: Path, taken: int) -> Snapshot:
+    with draft.open("r+b") as file:
+        _set_format(file, _ROLLBACK)
+    _check_draft(draft, image.store)
+    digest = hashlib.sha256()
+    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compressobj()
+    # Without a name, so that no crash leaves it behind.
+    with draft.open("rb") as source, tempfile.TemporaryFile(dir=draft.parent) as output:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            output.write(compressor.compress(chunk))
+        output.write(compressor.flush())
+        output.flush()
+        length = output.tell()
+        body = os.fdopen(os.dup(output.fileno()), "rb")
+        body.seek(0)
+        return Snapshot(
+            image.store,
+            image.meta,
+            digest.hexdigest(),
+            draft.stat().st_size,
+            taken,
+            body,
+            length,
+        )
+
+
+def _check_draft(draft: Path, store: StoreId) -> StoreMeta:
+    """Check an image in a file that nobody else has open, without a lock or a change."""
+    try:
+        connection = apsw.Connection(
+            f"file:{quote(str(draft))}?immutable=1",
+            flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
+            vfs=checksum_vfs(),
+        )
+        try:
+            row = connection.execute(schema.SELECT_META).get
+            application_id = connection.pragma("application_id")
+            verdict = connection.pragma("quick_check", 1)
+        finally:
+            connection.close(True)
+    except apsw.Error as error:
+        raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
+    if application_id != schema.APPLICATION_ID or row is None or (*row[:3],) != store:
+        raise StoreDamagedError(store=str(store), reason="its image is of something else")
+    if verdict != "ok":
+        raise StoreDamagedError(store=str(store), reason=f"its image: quick_check: {verdict}")
+    return StoreMeta(*row[3:])
+
+
+@contextmanager
+def _local(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailedError(reason=f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,1 @@
+"""The SQLite file of a store: schema, rows, applying changes, images."""

@@ -1,0 +1,124 @@
+"""Consumers as rows of a stream's file: applied with the changes, and read back when it is opened.
+
+Two tables, made with the first consumer: `consumers`, and `deliveries` with a row for each message
+that is delivered and not done with. Changes name the outcome and not the reason (which seqs, which deadline,
+which count), so a row is written without one being read, and of many changes in one transaction only
+what is left of them is written: a message that was delivered and acknowledged meanwhile costs a
+delete of nothing. What a consumer may deliver is decided in `persist/store/consuming.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from holdfast.protocol import frames
+from holdfast.shared_fs.store_file import schema
+
+#: The changes that `ConsumerRows` takes.
+CONSUMER_CHANGES: Final = frozenset(
+    {
+        frames.CHANGE_CONSUMER_CONFIGURE,
+        frames.CHANGE_CONSUMER_FETCH,
+        frames.CHANGE_CONSUMER_ACK,
+        frames.CHANGE_CONSUMER_DELETE,
+    }
+)
+
+
+class ConsumerRow(NamedTuple):
+    """A consumer as the file has it. `deliveries`: `seq` to `(deadline, delivery_count)`."""
+
+    id: int
+    name: str
+    config: dict[str, Any]
+    next_seq: int
+    delivered_count: int
+    redelivered_count: int
+    acked_count: int
+    given_up_count: int
+    deliveries: dict[int, tuple[int, int]]
+
+
+class ConsumerRows:
+    """What the changes of one transaction make of the rows. `flush` writes it."""
+
+    def __init__(self, cursor: apsw.Cursor) -> None:
+        self._cursor = cursor
+        #: By (consumer, seq): `(consumer, seq, deadline, count)`, None for one that is done with.
+        self._deliveries: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
+        #: By consumer: next_seq, and what is added to its four counts.
+        self._sums: dict[int, list[Any]] = {}
+
+    def apply(self, change: frames.WireChange) -> None:
+        """Take a change of a consumer."""
+        number, id_ = change[0], change[1]
+        if number == frames.CHANGE_CONSUMER_FETCH:
+            _, _, next_seq, deadline, first, again, gone, given_up = change[:8]
+            for seq in first:
+                self._deliveries[id_, seq] = (id_, seq, deadline, 1)
+            for seq, count in again:
+                self._deliveries[id_, seq] = (id_, seq, deadline, count)
+            self._drop(id_, gone)
+            self._drop(id_, given_up)
+            sums = self._add(id_, len(first), len(again), 0, len(given_up))
+            sums[0] = next_seq
+        elif number == frames.CHANGE_CONSUMER_ACK:
+            _, _, acked, given_up, moved = change[:5]
+            self._drop(id_, acked)
+            self._drop(id_, given_up)
+            for seq, deadline, count in moved:
+                self._deliveries[id_, seq] = (id_, seq, deadline, count)
+            self._add(id_, 0, 0, len(acked), len(given_up))
+        elif number == frames.CHANGE_CONSUMER_CONFIGURE:
+            self.flush()
+            for statement in schema.CREATE_CONSUMERS:
+                self._cursor.execute(statement)
+            _, _, name, config, next_seq = change[:5]
+            text = json.dumps(config, ensure_ascii=False, sort_keys=True)
+            self._cursor.execute(schema.UPSERT_CONSUMER, (id_, name, text, next_seq))
+        else:
+            self.flush()
+            self._cursor.execute(schema.DELETE_DELIVERIES, (id_,))
+            self._cursor.execute(schema.DELETE_CONSUMER, (id_,))
+
+    def flush(self) -> None:
+        """Write what is left of the changes so far."""
+        if self._deliveries:
+            done = [key for key, row in self._deliveries.items() if row is None]
+            rows = [row for row in self._deliveries.values() if row is not None]
+            self._cursor.executemany(schema.DELETE_DELIVERY, done)
+            self._cursor.executemany(schema.UPSERT_DELIVERY, rows)
+            self._deliveries.clear()
+        if self._sums:
+            rows_of_sums = [(*sums, id_) for id_, sums in self._sums.items()]
+            self._cursor.executemany(schema.ADD_TO_CONSUMER, rows_of_sums)
+            self._sums.clear()
+
+    def _drop(self, id_: int, seqs: list[int]) -> None:
+        for seq in seqs:
+            self._deliveries[id_, seq] = None
+
+    def _add(self, id_: int, *counts: int) -> list[Any]:
+        sums = self._sums.setdefault(id_, [None, 0, 0, 0, 0])
+        for index, count in enumerate(counts, start=1):
+            sums[index] += count
+        return sums
+
+
+def read_consumers(execute: Callable[..., apsw.Cursor]) -> list[ConsumerRow]:
+    """Return the consumers of a stream's file, in order of their names."""
+    if not execute(schema.HAS_CONSUMERS).get:
+        return []
+    deliveries: dict[int, dict[int, tuple[int, int]]] = {}
+    rows: list[Any] = execute(schema.SELECT_DELIVERIES).fetchall()
+    for id_, seq, deadline, count in rows:
+        deliveries.setdefault(id_, {})[seq] = (deadline, count)
+    found: list[Any] = execute(schema.SELECT_CONSUMERS).fetchall()
+    return [
+        ConsumerRow._make((id_, name, json.loads(config), *counts, deliveries.get(id_, {})))
+        for id_, name, config, *counts in found
+    ]

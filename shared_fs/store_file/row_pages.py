@@ -1,0 +1,79 @@
+"""Pages of rows: as many of a store's rows as go into one answer.
+
+A page is bounded by rows and by bytes, and has at least one row if there is any: so any value gets
+through, and nothing of a store is held in memory as a whole. Headers leave as the wire carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from holdfast.protocol import frames
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+
+Row = tuple[Any, ...]
+
+value_of: Final = itemgetter(3)
+_headers_of: Final = itemgetter(4)
+
+
+class RowPage(NamedTuple):
+    """Rows as the wire has them, with headers as a map or None."""
+
+    rows: list[Row]
+    #: Of values and packed headers, and `row_bytes` for each row.
+    size_bytes: int
+    #: There are rows after these.
+    more: bool
+
+
+def page_of(
+    chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_bytes: int
+) -> RowPage:
+    """Return the first rows of `chunks`, up to `max_rows`, and up to `max_bytes` but for the first.
+
+    Sums and tests go over a chunk in C. That is most of what a row costs in Python.
+    """
+    page: list[Row] = []
+    size_bytes = 0
+    for chunk in chunks:
+        chunk_bytes = row_bytes * len(chunk) + sum(map(len, map(value_of, chunk)))
+        has_headers = any(map(_headers_of, chunk))
+        if has_headers:
+            chunk_bytes += sum([len(row[4]) for row in chunk if row[4] is not None])
+        if size_bytes + chunk_bytes <= max_bytes and len(page) + len(chunk) <= max_rows:
+            size_bytes += chunk_bytes
+            page.extend(map(_unpacked, chunk) if has_headers else chunk)
+            continue
+        for row in chunk:
+            wanted_bytes = row_bytes + len(row[3]) + len(row[4] or b"")
+            if len(page) == max_rows or (page and size_bytes + wanted_bytes > max_bytes):
+                return RowPage(page, size_bytes, more=True)
+            size_bytes += wanted_bytes
+            page.append(_unpacked(row))
+    return RowPage(page, size_bytes, more=False)
+
+
+def mixed_page_of(
+    rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes: int
+) -> RowPage:
+    """`page_of`, of rows of which some are archived."""
+    page: list[Row] = []
+    size_bytes = 0
+    for row in rows:
+        value = row[3]
+        if isinstance(value, ArchivedMessage):
+            wanted_bytes = row_bytes + value.size_bytes
+        else:
+            wanted_bytes = row_bytes + len(value) + len(row[4] or b"")
+        if len(page) == max_rows or (page and size_bytes + wanted_bytes > max_bytes):
+            return RowPage(page, size_bytes, more=True)
+        size_bytes += wanted_bytes
+        page.append(_unpacked(row))
+    return RowPage(page, size_bytes, more=False)
+
+
+def _unpacked(row: Row) -> Row:
+    return row if row[4] is None else (*row[:4], frames.unpack(row[4]))

@@ -1,0 +1,490 @@
+"""What a store file holds, read: messages, entries, changes, and what goes with them.
+
+One rule for all of it: what was archived is there as what stands for it (ArchivedMessage), and so is a
+large value (`bodies.py`). Rows are `(seq or key, revision, time, value, headers)`. Nothing here writes,
+and what is iterated over reads some rows at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from enum import StrEnum
+from heapq import merge
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from holdfast.protocol import frames
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file.archived_blocks import (
+    ArchivedBlocks,
+    ArchivedMessage,
+    ArchiveDraft,
+    ArchivePlace,
+)
+from holdfast.shared_fs.store_file.bodies import Bodies, Body
+from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow, read_consumers
+from holdfast.shared_fs.store_file.row_pages import Row, RowPage, mixed_page_of, page_of, value_of
+from holdfast.shared_fs.store_file.sqlite_connection import our_error, raises_ours
+
+#: No seq is larger: SQLite's integers end here.
+LARGEST_SEQ: Final = (1 << 63) - 1
+#: Keys end here when nothing else ends them; see schema.SELECT_ENTRIES.
+_NO_KEY_END: Final = b"\xff"
+#: Rows fetched at once, after a ramp: a page of large values has few rows in memory too much.
+_MAX_ROWS_AT_ONCE: Final = 64
+
+_seq_of: Final = itemgetter(0)
+
+
+class GoingOrder(StrEnum):
+    """In which order rows are asked for that may have to go."""
+
+    #: That in which limits remove them: the lowest seq, or the entry set longest ago.
+    LIMITS = "limits"
+    #: Of a kv, and of the messages of a stream that were only appended.
+    TIME = "time"
+    #: Of the messages of a stream that were replaced.
+    TIME_REPLACED = "time_replaced"
+    #: Of those that have a ttl.
+    EXPIRES = "expires"
+
+
+class GoingRow(NamedTuple):
+    """What is to be known of a message or entry that may have to go; `key` of a message is its seq."""
+
+    key: Any
+    revision: int
+    time: int
+    size_bytes: int
+    expires: int | None
+
+
+_GOING: Final = {
+    (StoreKind.STREAM, GoingOrder.LIMITS): schema.SELECT_MESSAGES_BY_SEQ,
+    (StoreKind.STREAM, GoingOrder.TIME): schema.SELECT_APPENDED_BY_TIME,
+    (StoreKind.STREAM, GoingOrder.TIME_REPLACED): schema.SELECT_REPLACED_BY_TIME,
+    (StoreKind.STREAM, GoingOrder.EXPIRES): schema.SELECT_MESSAGES_BY_EXPIRES,
+    (StoreKind.KV, GoingOrder.LIMITS): schema.SELECT_ENTRIES_BY_REVISION,
+    (StoreKind.KV, GoingOrder.TIME): schema.SELECT_ENTRIES_BY_REVISION,
+    (StoreKind.KV, GoingOrder.EXPIRES): schema.SELECT_ENTRIES_BY_EXPIRES,
+}
+
+
+class StoreRows(ABC):
+    """The reading half of a store file (`store_file.py`); not safe for two threads at once."""
+
+    def __init__(self, store: StoreId) -> None:
+        self.store = store
+        self.meta = StoreMeta(0, "", "", 0, 0, 0, 0, 0, 0)
+        self._archived = ArchivedBlocks(lambda *statement: self._execute(*statement))
+
+    @abstractmethod
+    def _unseal(self) -> apsw.Connection:
+        """Return a connection, for the first time that one is needed."""
+
+    @functools.cached_property
+    def _connection(self) -> apsw.Connection:
+        return self._unseal()
+
+    @functools.cached_property
+    def _cursor(self) -> apsw.Cursor:
+        # One cursor for every statement that is run to its end at once: `get` and `fetchall` are,
+        # and a statement that is not would hold up the checkpoint.
+        return self._connection.cursor()
+
+    @functools.cached_property
+    def _execute(self) -> Callable[..., apsw.Cursor]:
+        return self._cursor.execute
+
+    @functools.cached_property
+    def _bodies(self) -> Bodies:
+        return Bodies(self._execute)
+
+    @property
+    def has_archived(self) -> bool:
+        """Messages of it were archived: where a row should have a value it may have an
+        ArchivedMessage."""
+        return self._archived.exists
+
+    # A stream
+    @raises_ours
+    def message(self, seq: int) -> Row | None:
+        """Return `(seq, revision, time, value, headers)` with headers packed, or None.
+
+        Here and in all that returns rows the value is an ArchivedMessage of a message that was
+        archived, and `[upload_id, size_bytes, sha256, crc32]` of one that is large.
+        """
+        found: Row | None = self._execute(schema.SELECT_MESSAGE, (seq,)).get
+        if found is None and self._archived.exists:
+            archived = self._archived.find(seq)
+            return archived.row if archived is not None else None
+        return None if found is None else self._resolved(found)
+
+    @raises_ours
+    def message_bytes(self, seq: int) -> int | None:
+        """Return the size of a message, None if there is none."""
+        found: int | None = self._execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
+        if found is None and self._archived.exists:
+            archived = self._archived.find(seq)
+            return archived.size_bytes if archived is not None else None
+        return found
+
+    @raises_ours
+    def sum_messages(self, start_seq: int, end_seq: int) -> tuple[int, int]:
+        """Return how many messages lie in a range, and their bytes."""
+        count, size_bytes = self._execute(schema.SUM_MESSAGES, (start_seq, end_seq)).get
+        if self._archived.exists:
+            archived_count, archived_bytes = self._archived.sum(start_seq, end_seq)
+            return count + archived_count, size_bytes + archived_bytes
+        return count, size_bytes
+
+    def messages(self, start_seq: int, end_seq: int | None, limit: int) -> Iterator[Row]:
+        """Yield rows as `message` does, by seq, both ends inclusive."""
+        end = LARGEST_SEQ if end_seq is None else end_seq
+        rows = self._large_in(self._rows(schema.SELECT_MESSAGES, (start_seq, end, limit)))
+        if self._archived_from(start_seq):
+            return islice(self._with_archived(rows, start_seq, end), limit)
+        return rows
+
+    def message_page(
+        self,
+        start_seq: int,
+        end_seq: int | None,
+        *,
+        max_rows: int,
+        max_bytes: int,
+        row_bytes: int = 0,
+    ) -> RowPage:
+        """Return the messages from `start_seq` on that fit in one page, at least one if there is
+        any. Each counts `row_bytes` beside its value and packed headers."""
+        end = LARGEST_SEQ if end_seq is None else end_seq
+        # One row more, to see whether there is one.
+        rows = self._rows(schema.SELECT_MESSAGES, (start_seq, end, max_rows + 1))
+        if self._archived_from(start_seq):
+            merged = self._with_archived(chain.from_iterable(rows), start_seq, end)
+            return self._with_large(mixed_page_of(merged, max_rows, max_bytes, row_bytes))
+        return self._with_large(page_of(rows, max_rows, max_bytes, row_bytes))
+
+    @raises_ours
+    def first_seq(self) -> int:
+        """Return the seq of the first message; last_seq + 1 when there is none."""
+        found: int | None = self._execute(schema.SELECT_FIRST_SEQ).get
+        if self._archived.exists and (archived := self._archived.first()) is not None:
+            return archived.seq if found is None else min(found, archived.seq)
+        return self.meta.last_seq + 1 if found is None else found
+
+    @raises_ours
+    def seqs_from(self, start_seq: int, limit: int) -> list[int]:
+        """Return the seqs of the first `limit` messages from `start_seq` on."""
+        found: list[Any] = self._execute(schema.SELECT_SEQS, (start_seq, limit)).fetchall()
+        seqs = [row[0] for row in found]
+        if self._archived_from(start_seq):
+            archived = islice(self._archived.messages(start_seq), limit)
+            seqs = sorted([*seqs, *(each.seq for each in archived)])[:limit]
+        return seqs
+
+    @raises_ours
+    def consumers(self) -> list[ConsumerRow]:
+        """Return the consumers of the stream, in order of their names."""
+        return read_consumers(self._execute)
+
+    @raises_ours
+    def seq_from_end(self, count: int, end_seq: int | None = None) -> int:
+        """Return the seq from which on there are `count` messages up to `end_seq`, or up to the end
+        (1 if there are fewer).
+
+        Without a look at the messages where none between the first and the last is missing; else it
+        steps over them, from the nearer end.
+        """
+        if count > self.meta.count:
+            return 1
+        last_seq = self.meta.last_seq
+        upto = last_seq if end_seq is None else min(end_seq, last_seq)
+        first_seq = self.first_seq()
+        if last_seq + 1 - first_seq == self.meta.count:
+            return max(1, upto + 1 - count)
+        if upto == last_seq and 2 * count > self.meta.count and not self._archived.exists:
+            skipped = self.meta.count - count
+            return int(self._execute(schema.SELECT_SEQ_FROM_START, (skipped,)).get)
+        found: Any = self._execute(schema.SELECT_SEQ_FROM_END, (upto, count - 1)).get
+        if self._archived.exists and (found is None or found <= self._archived.last_seq()):
+            return self._archived_from_end(count, upto)
+        return 1 if found is None else int(found)
+
+    @raises_ours
+    def seq_at_time(self, start_time: int) -> int:
+        """Return the seq of the first message appended at or after `start_time`.
+
+        A binary search: the owner never lets the time of appended messages go back. Messages that
+        were replaced carry the time of their replacement and are passed over by the probes.
+        """
+        earlier, first_archived = 0, None
+        if self._archived.exists:
+            earlier, first_archived = self._archived.around_time(start_time)
+        found = self._first_appended(1, start_time, earlier + 1)
+        return found if first_archived is None else min(found, first_archived)
+
+    @raises_ours
+    def seq_at_revision(self, revision: int) -> int:
+        """Return a seq up to which everything was appended at or before `revision`: the last one, or
+        lower where messages around it were replaced. A binary search, as by time."""
+        earlier, first_archived = 0, None
+        if self._archived.exists:
+            first_archived = next(self._archived.after_revision(revision), None)
+            earlier = self._archived.last_seq() if first_archived is None else 0
+        found = self._first_appended(2, revision + 1, earlier + 1)
+        return (found if first_archived is None else min(found, first_archived.seq)) - 1
+
+    def _first_appended(self, column: int, least: int, low: int) -> int:
+        """Return the first seq from `low` on whose row, as the probe selects it, has `least` or more."""
+        high = self.meta.last_seq + 1
+        while low < high:
+            middle = (low + high) // 2
+            probe = self._execute(schema.SELECT_APPENDED_FROM, (middle,)).get
+            if probe is None or probe[0] >= high:
+                # Nothing was only appended in [middle, high): look further down, and if the
+                # boundary lies here the reader starts a little early rather than late.
+                high = middle
+            elif probe[column] >= least:
+                high = middle
+            else:
+                low = probe[0] + 1
+        return low
+
+    @raises_ours
+    def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
+        """Return `(seq, revision, time)` of the message that carried `msg_id`, if remembered."""
+        found: tuple[int, int, int] | None = self._execute(schema.SELECT_MSG_ID, (msg_id,)).get
+        return found
+
+    @raises_ours
+    def archivable(
+        self, table: str, *, revision: int, time: int, max_blocks: int
+    ) -> list[ArchiveDraft]:
+        """Return what may be archived in `table` of the messages up to a revision and a time."""
+        place = ArchivePlace(table, self.store.tenant, self.store.name)
+        return self._archived.drafts(place, revision=revision, time=time, max_blocks=max_blocks)
+
+    @raises_ours
+    def oldest_time(self) -> int | None:
+        """Return the time of the first message that may be archived, None without one."""
+        start_seq = self._archived.last_seq() + 1 if self._archived.exists else 1
+        found = self._execute(schema.SELECT_ARCHIVABLE, (start_seq, LARGEST_SEQ, 1)).get
+        return None if found is None else int(found[2])
+
+    # A kv
+    @raises_ours
+    def entry(self, key: str) -> Row | None:
+        """Return `(key, revision, time, value, headers)` with headers packed, or None."""
+        found: Row | None = self._execute(schema.SELECT_ENTRY, (key,)).get
+        return None if found is None else self._resolved(found)
+
+    @raises_ours
+    def entry_state(self, key: str) -> tuple[int, int] | None:
+        """Return `(revision, bytes)` of a key, or None."""
+        found: tuple[int, int] | None = self._execute(schema.SELECT_ENTRY_STATE, (key,)).get
+        return found
+
+    def entries(
+        self, prefix: str, after_key: str | None, limit: int, *, with_values: bool
+    ) -> Iterator[Row]:
+        """Yield rows as `entry` does, in key order, of the keys with `prefix` after `after_key`."""
+        # In the order of UTF-8 bytes nothing lies between a key and the same key with a NUL added.
+        start = prefix if after_key is None else max(prefix, after_key + "\x00")
+        statement = schema.SELECT_ENTRIES if with_values else schema.SELECT_KEYS
+        return self._large_in(self._rows(statement, (start, _prefix_end(prefix), limit)))
+
+    # Both
+    @raises_ours
+    def changes_after(
+        self, revision: int, seq: int, *, deletes_after: int, max_rows: int, max_bytes: int
+    ) -> tuple[list[tuple[int, int, frames.WireChange]], bool]:
+        """Return the next changes `(revision, time, change)` after a cursor, and if that is all.
+
+        What was overwritten or deleted since is left out: applying the result to the state at
+        `(revision, seq)` gives the present state. `seq` is the last seq appended at the cursor.
+        Deletes and trims up to `deletes_after` are left out: who builds a state from nothing has
+        no use for them. Not more than `max_rows`, and not much more than `max_bytes` of values,
+        of each kind.
+        """
+        if self.store.kind == StoreKind.STREAM:
+            sources = [(schema.SELECT_APPENDED_AFTER, seq), (schema.SELECT_REPLACED_AFTER, revision)]
+            number = frames.CHANGE_SET_MESSAGE
+        else:
+            sources = [(schema.SELECT_ENTRIES_AFTER_REVISION, revision)]
+            number = frames.CHANGE_SET_ENTRY
+        found: list[tuple[int, int, frames.WireChange]] = []
+        # A source that was cut short may hold more: what lies past its last row waits for it.
+        complete_up_to: list[int] = []
+        for statement, after in sources:
+            rows = self._rows(statement, (after, max_rows + 1))
+            if statement is schema.SELECT_APPENDED_AFTER and self._archived_from(after + 1):
+                merged = self._with_archived(chain.from_iterable(rows), after + 1, LARGEST_SEQ)
+                page = mixed_page_of(merged, max_rows, max_bytes, 0)
+            else:
+                page = page_of(rows, max_rows, max_bytes, 0)
+            page = self._with_large(page)
+            found.extend(
+                [(row[1], row[2], [number, row[0], row[3], row[4]]) for row in page.rows]
+            )
+            if page.more:
+                complete_up_to.append(page.rows[-1][1])
+        others: list[Any] = self._execute(
+            schema.SELECT_CHANGES_AFTER, (max(revision, deletes_after), max_rows)
+        ).fetchall()
+        if len(others) == max_rows:
+            complete_up_to.append(others[-1][0])
+        found.extend((row[0], row[1], frames.unpack(row[2])) for row in others)
+        found.sort(key=lambda change: change[0])
+        if complete_up_to:
+            last = min(complete_up_to)
+            found = [change for change in found if change[0] <= last]
+        return found, not complete_up_to
+
+    @raises_ours
+    def body(self, upload_id: bytes) -> Body | None:
+        """Return what there is of an upload, also when it has become a value."""
+        return self._bodies.find(upload_id)
+
+    @raises_ours
+    def staged_bodies(self) -> list[tuple[bytes, int]]:
+        """Return the uploads that are not finished, each with the time of its last chunk."""
+        return self._bodies.staged()
+
+    @raises_ours
+    def read_body(self, upload_id: bytes, offset: int) -> bytes | None:
+        """Return bytes of a large value from `offset` on, up to the end of a chunk: none at the end of
+        the value. None if there is no such value."""
+        return self._bodies.read(upload_id, offset)
+
+    @raises_ours
+    def outcomes(self, writer: bytes) -> list[tuple[int, bytes]]:
+        """Return `(counter, outcome)` of a writer's kept outcomes, by counter."""
+        found: list[Any] = self._execute(schema.SELECT_OUTCOMES, (writer,)).fetchall()
+        return found
+
+    @raises_ours
+    def outcome_totals(self) -> tuple[int, int]:
+        """Return how many writers there are outcomes of, and the bytes of these."""
+        found: tuple[int, int] = self._execute(schema.SELECT_OUTCOME_TOTALS).get
+        return found
+
+    @raises_ours
+    def all_outcomes(self) -> list[WriterOutcome]:
+        """Return what retries of any writer would be answered."""
+        return [
+            WriterOutcome(writer, counter, 0, time, outcome)
+            for writer, counter, time, outcome in self._execute(schema.SELECT_ALL_OUTCOMES)
+        ]
+
+    @raises_ours
+    def limits(self) -> tuple[dict[str, Any], bool]:
+        """Return the store's configuration, by name what is not the default, and if a row ever had a
+        ttl."""
+        config, has_ttl = self._execute(schema.SELECT_LIMITS).get
+        return {} if config is None else json.loads(config), bool(has_ttl)
+
+    def going(self, order: GoingOrder) -> Generator[GoingRow, None, None]:
+        """Yield rows in an order in which they may have to go. Close the iterator when done: until
+        then it holds up checkpoints."""
+        statement = _GOING.get((StoreKind(self.store.kind), order))
+        if statement is None or (order is GoingOrder.EXPIRES and not self.limits()[1]):
+            return
+        try:
+            found = self._connection.execute(statement)
+            try:
+                rows = map(GoingRow._make, found)
+                if self._archived.exists and order in (GoingOrder.LIMITS, GoingOrder.TIME):
+                    yield from merge(rows, map(_going_of, self._archived.messages(1)))
+                else:
+                    yield from rows
+            finally:
+                found.close(True)
+        except apsw.Error as error:
+            raise our_error(error, self.store) from error
+
+    # Inside
+    @raises_ours
+    def _resolved(self, row: Row) -> Row:
+        """Return a row with what stands for its value, if that is a large one."""
+        return self._bodies.resolve(row)
+
+    @raises_ours
+    def _has_bodies(self) -> bool:
+        return self._bodies.there
+
+    def _large_in(self, chunks: Iterator[list[Row]]) -> Iterator[Row]:
+        rows = chain.from_iterable(chunks)
+        return map(self._resolved, rows) if self._has_bodies() else rows
+
+    def _with_large(self, page: RowPage) -> RowPage:
+        """Return a page with what stands for the large values in it."""
+        if all(map(value_of, page.rows)) or not self._has_bodies():
+            return page
+        return page._replace(rows=list(map(self._resolved, page.rows)))
+
+    def _archived_from(self, start_seq: int) -> bool:
+        return self._archived.exists and start_seq <= self._archived.last_seq()
+
+    def _with_archived(self, rows: Iterator[Row], start_seq: int, end_seq: int) -> Iterator[Row]:
+        """Yield rows and the archived messages between them, by seq."""
+        archived = (each.row for each in self._archived.messages(start_seq, end_seq))
+        return merge(rows, archived, key=_seq_of)
+
+    def _archived_from_end(self, count: int, upto: int) -> int:
+        """`seq_from_end` that reaches archived messages: block by block, with what lies between."""
+        for start_seq, end_seq, archived_count in self._archived.counts_from_end():
+            if start_seq > upto:
+                continue
+            if end_seq > upto:
+                archived_count, _ = self._archived.sum(start_seq, upto)
+            for low, more in ((end_seq + 1, 0), (start_seq, archived_count)):
+                here = more + int(self._execute(schema.COUNT_MESSAGES, (low, upto)).get)
+                if here >= count and not more:
+                    return self._hot_seq_from_end(upto, count)
+                if here >= count:
+                    seqs = [row[0] for row in self.messages(low, upto, here)]
+                    return int(seqs[-count])
+                count -= here
+                upto = min(upto, low - 1)
+        return self._hot_seq_from_end(upto, count)
+
+    def _hot_seq_from_end(self, upto: int, count: int) -> int:
+        found: Any = self._execute(schema.SELECT_SEQ_FROM_END, (upto, count - 1)).get
+        return 1 if found is None else int(found)
+
+    def _rows(self, statement: str, bindings: tuple[Any, ...]) -> Iterator[list[Row]]:
+        """Yield what a statement finds, some rows at a time."""
+        try:
+            # A cursor of its own: the caller may read something else before it is done.
+            found = self._connection.execute(statement, bindings)
+            count = 1
+            while rows := list(islice(found, count)):
+                yield rows
+                count = min(2 * count, _MAX_ROWS_AT_ONCE)
+        except apsw.Error as error:
+            raise our_error(error, self.store) from error
+
+
+def _going_of(message: ArchivedMessage) -> GoingRow:
+    return GoingRow(message.seq, message.revision, message.time, message.size_bytes, None)
+
+
+def _prefix_end(prefix: str) -> str | bytes:
+    """Return the first text, in code point order, after every text that starts with `prefix`."""
+    points = [ord(character) for character in prefix]
+    while points:
+        point = points.pop()
+        if point < 0x10FFFF:
+            # The code points of surrogates are not text.
+            successor = 0xE000 if point == 0xD7FF else point + 1
+            return "".join(map(chr, points)) + chr(successor)
+    return _NO_KEY_END

@@ -1,0 +1,1 @@
+"""Exporting a bucket into compacted tables."""

@@ -1,0 +1,191 @@
+"""Compaction: many small files of the table become few large ones with the same rows, sorted.
+
+Incremental runs leave a file or more each for a tenant and date, most of them small. Within each
+partition the files below `SMALL_BYTES` are merged, up to `FILE_BYTES` at a time, each merge by a task.
+One transaction puts all results in the place of what they were made of, so readers see the one or the
+other; exports may go on meanwhile, another compaction may not. What was replaced stays for time travel.
+
+Files are sorted and are merged as they stream by: a task has a slice of each in memory, 64 MiB in all.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.export.export import Progress, run_job
+from holdfast.spark.tables.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, ChangesTable, TableFile
+from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
+
+SMALL_BYTES: Final = 128 * MIB
+#: One merge reads at most so many files at once.
+_MAX_FILES: Final = 256
+_BUFFER_BYTES: Final = 64 * MIB
+_MAX_BATCH_ROWS: Final = 8192
+_ORDER: Final = ("kind", "store", "revision")
+
+_Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeJob:
+    """What all merges of a compaction have in common."""
+
+    table: TableLocation
+    file_bytes: int
+
+
+@dataclass(slots=True)
+class CompactionReport:
+    """What a compaction did. Each file is an object to list, open and read the footer of."""
+
+    table: str
+    version: int | None = None
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    merged_files: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    collected: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compact(
+    spark: SparkSession,
+    table: str,
+    *,
+    progress: Progress | None = None,
+    small_bytes: int = SMALL_BYTES,
+    file_bytes: int = FILE_BYTES,
+    collect: bool = True,
+    keep_hours: float = KEEP_HOURS,
+) -> CompactionReport:
+    """Merge the table's small files. Raises TableConflictError if another compaction was quicker."""
+    begun = time.monotonic()
+    target = ChangesTable(TableLocation(table))
+    before = target.files()
+    groups = merges(before, small_bytes, file_bytes)
+    report = CompactionReport(table, files_before=len(before))
+    report.bytes_before = sum(file.size_bytes for file in before)
+    if groups:
+        job = MergeJob(target.location, file_bytes)
+        made = run_job(spark, "holdfast compaction", merge, job, groups, progress)
+        replaced = [file for group in groups for file in group]
+        added = [file for files in made for file in files]
+        rows_before = sum(file.row_count for file in replaced)
+        report.rows = sum(file.row_count for file in added)
+        assert report.rows == rows_before, "a merge has the rows of what it merges"
+        target.replace(replaced, added)
+        report.merged_files = len(replaced)
+    if collect:
+        report.collected = target.collect(keep_hours)
+    after = target.files()
+    report.files_after = len(after)
+    report.bytes_after = sum(file.size_bytes for file in after)
+    report.version = target.version
+    report.seconds = round(time.monotonic() - begun, 3)
+    return report
+
+
+def merges(
+    files: Sequence[TableFile], small_bytes: int, file_bytes: int
+) -> list[tuple[TableFile, ...]]:
+    """Return the groups of files that are each to become one."""
+    partitions: dict[tuple[str, str], list[TableFile]] = {}
+    for file in files:
+        if file.size_bytes < small_bytes:
+            partitions.setdefault((file.tenant, file.date), []).append(file)
+    groups: list[tuple[TableFile, ...]] = []
+    for _, small in sorted(partitions.items()):
+        group: list[TableFile] = []
+        group_bytes = 0
+        for file in sorted(small, key=lambda one: one.path):
+            if group and (group_bytes + file.size_bytes > file_bytes or len(group) == _MAX_FILES):
+                groups.append(tuple(group))
+                group, group_bytes = [], 0
+            group.append(file)
+            group_bytes += file.size_bytes
+        groups.append(tuple(group))
+    return [group for group in groups if len(group) > 1]
+
+
+def merge(job: MergeJob, files: Sequence[TableFile]) -> list[AddedFile]:
+    """Write the rows of files of one partition anew, sorted, and return what was written."""
+    name = f"merged-{secrets.token_hex(8)}"
+    with (
+        ExitStack() as stack,
+        TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
+    ):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
+        budget = _BUFFER_BYTES // len(files)
+        sources = []
+        for number, file in enumerate(files):
+            path = job.table.get_file(file.path, folder / f"{number}.parquet")
+            sources.append(_Source(stack.enter_context(pq.ParquetFile(path)), budget))
+        for rows in _merged(sources):
+            for batch in rows.combine_chunks().to_batches():
+                writer.write(files[0].tenant, batch)
+        return writer.finish()
+
+
+class _Source:
+    """One sorted file, of which a slice is in memory."""
+
+    def __init__(self, file: pq.ParquetFile, budget_bytes: int) -> None:
+        metadata = file.metadata
+        groups = range(metadata.num_row_groups)
+        size_bytes = sum(metadata.row_group(group).total_byte_size for group in groups)
+        mean_bytes = size_bytes // max(1, metadata.num_rows) + 1
+        rows = max(16, min(_MAX_BATCH_ROWS, budget_bytes // mean_bytes))
+        self._batches = file.iter_batches(rows)
+        self.rows: pa.Table | None = None
+        self.advance()
+
+    def advance(self) -> None:
+        """Have the next slice, None at the end."""
+        batch = next(self._batches, None)
+        self.rows = None if batch is None else pa.Table.from_batches([batch]).cast(FILE_SCHEMA)
+
+    def key(self, index: int) -> _Key:
+        assert self.rows is not None
+        kind, store, revision = (self.rows.column(name)[index].as_py() for name in _ORDER)
+        return kind, store, revision
+
+    def take_up_to(self, cut: _Key) -> pa.Table:
+        """Remove and return the rows up to a key."""
+        assert self.rows is not None
+        count = bisect_right(range(self.rows.num_rows), cut, key=self.key)
+        taken = self.rows.slice(0, count)
+        if count == self.rows.num_rows:
+            self.advance()
+        else:
+            self.rows = self.rows.slice(count)
+        return taken
+
+
+def _merged(sources: Sequence[_Source]) -> Iterator[pa.Table]:
+    """Yield the rows of all sources in order, as many at a time as are surely complete."""
+    while open_sources := [source for source in sources if source.rows is not None]:
+        cut = min(source.key(-1) for source in open_sources)
+        parts = [part for source in open_sources if len(part := source.take_up_to(cut))]
+        if len(parts) == 1:
+            yield parts[0]
+        else:
+            yield pa.concat_tables(parts).sort_by([(name, "ascending") for name in _ORDER])

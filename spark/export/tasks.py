@@ -1,0 +1,197 @@
+"""What an executor does for an export: read what a task names, write files, say how far it came.
+
+Everything that a task needs is in the task; nothing goes through the driver but names and numbers. A
+worker needs at most some 600 MiB, however large a store is: 64 MiB of packs and twice 16 MiB of an
+unpacked image, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for their row
+group and as much again while it is written. A larger image lies on the executor's disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_usage import Usage
+from holdfast.spark.rows.images import Images
+from holdfast.spark.rows.log_rows import LogRows
+from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
+from holdfast.spark.rows.rows import DROP, Batch, Gathering, Origin, Piece, Row, Shape
+from holdfast.spark.tables.table import AddedFile
+from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all tasks of a run have in common."""
+
+    bucket: str
+    table: TableLocation
+    run: int
+    file_bytes: int = FILE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOutcome:
+    """What became of one store, or of one part of it, in a task."""
+
+    store: StoreId
+    parts: int
+    row_count: int
+    #: How far the table goes once this is committed, None if nothing was read.
+    mark: Watermark | None
+    is_reset: bool = False
+    #: Why nothing was read: the snapshot is gone, or damaged.
+    missing: bool = False
+    damage: str | None = None
+
+
+@dataclass(slots=True)
+class TaskOutcome:
+    """What a task did. Its files are nobody's until they are committed."""
+
+    files: list[AddedFile] = field(default_factory=list)
+    stores: list[StoreOutcome] = field(default_factory=list)
+    #: From log objects. None if one of them is gone or damaged.
+    log_marks: dict[StoreId, Watermark] | None = field(default_factory=dict)
+    log_damage: str | None = None
+    damaged_logs: tuple[str, ...] = ()
+    row_count: int = 0
+    image_bytes: int = 0
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+
+
+def run_task(job: Job, task: Task) -> TaskOutcome:
+    """Do a task. May be done any number of times: what an attempt wrote and did not return is left
+    over. Raises BucketError, OSError, deltalake's and boto3's errors."""
+    begun = time.monotonic()
+    bucket = _bucket(job.bucket)
+    before = bucket.usage.total()
+    outcome = TaskOutcome()
+    name = f"{job.run:06d}-{secrets.token_hex(8)}"
+    snapshots = [work for work in task.stores if isinstance(work, SnapshotWork)]
+    with (
+        _without_cycles(),
+        Images(bucket, snapshots) as images,
+        TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
+    ):
+        output = _Output(writer)
+        for work in task.stores:
+            if isinstance(work, DropWork):
+                outcome.stores.append(_drop(job, work, output))
+            else:
+                outcome.stores.append(_read_snapshot(job, images, work, output))
+                outcome.image_bytes += work.version.image_bytes // work.parts
+        if task.logs:
+            _read_logs(job, bucket, task, output, outcome)
+        if outcome.log_marks is not None:
+            outcome.files = output.finish()
+            outcome.row_count = output.row_count
+    outcome.usage = bucket.usage.total() - before
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+class _Output:
+    """What the readers of a task yield, on its way to files."""
+
+    def __init__(self, writer: TableWriter) -> None:
+        self._writer = writer
+        self._gathering = Gathering()
+
+    @property
+    def row_count(self) -> int:
+        return self._gathering.row_count
+
+    def add(self, piece: Piece) -> None:
+        self._write(self._gathering.add(piece))
+
+    def drop(self, store: StoreId, row_count: int) -> bool:
+        """Take the last rows back, all of one store; False if it is too late for that."""
+        return self._gathering.drop(store, row_count)
+
+    def finish(self) -> list[AddedFile]:
+        self._write(self._gathering.rest())
+        return self._writer.finish()
+
+    def _write(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._writer.write(batch.tenant, batch.rows)
+
+
+def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:
+    tombstone = work.tombstone
+    revision = max(tombstone.revision, work.since.revision)
+    row = Row(DROP, revision, None, None, tombstone.time, None, None)
+    origin = Origin(work.store, tombstone.epoch, job.run, "tombstone")
+    output.add(Piece(origin, Shape.CHANGES, [row]))
+    mark = Watermark(tombstone.epoch, tombstone.revision, time=tombstone.time, dropped=True)
+    return StoreOutcome(work.store, 1, 1, mark)
+
+
+def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output) -> StoreOutcome:
+    store, version = work.store, work.version
+    before = output.row_count
+    try:
+        with images.opened(work) as image:
+            reading = image.reading(work.since, work.part, work.parts)
+            for piece in image.pieces(reading, job.run, version.key):
+                output.add(piece)
+            mark = image.watermark()
+    except ObjectMissingError:
+        return StoreOutcome(store, work.parts, 0, None, missing=True)
+    except (
+        ObjectDamagedError,
+        StoreDamagedError,
+        NewerFormatError,
+        ArchiveMissingError,
+    ) as error:
+        if not output.drop(store, output.row_count - before):
+            # Some rows of it are written among others' rows already.
+            raise
+        return StoreOutcome(store, work.parts, 0, None, damage=str(error))
+    return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
+
+
+def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome) -> None:
+    try:
+        found = LogRows(bucket, task.logs)
+    except (ObjectMissingError, ObjectDamagedError) as error:
+        outcome.log_marks = None
+        if isinstance(error, ObjectDamagedError):
+            outcome.log_damage = str(error)
+            outcome.damaged_logs = (str(error.fields["key"]),)
+        return
+    for piece in found.pieces(job.run):
+        output.add(piece)
+    outcome.log_marks = found.marks()
+
+
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of rows that are in no cycle, which takes an
+    eighth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@functools.lru_cache(maxsize=4)
+def _bucket(url: str) -> Bucket:
+    """Return the bucket of this worker, which serves all its tasks."""
+    return open_bucket(url, make=False)

@@ -1,0 +1,364 @@
+"""The changes that the image of a store file holds, in the order of revisions.
+
+An image has each message or entry as it was set last, and deletes and trims as far back as the change
+log of the file goes. What was overwritten before the image was taken is not there.
+
+A part of an image is a range of revisions, so that the parts of a large store are read by different
+tasks. Messages that were only appended are in the table in the order of revisions as well as of seqs,
+so a range of them is found by a binary search; all else has an index by revision.
+
+If the table goes up to a revision whose successors are no longer all known (deletes of them were
+forgotten, or the store was created anew or restored meanwhile), the image is read from its beginning,
+and `Reading.is_reset` says so: what the table had of the store is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice, takewhile
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import apsw
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    ArchiveUnreadableError,
+    NewerFormatError,
+    StoreDamagedError,
+)
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
+from holdfast.spark.rows.rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    RESET,
+    SET,
+    Origin,
+    Piece,
+    Row,
+    Shape,
+    rows_of_change,
+)
+from holdfast.spark.tables.watermarks import Watermark
+
+_CACHE_KIB: Final = 8192
+_revision: Final = attrgetter("revision")
+
+#: All that is asked of every image: preparing a statement costs more than a row of it. The last two say
+#: if there is anything of what most stores have none of.
+_BODIES: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'bodies'"
+_META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
+    ", created, EXISTS(SELECT 1 FROM changes), {}, EXISTS(" + _BODIES + ") FROM meta WHERE id = 1"
+)
+_SELECT_META: Final = {
+    StoreKind.STREAM: _META.format("EXISTS(SELECT 1 FROM messages WHERE replaced = 1)"),
+    StoreKind.KV: _META.format("0"),
+}
+_SELECT_APPENDED: Final = (
+    "SELECT seq, revision, time, {value}, headers FROM messages"
+    " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
+)
+_PROBE_APPENDED: Final = (
+    "SELECT revision FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
+)
+_LAST_APPENDED: Final = (
+    "SELECT revision, time FROM messages WHERE seq < ? AND replaced IS NULL"
+    " ORDER BY seq DESC LIMIT 1"
+)
+_SELECT_REPLACED: Final = (
+    "SELECT seq, revision, time, {value}, headers FROM messages"
+    " WHERE replaced = 1 AND revision > ? AND revision <= ? ORDER BY revision"
+)
+_SELECT_ENTRIES: Final = (
+    "SELECT key, revision, time, {value}, headers FROM entries"
+    " WHERE revision > ? AND revision <= ? ORDER BY revision"
+)
+_SELECT_CHANGES: Final = (
+    "SELECT revision, time, change FROM changes"
+    " WHERE revision > ? AND revision <= ? ORDER BY revision"
+)
+#: The time of the last row at or before a revision.
+_LAST_TIMES: Final = (
+    "SELECT max(time) FROM (SELECT time FROM changes WHERE revision <= ?1"
+    " ORDER BY revision DESC LIMIT 1)"
+)
+_LAST_ARCHIVED_TIME: Final = (
+    "SELECT coalesce(max(last_time), 0) FROM archived WHERE last_revision <= ?"
+)
+_LAST_ENTRY_TIME: Final = (
+    "SELECT time FROM entries WHERE revision <= ? ORDER BY revision DESC LIMIT 1"
+)
+_LAST_REPLACED_TIME: Final = (
+    "SELECT time FROM messages WHERE replaced = 1 AND revision <= ? ORDER BY revision DESC LIMIT 1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a part of an image is about to yield: the changes after `after` up to `upto`."""
+
+    after: int
+    upto: int
+    is_reset: bool
+
+
+class StoreImage:
+    """An image, opened for reading: from memory, or from a file that nobody else changes."""
+
+    def __init__(
+        self,
+        store: StoreId,
+        content: bytes | Path,
+        archive: Archive | None = None,
+        memory: apsw.Connection | None = None,
+    ) -> None:
+        """`archive` is where the values of archived messages are. `memory` is a connection whose last
+        image was closed: to make one takes as long as to read fifty rows. It stays open. Raises
+        StoreDamagedError, NewerFormatError."""
+        self.store = store
+        self._archive = archive
+        self._is_borrowed = memory is not None
+        try:
+            if isinstance(content, bytes):
+                self._connection = memory or apsw.Connection(":memory:")
+                self._connection.deserialize("main", content)
+            else:
+                self._connection = apsw.Connection(
+                    f"file:{quote(str(content))}?immutable=1",
+                    flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
+                )
+                self._connection.pragma("cache_size", -_CACHE_KIB)
+            version: Any = self._connection.pragma("user_version")
+            if version > schema.FORMAT_VERSION:
+                raise NewerFormatError(
+                    what=str(store), found=version, known=schema.FORMAT_VERSION
+                )
+            row: Any = self._connection.execute(_SELECT_META[StoreKind(store.kind)]).get
+        except apsw.Error as error:
+            raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
+        if row is None or (*row[:3],) != store:
+            raise StoreDamagedError(store=str(store), reason="its image is of something else")
+        *meta, self.created, self._has_changes, self._has_replaced, has_large = row[3:]
+        #: Earlier formats have no such column. Large values stay in their stores.
+        self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
+        self.meta = StoreMeta(*meta)
+        self._archived = ArchivedBlocks(self._connection.execute)
+        self._archived.load()
+
+    def close(self) -> None:
+        if not self._is_borrowed:
+            self._connection.close(True)
+
+    def _with_value(self, statement: str) -> str:
+        return statement.format(value=self._value)
+
+    def watermark(self) -> Watermark:
+        """Return how far a table goes that has all of this."""
+        meta = self.meta
+        return Watermark(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created)
+
+    def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> Reading:
+        """Return what the `part`-th of `parts` equal parts of all that came since is."""
+        after = 0 if since is None else since.revision
+        is_reset = since is not None and not self._continues(since)
+        if is_reset:
+            after = 0
+        length = self.meta.revision - after
+        return Reading(
+            after + length * part // parts,
+            after + length * (part + 1) // parts,
+            is_reset and part == 0,
+        )
+
+    def pieces(self, reading: Reading, run: int, source: str) -> Iterator[Piece]:
+        """Yield the changes of a reading, in the order of revisions."""
+        origin = Origin(self.store, self.meta.epoch, run, source)
+        if reading.is_reset:
+            reset = Row(RESET, reading.after, None, None, self.meta.time, None, None)
+            yield Piece(origin, Shape.CHANGES, [reset])
+        try:
+            if self.store.kind == StoreKind.STREAM:
+                yield from self._messages(origin, reading)
+            else:
+                yield from self._entries(origin, reading)
+        except apsw.Error as error:
+            raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
+
+    # Both kinds
+    def _continues(self, since: Watermark) -> bool:
+        """Tell if everything that happened since a watermark is in the image."""
+        meta = self.meta
+        if since.created and since.created != self.created:
+            return False
+        if meta.revision < since.revision or since.revision < meta.changes_from:
+            return False
+        # A store that was set back and has gone on since has other changes under old numbers. Times
+        # do not run backwards within a store, and it was set back later than it was exported.
+        return all(time <= since.time for time in self._times_up_to(since.revision))
+
+    def _times_up_to(self, revision: int) -> Iterator[int]:
+        statements = [_LAST_TIMES]
+        if self.store.kind == StoreKind.STREAM:
+            statements.append(_LAST_REPLACED_TIME)
+            appended: Any = self._connection.execute(
+                _LAST_APPENDED, (self._first_seq_after(revision),)
+            ).get
+            if appended is not None:
+                yield appended[1]
+            if self._archived.exists:
+                yield self._connection.execute(_LAST_ARCHIVED_TIME, (revision,)).get
+        else:
+            statements.append(_LAST_ENTRY_TIME)
+        for statement in statements:
+            time: Any = self._connection.execute(statement, (revision,)).get
+            if time is not None:
+                yield time
+
+    def _piece_rows(self) -> int:
+        mean_bytes = self.meta.bytes // max(1, self.meta.count) + 1
+        return max(1, min(BATCH_ROWS, BATCH_BYTES // mean_bytes))
+
+    def _changes(self, reading: Reading) -> Iterator[Row]:
+        if not self._has_changes:
+            return
+        found = self._connection.execute(_SELECT_CHANGES, (reading.after, reading.upto))
+        for revision, time, change in found:
+            yield from rows_of_change(frames.unpack(change), revision, time)
+
+    # Streams
+    def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
+        appended: Iterator[Any] = self._connection.execute(
+            self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
+        )
+        if self._archived.exists:
+            # What the table has already is not asked of it: nearly always that is all of it.
+            appended = merge(appended, self._brought_back(reading))
+        others = _Queue(self._replaced_and_changes(reading))
+        yield from self._interleaved(origin, appended, others, reading.upto)
+
+    def _brought_back(self, reading: Reading) -> Iterator[tuple[Any, ...]]:
+        """Yield the archived messages of a reading as rows: for a table that has them not, or that is
+        to hold the store anew."""
+        wanted = takewhile(
+            lambda message: message.revision <= reading.upto,
+            self._archived.after_revision(reading.after),
+        )
+        for messages in iter(lambda: list(islice(wanted, ARCHIVE_BLOCK_ROWS)), []):
+            if self._archive is None:
+                reason = "nobody said where its archive is"
+                raise ArchiveUnreadableError(store=str(self.store), reason=reason)
+            bodies = self._archive.bodies(messages)
+            for message in messages:
+                value, headers = bodies[message.seq, message.revision]
+                yield (
+                    message.seq,
+                    message.revision,
+                    message.time,
+                    value,
+                    pack_headers(headers),
+                )
+
+    def _replaced_and_changes(self, reading: Reading) -> Iterator[Row]:
+        if not self._has_replaced:
+            return self._changes(reading)
+        replaced = (
+            Row(SET, revision, seq, None, time, headers, value)
+            for seq, revision, time, value, headers in self._connection.execute(
+                self._with_value(_SELECT_REPLACED), (reading.after, reading.upto)
+            )
+        )
+        return _merged(replaced, self._changes(reading))
+
+    def _first_seq_after(self, revision: int) -> int:
+        """Return a seq at which the appended messages after a revision begin."""
+        if revision == 0:
+            return 1
+        low, high = 1, self.meta.last_seq + 1
+        while low < high:
+            middle = (low + high) // 2
+            found: Any = self._connection.execute(_PROBE_APPENDED, (middle,)).get
+            if found is None or found > revision:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # Kvs
+    def _entries(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
+        entries = self._connection.execute(
+            self._with_value(_SELECT_ENTRIES), (reading.after, reading.upto)
+        )
+        yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
+
+    def _interleaved(
+        self, origin: Origin, sets: Iterator[Any], others: _Queue, upto: int
+    ) -> Iterator[Piece]:
+        """Yield rows of messages or entries and other changes in one order. Where there are no
+        others, which is nearly everywhere, no row is touched one by one."""
+        is_stream = self.store.kind == StoreKind.STREAM
+        shape_of_sets = Shape.MESSAGES if is_stream else Shape.ENTRIES
+        size = self._piece_rows()
+        for rows in iter(lambda: list(islice(sets, size)), []):
+            ended = rows[-1][1] > upto
+            if ended:
+                rows = [row for row in rows if row[1] <= upto]
+            while rows:
+                last = rows[-1][1]
+                if others.revision is None or others.revision > last:
+                    yield Piece(origin, shape_of_sets, rows)
+                    break
+                mixed = others.take_up_to(last, size)
+                if others.revision is not None:
+                    last = min(last, max(others.revision - 1, mixed[-1].revision))
+                here = [row for row in rows if row[1] <= last]
+                rows = rows[len(here) :]
+                mixed += [_set_row(row, is_stream) for row in here]
+                mixed.sort(key=_revision)
+                yield Piece(origin, Shape.CHANGES, mixed)
+            if ended:
+                break
+        while mixed := others.take_up_to(upto, size):
+            yield Piece(origin, Shape.CHANGES, mixed)
+
+
+class _Queue:
+    """Rows in the order of revisions, with a look at the next one."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows = rows
+        self._next = next(rows, None)
+
+    @property
+    def revision(self) -> int | None:
+        return None if self._next is None else self._next.revision
+
+    def take_up_to(self, revision: int, count: int) -> list[Row]:
+        taken: list[Row] = []
+        while self._next is not None and self._next.revision <= revision and len(taken) < count:
+            taken.append(self._next)
+            self._next = next(self._rows, None)
+        return taken
+
+
+def _set_row(row: tuple[Any, ...], is_stream: bool) -> Row:
+    name, revision, time, value, headers = row
+    seq, key = (name, None) if is_stream else (None, name)
+    return Row(SET, revision, seq, key, time, headers, value)
+
+
+def _merged(first: Iterator[Row], second: Iterator[Row]) -> Iterator[Row]:
+    """Yield two sequences of rows, each in the order of revisions, as one."""
+    left, right = _Queue(first), _Queue(second)
+    while left.revision is not None or right.revision is not None:
+        if right.revision is None or (left.revision is not None and left.revision < right.revision):
+            yield from left.take_up_to(left.revision or 0, 1)
+        else:
+            yield from right.take_up_to(right.revision, 1)

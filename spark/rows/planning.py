@@ -1,0 +1,247 @@
+"""What a run of the export has to read: from manifests, logs and watermarks to tasks. Pure.
+
+Of each store the table has all changes up to its watermark. What follows is, first choice, in the
+bucket's log, change by change, with what was overwritten since; else in the newest snapshot, and after
+that in the log. Invariants:
+
+- What a store's tasks read are ranges of revisions that follow the watermark without gap or overlap.
+- A record of the log counts only up to where the next epoch begins: what lies beyond was never
+  acknowledged.
+- Log objects are read by tasks that read nothing else, and the parts of a large store by tasks of their
+  own, so that their files can be left out if something that they needed was removed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from holdfast.protocol.limits import KIB, MIB
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.spark.tables.watermarks import Watermark
+
+#: What one task reads, of values: from where starting a task costs nothing to what takes minutes.
+MIN_TASK_BYTES: Final = 16 * MIB
+MAX_TASK_BYTES: Final = 1024 * MIB
+#: Tasks for each core: enough that none is idle for long at the end.
+_TASKS_PER_CORE: Final = 3
+#: Compressed bytes of log objects that a task has in memory together.
+LOG_TASK_BYTES: Final = 16 * MIB
+#: What reading a store takes, however small it is: a millisecond, in which a large one yields as much.
+_STORE_BYTES: Final = 64 * KIB
+
+
+class Coverage(NamedTuple):
+    """What a log object has of a store: the changes after `previous_revision` up to `revision`."""
+
+    key: str
+    size_bytes: int
+    epoch: int
+    previous_revision: int
+    revision: int
+
+
+class LogRange(NamedTuple):
+    """The changes of one epoch that a task takes from a log object."""
+
+    epoch: int
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWork:
+    """The `part`-th of `parts` equal parts of what a snapshot has beyond a watermark."""
+
+    store: StoreId
+    version: SnapshotVersion
+    since: Watermark | None
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DropWork:
+    """A store that was deleted, after the table got it up to `since`."""
+
+    store: StoreId
+    tombstone: Tombstone
+    since: Watermark
+
+
+@dataclass(frozen=True, slots=True)
+class LogWork:
+    """What is taken from one log object."""
+
+    key: str
+    size_bytes: int
+    ranges: Mapping[StoreId, Sequence[LogRange]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is read by one task, in this order."""
+
+    stores: tuple[SnapshotWork | DropWork, ...] = ()
+    logs: tuple[LogWork, ...] = ()
+
+    @property
+    def is_part(self) -> bool:
+        """It reads a part of a large store and nothing else."""
+        first = self.stores[0] if self.stores else None
+        return isinstance(first, SnapshotWork) and first.parts > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    tasks: tuple[Task, ...]
+    #: How many stores have something new.
+    store_count: int
+    #: Stores whose log ranges follow a snapshot that is read in the same run.
+    stacked: frozenset[StoreId] = frozenset()
+
+
+@dataclass(slots=True)
+class _Gathered:
+    works: list[SnapshotWork | DropWork] = field(default_factory=list)
+    logs: dict[str, tuple[int, dict[StoreId, list[LogRange]]]] = field(default_factory=dict)
+    stacked: set[StoreId] = field(default_factory=set)
+    stores: set[StoreId] = field(default_factory=set)
+
+
+def plan(
+    entries: Iterable[tuple[StoreId, StoreEntry]],
+    coverage: Mapping[StoreId, Sequence[Coverage]],
+    watermarks: Mapping[StoreId, Watermark],
+    cores: int,
+) -> Plan:
+    """Return what is to be read, spread over tasks."""
+    gathered = _Gathered()
+    known = set()
+    for store, entry in entries:
+        known.add(store)
+        _plan_store(store, entry, coverage.get(store, ()), watermarks.get(store), gathered)
+    for store, covered in coverage.items():
+        if store not in known:
+            _plan_store(store, StoreEntry(), covered, watermarks.get(store), gathered)
+    gathered.works.sort(key=lambda work: order_of(work.store))
+    tasks = [*_store_tasks(gathered.works, cores), *_log_tasks(gathered)]
+    return Plan(tuple(tasks), len(gathered.stores), frozenset(gathered.stacked))
+
+
+def order_of(store: StoreId) -> tuple[str, str, str]:
+    """What rows are sorted by before their revision."""
+    return store.tenant, StoreKind(store.kind).word, store.name
+
+
+def _plan_store(
+    store: StoreId,
+    entry: StoreEntry,
+    covered: Sequence[Coverage],
+    since: Watermark | None,
+    gathered: _Gathered,
+) -> None:
+    if entry.deleted is not None:
+        if since is not None and not since.dropped:
+            gathered.works.append(DropWork(store, entry.deleted, since))
+            gathered.stores.add(store)
+        return
+    start = (0, 0) if since is None else (since.epoch, since.revision)
+    if since is not None and since.dropped:
+        # Another store of the same name, which goes on where the old one ended.
+        covered = [one for one in covered if one.epoch > since.epoch]
+        since = None
+    newest = entry.newest
+    chain = _chain(covered, start)
+    if newest is not None and newest.order > start and _end(chain, start) < newest.order:
+        gathered.works.append(SnapshotWork(store, newest, since))
+        gathered.stores.add(store)
+        chain = _chain(covered, newest.order)
+        if chain:
+            gathered.stacked.add(store)
+    for key, size_bytes, found in chain:
+        _, ranges = gathered.logs.setdefault(key, (size_bytes, {}))
+        ranges.setdefault(store, []).append(found)
+        gathered.stores.add(store)
+
+
+def _chain(
+    covered: Sequence[Coverage], start: tuple[int, int]
+) -> list[tuple[str, int, LogRange]]:
+    """Return the ranges that follow `start`, an epoch and a revision, without a gap."""
+    by_epoch: dict[int, list[Coverage]] = {}
+    for one in covered:
+        by_epoch.setdefault(one.epoch, []).append(one)
+    epochs = sorted(epoch for epoch in by_epoch if epoch >= start[0])
+    begins = {epoch: min(one.previous_revision for one in by_epoch[epoch]) for epoch in epochs}
+    position = start[1]
+    found: list[tuple[str, int, LogRange]] = []
+    for index, epoch in enumerate(epochs):
+        if epoch > start[0] and begins[epoch] < position:
+            # Its owner began at less than what is taken as known: see what a snapshot says.
+            return found
+        ends_at = min((begins[later] for later in epochs[index + 1 :]), default=None)
+        for one in sorted(by_epoch[epoch], key=lambda each: each.previous_revision):
+            if one.previous_revision > position:
+                return found
+            upto = one.revision if ends_at is None else min(one.revision, ends_at)
+            if upto > position:
+                found.append((one.key, one.size_bytes, LogRange(epoch, position, upto)))
+                position = upto
+    return found
+
+
+def _end(
+    chain: Sequence[tuple[str, int, LogRange]], start: tuple[int, int]
+) -> tuple[int, int]:
+    return (chain[-1][2].epoch, chain[-1][2].upto) if chain else start
+
+
+def _store_tasks(works: Sequence[SnapshotWork | DropWork], cores: int) -> Iterator[Task]:
+    total = sum(map(_size_of, works))
+    target = total // (cores * _TASKS_PER_CORE)
+    target = max(MIN_TASK_BYTES, min(MAX_TASK_BYTES, target))
+    group: list[SnapshotWork | DropWork] = []
+    group_bytes = 0
+    for work in works:
+        size_bytes = _size_of(work)
+        if isinstance(work, SnapshotWork) and size_bytes > 2 * target:
+            parts = -(-size_bytes // target)
+            for part in range(parts):
+                part_work = SnapshotWork(work.store, work.version, work.since, part, parts)
+                yield Task((part_work,))
+            continue
+        if group and group_bytes + size_bytes > target:
+            yield Task(tuple(group))
+            group, group_bytes = [], 0
+        group.append(work)
+        group_bytes += size_bytes
+    if group:
+        yield Task(tuple(group))
+
+
+def _size_of(work: SnapshotWork | DropWork) -> int:
+    if isinstance(work, DropWork):
+        return KIB
+    version = work.version
+    new = version.revision if work.since is None else version.revision - work.since.revision
+    share = min(1.0, new / max(1, version.revision)) if new > 0 else 1.0
+    # A row takes some time, however short its value is.
+    return _STORE_BYTES + int((version.bytes + 64 * version.count) * share)
+
+
+def _log_tasks(gathered: _Gathered) -> Iterator[Task]:
+    group: list[LogWork] = []
+    group_bytes = 0
+    for key, (size_bytes, ranges) in sorted(gathered.logs.items()):
+        if group and group_bytes + size_bytes > LOG_TASK_BYTES:
+            yield Task(logs=tuple(group))
+            group, group_bytes = [], 0
+        group.append(LogWork(key, size_bytes, ranges))
+        group_bytes += size_bytes
+    if group:
+        yield Task(logs=tuple(group))

@@ -1,0 +1,292 @@
+"""Changes on their way to the table, as columns: what readers of images and logs hand to the writer.
+
+Readers give out pieces: rows of one store in the order of revisions. Most are plain appends, thousands at
+once, so what is the same for all rows is kept once until Arrow needs it. Small pieces are gathered to
+batches of some thousand rows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter, itemgetter
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+
+from holdfast.protocol import frames
+from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file.exported_values import exported, is_marked
+from holdfast.spark.tables.table import FILE_SCHEMA
+
+SET: Final = "set"
+DELETE: Final = "delete"
+TRIM: Final = "trim"
+CLEAR: Final = "clear"
+#: What the table had of the store is void: all that is there follows, in the same run.
+RESET: Final = "reset"
+#: The store was deleted: what the table had of it is void.
+DROP: Final = "drop"
+
+#: Of one batch, and of a piece: so many rows, or as many as have so many bytes.
+BATCH_ROWS: Final = 8192
+BATCH_BYTES: Final = 8 * MIB
+_MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
+_TIME_TYPE: Final = FILE_SCHEMA.field("time").type
+
+
+class Row(NamedTuple):
+    """One change. `headers` is a map, its packed form, or None."""
+
+    operation: str
+    revision: int
+    seq: int | None
+    key: str | None
+    time: int
+    headers: Any
+    value: bytes | None
+
+
+class Origin(NamedTuple):
+    """What all rows of a batch have in common."""
+
+    store: StoreId
+    epoch: int
+    run: int
+    source: str
+
+
+def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[Row]:
+    """Return the rows of one change of the wire, of the log or of the change log of a file."""
+    number = change[0]
+    if number == frames.CHANGE_SET_MESSAGE:
+        headers = change[3] if len(change) > 3 else None
+        return [Row(SET, revision, change[1], None, time, headers, _held(change[2]))]
+    if number == frames.CHANGE_SET_ENTRY:
+        headers = change[3] if len(change) > 3 else None
+        return [Row(SET, revision, None, change[1], time, headers, _held(change[2]))]
+    if number == frames.CHANGE_DELETE_MESSAGES:
+        return [Row(DELETE, revision, seq, None, time, None, None) for seq in change[1]]
+    if number == frames.CHANGE_DELETE_ENTRIES:
+        return [Row(DELETE, revision, None, key, time, None, None) for key in change[1]]
+    if number == frames.CHANGE_TRIM:
+        return [Row(TRIM, revision, change[1], None, time, None, None)]
+    if number == frames.CHANGE_CLEAR:
+        return [Row(CLEAR, revision, None, None, time, None, None)]
+    # What else there is changes no message and no entry.
+    return []
+
+
+def _held(value: Any) -> bytes | None:
+    """Return a value; None for a large one, which stays in its store."""
+    return value if type(value) is bytes else None
+
+
+class Shape(StrEnum):
+    """How the rows of a piece are made."""
+
+    #: `(seq, revision, time, value, headers)`, as a stream's file has messages; all of them sets.
+    MESSAGES = "messages"
+    #: `(key, revision, time, value, headers)`, as a kv's file has entries; all of them sets.
+    ENTRIES = "entries"
+    #: `Row`
+    CHANGES = "changes"
+
+
+class Piece(NamedTuple):
+    """Changes of one store in the order of revisions, at least one."""
+
+    origin: Origin
+    shape: Shape
+    rows: Sequence[tuple[Any, ...]]
+
+
+_VALUE_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
+    Shape.MESSAGES: itemgetter(3),
+    Shape.ENTRIES: itemgetter(3),
+    Shape.CHANGES: attrgetter("value"),
+}
+_HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
+    Shape.MESSAGES: itemgetter(4),
+    Shape.ENTRIES: itemgetter(4),
+    Shape.CHANGES: attrgetter("headers"),
+}
+
+
+class Gathering:
+    """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows takes
+    as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._row_count = 0
+        self._value_bytes = 0
+        #: Rows that were added, and are in batches or in here.
+        self.row_count = 0
+
+    def add(self, piece: Piece) -> Iterator[Batch]:
+        """Yield what is full."""
+        for exported_piece in _exported(piece):
+            yield from self._add(exported_piece)
+
+    def _add(self, piece: Piece) -> Iterator[Batch]:
+        if self._pieces and not _go_together(self._pieces[-1], piece):
+            yield from self.rest()
+        self._pieces.append(piece)
+        self._row_count += len(piece.rows)
+        self.row_count += len(piece.rows)
+        if self._row_count < BATCH_ROWS:
+            values = filter(None, map(_VALUE_OF[piece.shape], piece.rows))
+            self._value_bytes += sum(map(len, values))
+        if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Batch]:
+        """Yield what is left, if anything is."""
+        pieces, self._pieces = self._pieces, []
+        self._row_count = self._value_bytes = 0
+        if pieces:
+            yield Batch(pieces[0].origin.store.tenant, batch_of(pieces))
+
+    def drop(self, store: StoreId, row_count: int) -> bool:
+        """Take back the last `row_count` rows, all of one store; False if some are in a batch already."""
+        kept = len(self._pieces)
+        while kept and self._pieces[kept - 1].origin.store == store:
+            kept -= 1
+        found = sum(len(piece.rows) for piece in self._pieces[kept:])
+        if found != row_count:
+            return False
+        del self._pieces[kept:]
+        self._row_count -= found
+        self.row_count -= found
+        return True
+
+
+class Batch(NamedTuple):
+    """Rows of one tenant."""
+
+    tenant: str
+    rows: pa.RecordBatch
+
+
+def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """Return pieces of one shape, at least one, as a batch."""
+    shape = pieces[0].shape
+    counts = [len(piece.rows) for piece in pieces]
+    count = sum(counts)
+    rows = chain.from_iterable(piece.rows for piece in pieces)
+    columns = tuple(zip(*rows, strict=True))
+    if shape is Shape.CHANGES:
+        names, revisions, seqs, keys, times, headers, values = columns
+        operations = pa.array(names, pa.string())
+        seq_array, key_array = pa.array(seqs, pa.int64()), pa.array(keys, pa.string())
+    else:
+        ids, revisions, times, values, headers = columns
+        operations = _repeated(SET, count)
+        if shape is Shape.MESSAGES:
+            seq_array, key_array = _integers(ids), pa.nulls(count, pa.string())
+        else:
+            seq_array, key_array = pa.nulls(count, pa.int64()), pa.array(ids, pa.string())
+    milliseconds = _integers(times).view(pa.timestamp("ms", tz="UTC"))
+    origins = [piece.origin for piece in pieces]
+    return pa.RecordBatch.from_arrays(
+        [
+            _spread([origin.store.name for origin in origins], counts),
+            _spread([StoreKind(origin.store.kind).word for origin in origins], counts),
+            operations,
+            _spread([origin.epoch for origin in origins], counts),
+            _integers(revisions),
+            seq_array,
+            key_array,
+            milliseconds.cast(_TIME_TYPE),
+            _headers(headers),
+            pa.array(values, pa.binary()),
+            _spread([origin.run for origin in origins], counts),
+            _spread([origin.source for origin in origins], counts),
+        ],
+        schema=FILE_SCHEMA,
+    )
+
+
+def _exported(piece: Piece) -> Iterator[Piece]:
+    """Yield a piece with its values as they are exported, in parts where that makes it too large."""
+    headers_of = _HEADERS_OF[piece.shape]
+    if not any(map(is_marked, map(headers_of, piece.rows))):
+        yield piece
+        return
+    rows: list[tuple[Any, ...]] = []
+    size_bytes = 0
+    for row in piece.rows:
+        if is_marked(headers_of(row)):
+            row = _exported_row(row)
+        size_bytes += len(_VALUE_OF[piece.shape](row) or b"")
+        rows.append(row)
+        if size_bytes >= BATCH_BYTES:
+            yield piece._replace(rows=rows)
+            rows, size_bytes = [], 0
+    if rows:
+        yield piece._replace(rows=rows)
+
+
+def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(row, Row):
+        value, headers = exported(row.value, row.headers)
+        return row._replace(value=value, headers=headers)
+    value, headers = exported(row[3], row[4])
+    return (*row[:3], value, headers)
+
+
+def _go_together(first: Piece, second: Piece) -> bool:
+    return (
+        first.shape is second.shape and first.origin.store.tenant == second.origin.store.tenant
+    )
+
+
+def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:
+    """Return a column in which each value stands as often as its count says."""
+    if len(set(values)) == 1:
+        return _repeated(values[0], sum(counts))
+    kind = pa.string() if isinstance(values[0], str) else pa.int64()
+    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
+
+@lru_cache(maxsize=64)
+def _repeated(value: str | int, count: int) -> pa.Array:
+    """Return a column of equal values: batches of a large store are of one length, and share it."""
+    kind = pa.string() if isinstance(value, str) else pa.int64()
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _integers(numbers: Sequence[int]) -> pa.Array:
+    """Return a column without nulls, in a third of the time that `pa.array` takes."""
+    return pa.Array.from_buffers(
+        pa.int64(), len(numbers), [None, pa.py_buffer(array("q", numbers))]
+    )
+
+
+def _headers(headers: Sequence[Any]) -> pa.Array:
+    if not any(headers):
+        return pa.nulls(len(headers), _MAP_TYPE)
+    pairs = [_pairs(one) if isinstance(one, bytes) else tuple((one or {}).items()) for one in headers]
+    offsets: list[int | None] = [0, *accumulate(map(len, pairs))]
+    present: Iterable[int] = (index for index, one in enumerate(pairs) if not one)
+    for index in present:
+        # A null: that is how a map array tells of one.
+        offsets[index] = None
+    flat = [pair for one in pairs for pair in one]
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array([name for name, _ in flat], pa.string()),
+        pa.array([text for _, text in flat], pa.string()),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _pairs(packed: bytes) -> tuple[tuple[str, str], ...]:
+    return tuple(msgpack.unpackb(packed).items())

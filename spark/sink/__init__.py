@@ -1,0 +1,1 @@
+"""Writing rows into stores from Spark."""

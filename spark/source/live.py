@@ -1,0 +1,197 @@
+"""The live cluster, read: which stores there are, and what they hold. Needs NATS and nothing else.
+
+Everything is asked of the owners, so it is as fresh as any client's read. A task keeps a bounded amount
+in memory: a batch of rows that is being made and the next one, each of a few MB, and what the client
+has asked for ahead, a page for each store that is being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing
+from itertools import groupby
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from holdfast.client import Client
+from holdfast.protocol.messages import Entry, Message
+from holdfast.protocol.names import StoreKind
+from holdfast.spark.columns import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    BatchMaker,
+    Gathering,
+    Rows,
+    rows_of_entries,
+    rows_of_messages,
+)
+from holdfast.spark.errors import MessagesLostError
+from holdfast.spark.event_loop import connecting, running_loop
+from holdfast.spark.options import Connection, NamePattern
+from holdfast.spark.source.ranges import Extent, SeqRange
+
+#: Heads asked for at once: they travel together, a frame to each server.
+_ASKED_AT_ONCE: Final = 2048
+#: Small stores read at once, so that their round trips overlap, and what counts as small: together
+#: they are no more than a few batches.
+_SMALL_READS: Final = 32
+_SMALL_WEIGHT: Final = 512
+_Item = TypeVar("_Item", Message, Entry)
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+async def extents(
+    client: Client,
+    patterns: Iterable[tuple[StoreKind, NamePattern]],
+    accepts: Callable[[StoreKind, str], bool] = lambda kind, name: True,
+) -> list[Extent]:
+    """Return the stores that match, are accepted and were ever written, by kind and name."""
+    found: list[Extent] = []
+    for kind, pattern in patterns:
+        names = [
+            store.name
+            for prefix in pattern.prefixes
+            async for store in client.stores(kind, prefix)
+            if pattern.matches(store.name) and accepts(kind, store.name)
+        ]
+        found += await extents_of(client, kind, names)
+    return found
+
+
+async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> list[Extent]:
+    """Return how these stores stand, but those that were never written."""
+
+    async def extent(name: str) -> Extent:
+        handle = client.stream(name) if kind is StoreKind.STREAM else client.kv(name)
+        head = await handle.head()
+        return Extent(kind, name, head.first_seq, head.last_seq, head.count, head.bytes)
+
+    return [one for one in await _in_groups(extent, names) if one.last_seq or one.row_count]
+
+
+async def since_time(client: Client, found: Sequence[Extent], start_time: int) -> list[Extent]:
+    """Return of each stream the part that was appended from `start_time` on."""
+
+    async def since(extent: Extent) -> Extent:
+        if extent.kind is StoreKind.KV or extent.row_count == 0:
+            return extent
+        first_seq = extent.last_seq + 1
+        stream = client.stream(extent.name)
+        async for message in stream.get_all(
+            start_seq=extent.first_seq, start_time=start_time, limit=1
+        ):
+            first_seq = message.seq
+        return extent._replace(first_seq=first_seq)
+
+    return await _in_groups(since, found)
+
+
+async def _in_groups(
+    ask: Callable[[_Asked], Coroutine[Any, Any, _Answer]], about: Sequence[_Asked]
+) -> list[_Answer]:
+    found: list[_Answer] = []
+    for start in range(0, len(about), _ASKED_AT_ONCE):
+        found += await asyncio.gather(*map(ask, about[start : start + _ASKED_AT_ONCE]))
+    return found
+
+
+def batches(
+    maker: BatchMaker,
+    connection: Connection,
+    ranges: Sequence[SeqRange],
+    *,
+    fail_on_data_loss: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what the ranges hold, store by store and in order, for code that blocks.
+
+    With `fail_on_data_loss` raises MessagesLostError if the first messages of a range are gone.
+    """
+    with running_loop() as loop:
+        yield from loop.iterate(_batches(maker, connection, ranges, fail_on_data_loss))
+
+
+async def _batches(
+    maker: BatchMaker, connection: Connection, ranges: Sequence[SeqRange], fail_on_data_loss: bool
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    gathering = Gathering()
+    async with (
+        connecting(connection) as client,
+        aclosing(_pieces(client, ranges, fail_on_data_loss)) as found,
+    ):
+        async for piece in found:
+            if pieces := gathering.add(piece):
+                yield maker.batch(pieces)
+        if pieces := gathering.rest():
+            yield maker.batch(pieces)
+
+
+async def _pieces(
+    client: Client, ranges: Sequence[SeqRange], fail_on_data_loss: bool
+) -> AsyncGenerator[Rows, None]:
+    for is_small, found in groupby(ranges, lambda one: one.weight <= _SMALL_WEIGHT):
+        group = list(found)
+        for start in range(0, len(group), _SMALL_READS if is_small else 1):
+            some = group[start : start + (_SMALL_READS if is_small else 1)]
+            if is_small:
+                for rows in await asyncio.gather(*(_whole(client, one) for one in some)):
+                    for piece in rows:
+                        yield piece
+            else:
+                async with aclosing(_read_one(client, some[0])) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            if fail_on_data_loss:
+                await asyncio.gather(*(_check_loss(client, one) for one in some))
+
+
+async def _whole(client: Client, one: SeqRange) -> list[Rows]:
+    return [rows async for rows in _read_one(client, one)]
+
+
+async def _read_one(client: Client, one: SeqRange) -> AsyncGenerator[Rows, None]:
+    if one.kind is StoreKind.STREAM:
+        messages = client.stream(one.name).get_all(start_seq=one.start_seq, end_seq=one.end_seq)
+        async for some in _in_lists(messages):
+            yield rows_of_messages(one.name, some)
+    else:
+        async for entries in _in_lists(client.kv(one.name).get_all()):
+            yield rows_of_entries(one.name, entries)
+
+
+async def _in_lists(items: AsyncIterator[_Item]) -> AsyncGenerator[list[_Item], None]:
+    """Yield lists of items, none of them much larger than a batch."""
+    some: list[_Item] = []
+    size_bytes = 0
+    async for item in items:
+        some.append(item)
+        size_bytes += len(item.value)
+        if len(some) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some
+
+
+async def _check_loss(client: Client, one: SeqRange) -> None:
+    """After the range was read: what was there then was there before."""
+    if one.kind is StoreKind.KV:
+        return
+    head = await client.stream(one.name).head()
+    if head.first_seq > one.start_seq or head.last_seq < one.end_seq:
+        raise MessagesLostError(
+            stream=one.name,
+            expected_seq=one.start_seq,
+            first_seq=head.first_seq,
+            last_seq=head.last_seq,
+        )

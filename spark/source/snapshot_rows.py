@@ -1,0 +1,166 @@
+"""The newest snapshots in a bucket, read: which stores there are, and what they held.
+
+Costs the cluster nothing and sees what it has published, so what was written since is not there. Each
+task fetches the snapshots that it reads; a large one goes to a file in the temporary folder, and of each
+page as much as fits in a batch is in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, open_manifests
+from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows
+from holdfast.spark.options import NamePattern
+from holdfast.spark.source.ranges import Extent, SeqRange, limited, tasks
+
+#: A snapshot is fetched by each task that reads a part of it, so only a large one is cut.
+_TASKS_ROWS: Final = 16
+_LAST_SEQ: Final = (1 << 63) - 1
+
+Part = tuple[SeqRange, SnapshotVersion]
+
+
+@contextmanager
+def opened_bucket(url: str) -> Iterator[Bucket]:
+    """Raises NoBucketError and other BucketErrors, InvalidArgumentError."""
+    bucket = existing_bucket(url)
+    try:
+        yield bucket
+    finally:
+        bucket.close()
+
+
+def newest_versions(
+    bucket: Bucket, tenant: str, patterns: Iterable[tuple[StoreKind, NamePattern]]
+) -> dict[tuple[StoreKind, str], SnapshotVersion]:
+    """Return the newest snapshot of each store that matches, in the order of names.
+
+    Raises ObjectDamagedError, NewerFormatError, BucketError.
+    """
+    wanted = dict(patterns)
+    found = {}
+    for store, entry in open_manifests(bucket).entries():
+        pattern = wanted.get(StoreKind(store.kind))
+        if entry.newest is None or pattern is None or store.tenant != tenant:
+            continue
+        if pattern.matches(store.name):
+            found[StoreKind(store.kind), store.name] = entry.newest
+    return dict(sorted(found.items()))
+
+
+def plan(
+    versions: Mapping[tuple[StoreKind, str], SnapshotVersion],
+    start_seq: int,
+    end_seq: int | None,
+    rows_per_task: int,
+) -> list[list[Part]]:
+    """Return what of the snapshots each task shall read."""
+    ranges = (
+        limited(_extent(kind, name, version), start_seq, end_seq)
+        for (kind, name), version in versions.items()
+    )
+    wanted = [one for one in ranges if one is not None]
+    first = {(one.kind, one.name): one.start_seq for one in wanted}
+    return [
+        [
+            (
+                # What lies before the estimated first message is in the first part.
+                one._replace(start_seq=start_seq)
+                if one.start_seq == first[one.kind, one.name]
+                else one,
+                versions[one.kind, one.name],
+            )
+            for one in group
+        ]
+        for group in tasks(wanted, rows_per_task, rows_per_task * _TASKS_ROWS)
+    ]
+
+
+def read(
+    bucket: Bucket, tenant: str, parts: Iterable[Part], start_time: int | None
+) -> Iterator[Rows]:
+    """Yield what the parts hold, in lists that are small enough for a batch.
+
+    Raises ObjectMissingError if a snapshot was replaced and collected meanwhile, ObjectDamagedError,
+    StoreDamagedError, BucketError.
+    """
+    archive = Archive(bucket.url)
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        for one, version in parts:
+            store = StoreId(tenant, one.kind, one.name)
+            file = _opened(bucket, store, version, Path(folder) / "image")
+            try:
+                yield from _rows(file, one, start_time, archive)
+            finally:
+                file.abandon()
+
+
+def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> Extent:
+    """Return how a store stood. The seq of its first message is an estimate, and never too low."""
+    first_seq = max(1, version.last_seq - version.count + 1)
+    return Extent(kind, name, first_seq, version.last_seq, version.count, version.bytes)
+
+
+def _opened(bucket: Bucket, store: StoreId, version: SnapshotVersion, path: Path) -> StoreFile:
+    fetched = fetch(bucket, store, version, path)
+    if isinstance(fetched.content, bytes):
+        return fetched.open_in_memory(path)
+    return StoreFile.open(fetched.content, store)
+
+
+def _rows(
+    file: StoreFile, one: SeqRange, start_time: int | None, archive: Archive
+) -> Iterator[Rows]:
+    size = _batch_rows(file)
+    rows: Iterator[Any]
+    if one.kind is StoreKind.STREAM:
+        start_seq = one.start_seq
+        if start_time is not None:
+            start_seq = max(start_seq, file.seq_at_time(start_time))
+        rows = file.messages(start_seq, one.end_seq, _LAST_SEQ)
+    else:
+        # `(key, revision, time, value, headers)`, as of messages.
+        rows = file.entries("", None, _LAST_SEQ, with_values=True)
+    while some := list(islice(rows, size)):
+        if file.has_archived:
+            some = _brought_back(some, archive)
+        ids, revisions, times, values, packed = zip(*some, strict=True)
+        headers = [{} if one is None else msgpack.unpackb(one) for one in packed]
+        if list in set(map(type, values)):
+            # What stands for a large value, which stays in its store.
+            values = tuple(None if type(value) is list else value for value in values)
+        yield Rows(one.kind, one.name, ids, revisions, times, headers, values)
+
+
+def _brought_back(rows: list[Any], archive: Archive) -> list[Any]:
+    """Return rows with the values that are in the archive."""
+    archived = [row[3] for row in rows if isinstance(row[3], ArchivedMessage)]
+    bodies = archive.bodies(archived)
+    brought = []
+    for row in rows:
+        if isinstance(row[3], ArchivedMessage):
+            value, headers = bodies[row[0], row[1]]
+            row = (*row[:3], value, pack_headers(headers))
+        brought.append(row)
+    return brought
+
+
+def _batch_rows(file: StoreFile) -> int:
+    mean_bytes = file.meta.bytes // max(1, file.meta.count) + 1
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // mean_bytes))

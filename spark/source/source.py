@@ -1,0 +1,153 @@
+"""`format("holdfast")`: streams and kvs as a Spark data source and sink, over NATS or from a bucket.
+
+    spark.read.format("holdfast").options(nats=..., tenant="acme", stream="project.*.patches").load()
+    spark.read.format("holdfast").options(bucket=..., tenant="acme").load()
+    spark.readStream.format("holdfast")...      stream_reader.py
+    df.write.format("holdfast")...              sink.py
+
+The options are told in `options.py`, the columns in `columns.py`. A batch read shows every store as it
+is, one row for each message or entry: of a live cluster as its owners have it while the tasks run, up
+to the last seqs at the time of planning, and of a bucket as its newest snapshots have it. Overwritten and
+deleted messages are not there; the table that `holdfast export` writes has the history.
+
+What is not wanted is not read, by options, by the columns of `.schema(...)`, and by filters with the
+option `pushdown`. That one is no default, since Spark refuses every reader that could take filters
+while its own switch `spark.sql.python.filterPushdown.enabled` is off, which is its default;
+`holdfast.spark.session` turns it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.client import Client
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.spark.columns import SCHEMA, BatchMaker
+from holdfast.spark.event_loop import run_connected
+from holdfast.spark.options import ReadOptions, read_options, write_options
+from holdfast.spark.sink.sink import BatchSink, StreamSink
+from holdfast.spark.source import live, snapshot_rows
+from holdfast.spark.source.pushdown import Wanted, wanted_of
+from holdfast.spark.source.ranges import SeqRange, limited, tasks
+from holdfast.spark.source.stream_reader import StreamReader
+
+
+class HoldfastSource(DataSource):
+    """What Spark makes of `format("holdfast")` and its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        return FilteringReader(options, schema) if options.pushdown else Reader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = read_options(self.options)
+        if options.connection is None or options.streams is None or options.kvs is not None:
+            raise InvalidArgumentError(
+                argument="stream", reason="a streaming query reads streams, and over NATS"
+            )
+        return StreamReader(options, options.connection, options.streams, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        if overwrite:
+            raise InvalidArgumentError(argument="mode", reason="only append")
+        return BatchSink(write_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return StreamSink(write_options(self.options), schema)
+
+
+class LivePartition(InputPartition):
+    """Ranges that a task asks the owners for."""
+
+    def __init__(self, ranges: Sequence[SeqRange]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class SnapshotPartition(InputPartition):
+    """Snapshots, or parts of them, that a task reads."""
+
+    def __init__(self, parts: Sequence[snapshot_rows.Part]) -> None:
+        super().__init__(None)
+        self.parts = parts
+
+
+class Reader(DataSourceReader):
+    """A batch read. Travels to the tasks with all that they need."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._wanted = Wanted(options.start_seq, options.end_seq)
+        # Here, so that a wrong column is told before anything runs.
+        BatchMaker(schema, options.tenant)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, wanted = self._options, self._wanted
+        if wanted.tenants is not None and options.tenant not in wanted.tenants:
+            return []
+        if options.connection is not None:
+            ranges = run_connected(options.connection, self._ranges)
+            return [LivePartition(group) for group in tasks(ranges, options.rows_per_partition)]
+        assert options.bucket is not None
+        with snapshot_rows.opened_bucket(options.bucket) as bucket:
+            found = snapshot_rows.newest_versions(bucket, options.tenant, options.patterns)
+        versions = {
+            store: version
+            for store, version in found.items()
+            if wanted.store(*store) and (wanted.since is None or version.time >= wanted.since)
+        }
+        parts = snapshot_rows.plan(
+            versions, wanted.start_seq, wanted.end_seq, options.rows_per_partition
+        )
+        return [SnapshotPartition(group) for group in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        maker = BatchMaker(self._schema, options.tenant)
+        if isinstance(partition, LivePartition):
+            assert options.connection is not None
+            yield from live.batches(maker, options.connection, partition.ranges)
+        elif isinstance(partition, SnapshotPartition):
+            assert options.bucket is not None
+            with snapshot_rows.opened_bucket(options.bucket) as bucket:
+                rows = snapshot_rows.read(
+                    bucket, options.tenant, partition.parts, options.start_time
+                )
+                yield from maker.batches(rows)
+
+    async def _ranges(self, client: Client) -> list[SeqRange]:
+        options, wanted = self._options, self._wanted
+        found = await live.extents(client, options.patterns, wanted.store)
+        if options.start_time is not None:
+            found = await live.since_time(client, found, options.start_time)
+        ranges = (limited(one, wanted.start_seq, wanted.end_seq) for one in found)
+        return [one for one in ranges if one is not None]
+
+
+class FilteringReader(Reader):
+    """A batch read that leaves out stores and seqs which the query's filters exclude."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        options = self._options
+        self._wanted = wanted_of(filters).within(options.start_seq, options.end_seq)
+        return filters

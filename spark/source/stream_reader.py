@@ -1,0 +1,149 @@
+"""`spark.readStream.format("holdfast")`: micro-batches of messages in the order of each stream.
+
+What each part of a query does:
+
+- The driver keeps up with how the streams stand (`survey.py`), says how far the next batch reads
+  (`offsets.py`), and cuts that into tasks. Streams may appear at any time.
+- A task reads pinned ranges of seqs from the owners. It may be run again, also after a restart from the
+  checkpoint, and gives the same rows, but for messages that were overwritten or deleted meanwhile.
+
+Invariant: every message of a stream from where its reading began is given out once, in the order of seqs
+within a stream, or the query fails with MessagesLostError, unless `failOnDataLoss` is `false`. A change
+of a message that was read already is not news to a query.
+
+With the trigger `availableNow` it stops where the streams stood at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.client import Client
+from holdfast.protocol.names import StoreKind
+from holdfast.spark.columns import BatchMaker
+from holdfast.spark.errors import MessagesLostError
+from holdfast.spark.event_loop import run_connected
+from holdfast.spark.options import Connection, NamePattern, ReadOptions
+from holdfast.spark.source import live
+from holdfast.spark.source.offsets import Offsets, advance, between, bounded, losses
+from holdfast.spark.source.ranges import Extent, SeqRange, tasks
+from holdfast.spark.source.survey import Survey
+
+_NOWHERE: Final = Extent(StoreKind.STREAM, "", 1, 0, 0, 0)
+
+
+class RangesPartition(InputPartition):
+    """What a task reads."""
+
+    def __init__(self, ranges: Sequence[SeqRange]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process beside the driver, for as long as the query; `read` in the tasks."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        connection: Connection,
+        streams: NamePattern,
+        schema: StructType,
+    ) -> None:
+        self._options = options
+        self._connection = connection
+        self._schema = schema
+        #: With `availableNow`: the last seq of each stream that is still read.
+        self._last_seqs: dict[str, int] | None = None
+        self._survey = Survey(connection, streams)
+        #: How large messages are, for the size of tasks.
+        self._extents: dict[str, Extent] = {}
+        #: With `start_time`: where streams begin that are not read yet.
+        self._begins: dict[str, Extent] = {}
+        BatchMaker(schema, options.tenant)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.max_rows_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last_seqs = {extent.name: extent.last_seq for extent in self._survey.look()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        found = self._look(start)
+        if self._options.fail_on_data_loss:
+            for loss in losses(start, found):
+                raise MessagesLostError(**loss._asdict())
+        return advance(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        names = [one.name for one in between(start, end)]
+        if not names:
+            return []
+        if not self._extents.keys() >= set(names):
+            # A batch of before this process.
+            found = run_connected(self._connection, partial(_extents_of, names))
+            self._extents = {extent.name: extent for extent in found}
+        ranges = between(start, end, self._extents)
+        return [RangesPartition(group) for group in tasks(ranges, self._options.rows_per_partition)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangesPartition)
+        return live.batches(
+            BatchMaker(self._schema, self._options.tenant),
+            self._connection,
+            partition.ranges,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+
+    def stop(self) -> None:
+        self._survey.close()
+
+    def _look(self, start: Offsets) -> list[Extent]:
+        """Return how the streams stand, as far as they are to be read."""
+        options = self._options
+        found = self._survey.look()
+        self._extents = {extent.name: extent for extent in found}
+        if options.start_time is not None:
+            found = self._since(start, found, options.start_time)
+        found = bounded(start, found, options.start_seq, options.end_seq)
+        if self._last_seqs is None:
+            return found
+        ends = self._last_seqs
+        return [bounded(start, [one], 1, ends.get(one.name, 0))[0] for one in found]
+
+    def _since(self, start: Offsets, found: list[Extent], start_time: int) -> list[Extent]:
+        """Leave out of streams that are not read yet what is older; asked anew when there is more."""
+        unknown = [
+            extent
+            for extent in found
+            if extent.name not in start
+            and self._begins.get(extent.name, _NOWHERE).last_seq != extent.last_seq
+        ]
+        for extent in self._survey.since(unknown, start_time) if unknown else ():
+            self._begins[extent.name] = extent
+        return [
+            one
+            if one.name in start
+            else one._replace(first_seq=max(one.first_seq, self._begins[one.name].first_seq))
+            for one in found
+        ]
+
+
+async def _extents_of(names: list[str], client: Client) -> list[Extent]:
+    return await live.extents_of(client, StoreKind.STREAM, names)

@@ -1,0 +1,1 @@
+"""The exported Delta tables and their watermarks."""

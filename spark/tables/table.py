@@ -1,0 +1,273 @@
+"""The table of changes: a Delta table, written by transactions of the package deltalake.
+
+One row is one change of one store (`COLUMNS`); docs/analytics.md says what they mean together. Files are
+Parquet, partitioned by tenant and date of the change, sorted by store and revision. Invariants:
+
+- Files that executors wrote are visible with the commit and not before. Names are used once.
+- A run commits the rows after the watermarks that it read, and new watermarks, in one transaction. Of
+  two runs that began at the same watermarks the second one to commit is refused.
+- What was never committed, or was replaced by compaction, is removed after `keep_hours` and not before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.errors import TableConflictError
+from holdfast.spark.tables import watermarks
+from holdfast.spark.tables.watermarks import Watermark
+
+#: What a file holds. `tenant` and `date` are in its path.
+FILE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("store", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("revision", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64()),
+        pa.field("key", pa.string()),
+        pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("value", pa.binary()),
+        pa.field("run", pa.int64(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+    ]
+)
+#: The columns of which the table knows the least and the greatest value in each file: all that have any.
+STATISTICS: Final = (
+    *("store", "kind", "operation", "epoch", "revision"),
+    *("seq", "key", "time", "run", "source"),
+)
+PARTITION_COLUMNS: Final = ("tenant", "date")
+TABLE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("tenant", pa.string(), nullable=False),
+        pa.field("date", pa.date32(), nullable=False),
+        *FILE_SCHEMA,
+    ]
+)
+COLUMNS: Final = tuple(TABLE_SCHEMA.names)
+#: Replaced and left-over files stay so long: for time travel, and for runs that are still at work.
+KEEP_HOURS: Final = 7 * 24.0
+_APPLICATION: Final = "holdfast.export"
+_COMPACTION: Final = "holdfast.compaction"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A Parquet file that was written and is not visible yet.
+
+    `lowest` and `highest` are the least and the greatest values of each of STATISTICS that has any, and
+    `null_counts` has them all: where some columns are told of and others are not, deltalake's datasets take
+    the others for null and leave their files out.
+    """
+
+    path: str
+    size_bytes: int
+    row_count: int
+    tenant: str
+    date: str
+    lowest: Mapping[str, Any] = field(default_factory=dict)
+    highest: Mapping[str, Any] = field(default_factory=dict)
+    null_counts: Mapping[str, int] = field(default_factory=dict)
+
+    def action(self, *, data_change: bool) -> AddAction:
+        stats = {
+            "numRecords": self.row_count,
+            "minValues": self.lowest,
+            "maxValues": self.highest,
+            "nullCount": self.null_counts,
+        }
+        partition = {"tenant": self.tenant, "date": self.date}
+        now_ms = int(time.time() * 1000)
+        return AddAction(
+            self.path, self.size_bytes, partition, now_ms, data_change, json.dumps(stats)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file that is part of the table."""
+
+    path: str
+    size_bytes: int
+    row_count: int
+    tenant: str
+    date: str
+
+
+class ChangesTable:
+    """One table as it was when this was made, or `refresh`ed. Blocking."""
+
+    def __init__(self, location: TableLocation) -> None:
+        """Opens the table if it is there. Raises OSError, deltalake's and boto3's errors."""
+        self.location = location
+        self._delta: DeltaTable | None = None
+        self.refresh()
+
+    @property
+    def exists(self) -> bool:
+        return self._delta is not None
+
+    @property
+    def delta(self) -> DeltaTable:
+        """The table of the package deltalake. Raises TableNotFoundError."""
+        if self._delta is None:
+            raise TableNotFoundError(self.location.uri)
+        return self._delta
+
+    @property
+    def version(self) -> int | None:
+        return None if self._delta is None else self._delta.version()
+
+    @property
+    def export_version(self) -> int | None:
+        """The number of the last run that committed; see `watermarks.py`."""
+        if self._delta is None:
+            return None
+        return self._delta.transaction_version(_APPLICATION)
+
+    def refresh(self) -> None:
+        """Look at the table as it is now."""
+        try:
+            self._delta = DeltaTable(self.location.uri, storage_options=self.location.delta_options)
+        except TableNotFoundError:
+            self._delta = None
+
+    def create(self) -> None:
+        """Make an empty table, unless there is one."""
+        if self._delta is None:
+            if not self.location.is_s3:
+                self.location.folder.mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(
+                self.location.uri,
+                Schema.from_arrow(TABLE_SCHEMA),
+                mode="ignore",
+                partition_by=list(PARTITION_COLUMNS),
+                name="changes",
+                description="holdfast: every change of every store",
+                storage_options=self.location.delta_options,
+            )
+            self.refresh()
+
+    def watermarks(self) -> dict[StoreId, Watermark]:
+        """Return how far the table goes. Raises TableDamagedError, NewerFormatError."""
+        version = self.export_version
+        if version is None:
+            return {}
+        body = self.location.read(watermarks.path_of(version))
+        return watermarks.decode(self.location.uri, body)
+
+    def files(self) -> list[TableFile]:
+        """Return the table's files."""
+        if self._delta is None:
+            return []
+        actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+        return [
+            TableFile(
+                row["path"],
+                row["size_bytes"],
+                row["num_records"] or 0,
+                row["partition.tenant"],
+                str(row["partition.date"]),
+            )
+            for row in actions
+        ]
+
+    def append(
+        self,
+        version: int,
+        files: Sequence[AddedFile],
+        marks: Mapping[StoreId, Watermark],
+        report: Mapping[str, Any],
+    ) -> None:
+        """Commit one run: its rows and how far they go.
+
+        Raises TableConflictError if another run has committed since this was refreshed; then nothing
+        of this run is visible, ever.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "watermarks"
+            draft.write_bytes(watermarks.encode(marks))
+            self.location.put_file(draft, watermarks.path_of(version))
+        properties = CommitProperties(
+            custom_metadata={"holdfast": json.dumps(report)},
+            app_transactions=[Transaction(_APPLICATION, version)],
+        )
+        self._commit([file.action(data_change=True) for file in files], properties)
+
+    def replace(self, before: Sequence[TableFile], after: Sequence[AddedFile]) -> None:
+        """Put files in the place of others that hold the same rows.
+
+        Raises TableConflictError if one of them is gone, or another has replaced files since this
+        was refreshed. Runs that add rows meanwhile are no conflict.
+        """
+        if gone := {one.path for one in before} - {one.path for one in self.files()}:
+            raise TableConflictError(table=self.location.uri, reason=f"{min(gone)} is gone")
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(
+                one.path, False, now_ms, one.size_bytes, {"tenant": one.tenant, "date": one.date}
+            )
+            for one in before
+        ]
+        actions += [file.action(data_change=False) for file in after]
+        # deltalake looks only if what is removed was removed since; this makes any two exclude
+        # each other.
+        version = (self.delta.transaction_version(_COMPACTION) or 0) + 1
+        transaction = Transaction(_COMPACTION, version)
+        self._commit(actions, CommitProperties(app_transactions=[transaction]))
+
+    def collect(self, keep_hours: float = KEEP_HOURS) -> int:
+        """Remove what no version of the last `keep_hours` has, and return how many files that was:
+        leftovers of runs that failed, replaced files, old watermarks."""
+        if self._delta is None:
+            return 0
+        self.refresh()
+        horizon = int((time.time() - keep_hours * 3600) * 1000)
+        removed = 0
+        current = self.export_version
+        for found in list(self.location.list(watermarks.FOLDER)):
+            if found.modified < horizon and found.path != watermarks.path_of(current or 0):
+                self.location.delete(found.path)
+                removed += 1
+        gone = self.delta.vacuum(
+            retention_hours=math.ceil(keep_hours),
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+        )
+        self.refresh()
+        return removed + len(gone)
+
+    def _commit(
+        self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties
+    ) -> None:
+        try:
+            self.delta.create_write_transaction(
+                list(actions),
+                "append",
+                Schema.from_arrow(TABLE_SCHEMA),
+                partition_by=list(PARTITION_COLUMNS),
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise TableConflictError(table=self.location.uri, reason=str(error)) from error
+        # Owners let go of what the table has, so it must be there after a power cut too.
+        self.location.sync_log()
+        self.refresh()

@@ -1,0 +1,189 @@
+"""Writes batches of changes to Parquet files of the table, one or more for each tenant and date.
+
+Batches come by tenant, and within a tenant in the order of store and revision; so each file is sorted.
+What is written is nobody's yet: it counts once the driver has committed it.
+
+Memory is bounded whatever comes: rows wait in memory for their row group up to `BUFFER_BYTES` for all
+dates together, and files are written to the local disk before they are put in their place whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.tables.table import FILE_SCHEMA, STATISTICS, AddedFile
+
+#: A file that has reached this is finished.
+FILE_BYTES: Final = 256 * MIB
+#: Rows in memory before some are written: what most files of a small store never reach.
+BUFFER_BYTES: Final = 96 * MIB
+_ROW_GROUP_BYTES: Final = 64 * MIB
+_DAY_US: Final = 86_400_000_000
+_PARQUET: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    # Higher ones take half as long again and gain nothing on edits, JSON and random text.
+    "compression_level": 1,
+    "write_statistics": ["store", "kind", "operation", "revision", "seq", "key", "time"],
+    "use_dictionary": ["store", "kind", "operation", "epoch", "key", "run", "source"],
+    # What counts upwards takes next to nothing so.
+    "column_encoding": {
+        "revision": "DELTA_BINARY_PACKED",
+        "seq": "DELTA_BINARY_PACKED",
+        "time": "DELTA_BINARY_PACKED",
+    },
+    "write_page_index": True,
+    "store_schema": False,
+}
+
+
+@dataclass(slots=True)
+class _Part:
+    """A file in the making."""
+
+    tenant: str
+    date: str
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    writer: pq.ParquetWriter | None = None
+    draft: Path | None = None
+    row_count: int = 0
+    lowest: dict[str, Any] = field(default_factory=dict)
+    highest: dict[str, Any] = field(default_factory=dict)
+    null_counts: dict[str, int] = field(default_factory=dict)
+
+
+class TableWriter:
+    """Writes the files of one task. A context manager; `finish` returns what was written."""
+
+    def __init__(self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES) -> None:
+        """`name` is of this attempt of this task alone."""
+        self._location = location
+        self._name = name
+        self._file_bytes = file_bytes
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+        self._parts: dict[tuple[str, str], _Part] = {}
+        self._waiting_bytes = 0
+        self._count = 0
+        self._tenant = ""
+        self._added: list[AddedFile] = []
+        self.row_count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for part in self._parts.values():
+            if part.writer is not None:
+                part.writer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def write(self, tenant: str, batch: pa.RecordBatch) -> None:
+        """Add rows of a tenant. The tenants before are done."""
+        assert tenant >= self._tenant, "tenants come in order"
+        self._tenant = tenant
+        for key in [key for key in self._parts if key[0] != tenant]:
+            self._put(self._parts.pop(key))
+        for date, rows in _by_date(batch):
+            self._add(tenant, date, rows)
+
+    def finish(self) -> list[AddedFile]:
+        """Put what is left, and return every file."""
+        for key in sorted(self._parts):
+            self._put(self._parts.pop(key))
+        return self._added
+
+    def _add(self, tenant: str, date: str, batch: pa.RecordBatch) -> None:
+        part = self._parts.setdefault((tenant, date), _Part(tenant, date))
+        part.waiting.append(batch)
+        part.waiting_bytes += batch.nbytes
+        self._waiting_bytes += batch.nbytes
+        self.row_count += batch.num_rows
+        if part.waiting_bytes >= _ROW_GROUP_BYTES:
+            self._flush(part)
+        while self._waiting_bytes >= BUFFER_BYTES:
+            self._flush(max(self._parts.values(), key=lambda one: one.waiting_bytes))
+        if part.draft is not None and part.draft.stat().st_size >= self._file_bytes:
+            self._put(self._parts.pop((tenant, date)))
+
+    def _flush(self, part: _Part) -> None:
+        if not part.waiting:
+            return
+        if part.writer is None:
+            part.draft = self._folder / f"{self._count}.parquet"
+            self._count += 1
+            part.writer = pq.ParquetWriter(part.draft, FILE_SCHEMA, **_PARQUET)
+        table = pa.Table.from_batches(part.waiting, FILE_SCHEMA)
+        _note_statistics(part, table)
+        part.writer.write_table(table, row_group_size=table.num_rows)
+        part.row_count += table.num_rows
+        self._waiting_bytes -= part.waiting_bytes
+        part.waiting, part.waiting_bytes = [], 0
+
+    def _put(self, part: _Part) -> None:
+        self._flush(part)
+        if part.writer is None or part.draft is None:
+            return
+        part.writer.close()
+        part.writer = None
+        size_bytes = part.draft.stat().st_size
+        name = f"{self._name}-{part.draft.stem}.parquet"
+        path = f"tenant={part.tenant}/date={part.date}/{name}"
+        self._location.put_file(part.draft, path)
+        self._added.append(
+            AddedFile(
+                path,
+                size_bytes,
+                part.row_count,
+                part.tenant,
+                part.date,
+                part.lowest,
+                part.highest,
+                part.null_counts,
+            )
+        )
+
+
+def _by_date(batch: pa.RecordBatch) -> Sequence[tuple[str, pa.RecordBatch]]:
+    """Return the rows by the date of their change, in UTC. Nearly always there is one date."""
+    days = np.floor_divide(batch.column("time").cast(pa.int64()).to_numpy(), _DAY_US)
+    first, last = int(days.min()), int(days.max())
+    if first == last:
+        return [(_date(first), batch)]
+    return [(_date(int(day)), batch.filter(pa.array(days == day))) for day in np.unique(days)]
+
+
+def _date(day: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date().isoformat()
+
+
+def _note_statistics(part: _Part, table: pa.Table) -> None:
+    for name in STATISTICS:
+        column = table.column(name)
+        part.null_counts[name] = part.null_counts.get(name, 0) + column.null_count
+        found = pc.min_max(column).as_py()
+        low, high = found["min"], found["max"]
+        if low is None:
+            continue
+        if name == "time":
+            low, high = _moment(low), _moment(high, 1)
+        part.lowest[name] = min(part.lowest.get(name, low), low)
+        part.highest[name] = max(part.highest.get(name, high), high)
+
+
+def _moment(time: datetime, later_ms: int = 0) -> str:
+    """Return a time as Delta's statistics have it, in milliseconds."""
+    moment = time + timedelta(milliseconds=later_ms)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
