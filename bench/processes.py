@@ -52,7 +52,7 @@ class JetStreamSync(StrEnum):
     ALWAYS = "always"
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """What a process has taken since its start, and holds now."""
 
     cpu_seconds: float
@@ -101,7 +101,7 @@ class BenchProcess:
             time.sleep(_POLL_SECONDS)
         return found
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """Return its CPU time and memory; Linux only. Raises BenchProcessError if it has ended."""
         self.check()
         return usage_of(self.pid)
@@ -126,7 +126,7 @@ class BenchProcess:
         return BenchProcessError(process=self.name, reason=f"{reason}: {said}")
 
 
-def usage_of(pid: int) -> Usage:
+def usage_of(pid: int) -> ProcessUsage:
     """Return what a process uses, from /proc. Raises OSError if there is no such process."""
     # The second field is the program's name in parentheses and may hold anything.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -134,7 +134,7 @@ def usage_of(pid: int) -> Usage:
     status = dict(
         line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
-    return Usage(
+    return ProcessUsage(
         cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
         rss_bytes=_kib(status["VmRSS"]) * 1024,
         peak_rss_bytes=_kib(status["VmHWM"]) * 1024,
@@ -182,7 +182,7 @@ class NatsServer:
         if self._process is not None:
             self._process.stop()
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, ProcessUsage]:
         return {self.process.name: self.process.usage()}
 
     def _configuration(self) -> str:
@@ -227,7 +227,7 @@ def running_nats(
         server.stop()
 
 
-class Cluster:
+class BenchCluster:
     """A coordinator and persist servers around a nats-server. Made by `running_cluster`.
 
     `start_*` returns before the process is ready: a client waits for it with its first operation.
@@ -279,7 +279,7 @@ class Cluster:
         for process in (self.nats.process, *self.processes.values()):
             process.check()
 
-    def usage(self) -> Mapping[str, Usage]:
+    def usage(self) -> Mapping[str, ProcessUsage]:
         """Return what each process uses, nats-server among them."""
         own = {name: process.usage() for name, process in self.processes.items()}
         return self.nats.usage() | own
@@ -302,7 +302,7 @@ class Cluster:
 @contextlib.contextmanager
 def running_cluster(
     options: BenchOptions, folder: Path, servers: int = 1, persist_arguments: Sequence[str] = ()
-) -> Iterator[Cluster]:
+) -> Iterator[BenchCluster]:
     """Run a cluster around the body, all its files in `folder`: nats-server, a coordinator and the
     persist servers `s1`, `s2`, ..."""
     with stopped_cluster(options, folder) as cluster:
@@ -313,10 +313,10 @@ def running_cluster(
 
 
 @contextlib.contextmanager
-def stopped_cluster(options: BenchOptions, folder: Path) -> Iterator[Cluster]:
+def stopped_cluster(options: BenchOptions, folder: Path) -> Iterator[BenchCluster]:
     """Run a nats-server around the body, and end there what the body has started of the cluster."""
     with running_nats(options, folder / "nats") as nats:
-        cluster = Cluster(options, folder, nats)
+        cluster = BenchCluster(options, folder, nats)
         try:
             yield cluster
         finally:

@@ -20,7 +20,7 @@ class WrongReadBackError(HoldfastError):
     template = "{side} gave back something else than was stored, in {work}: {reason}"
 
 
-class Row(NamedTuple):
+class ReadBackRow(NamedTuple):
     """A message as it was read."""
 
     seq: int
@@ -39,7 +39,7 @@ class Checker:
         if expected != found:
             self._wrong(f"{what} holds {found:,} where {expected:,} were acknowledged")
 
-    def messages(self, expected: Mapping[int, bytes], found: Iterable[Row]) -> None:
+    def messages(self, expected: Mapping[int, bytes], found: Iterable[ReadBackRow]) -> None:
         """Exactly the `expected` messages, by seq, were read, each once and in order."""
         self.order(rows := list(found))
         self.count("the range that was read", len(expected), len(rows))
@@ -49,7 +49,7 @@ class Checker:
             if expected[row.seq] != row.value:
                 self._wrong(f"seq {row.seq} is {row.value[:20]!r}, not {expected[row.seq][:20]!r}")
 
-    def order(self, rows: Sequence[Row]) -> None:
+    def order(self, rows: Sequence[ReadBackRow]) -> None:
         """Messages came each once and in order of their seqs."""
         for before, after in pairwise(rows):
             if after.seq <= before.seq:

@@ -78,7 +78,7 @@ class Moment(click.ParamType[int]):
         return int(moment.astimezone(UTC).timestamp() * 1000)
 
 
-class Owners:
+class ConnectedOwners:
     """Asks owners, over one connection."""
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
@@ -115,10 +115,10 @@ class Owners:
             async for info in self._router.stores(wanted, "")
         ]
 
-    async def of_every_tenant(self) -> AsyncIterator[Owners]:
+    async def of_every_tenant(self) -> AsyncIterator[ConnectedOwners]:
         """Yield who asks for each tenant's stores."""
         async for tenant in self._router.tenants():
-            yield Owners(self._bus, replace(self._settings, tenant=tenant))
+            yield ConnectedOwners(self._bus, replace(self._settings, tenant=tenant))
 
     async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
         """Have a store's owner do a job and return what it tells of it.
@@ -162,11 +162,11 @@ class Owners:
 
 
 @asynccontextmanager
-async def connected_owners(settings: Settings) -> AsyncIterator[Owners]:
+async def connected_owners(settings: Settings) -> AsyncIterator[ConnectedOwners]:
     """Connect around the body."""
     bus = await connect_nats(settings.nats_url, name="holdfast-cli")
     try:
-        yield Owners(bus, settings)
+        yield ConnectedOwners(bus, settings)
     finally:
         await bus.close()
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class CountingBars:
+class CountingProgress:
     """`bars` is there while the body runs; None without a terminal, or if not `enabled`."""
 
     def __init__(self, *, enabled: bool, text: str = "{task.description}") -> None:

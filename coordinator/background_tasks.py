@@ -22,7 +22,7 @@ class RunBlocking(Protocol):
     ) -> Awaitable[_Result]: ...
 
 
-class Errands:
+class BackgroundTasks:
     """A TaskGroup whose tasks have names. Tasks can be started between enter and exit."""
 
     def __init__(self, run_blocking: RunBlocking) -> None:

@@ -36,7 +36,7 @@ from holdfast.coordinator.requests import (
     ColdStore,
     Cool,
     Created,
-    Deleted,
+    DeletedRequest,
     Drain,
     ListServers,
     ListStores,
@@ -44,14 +44,14 @@ from holdfast.coordinator.requests import (
     Open,
     OpenStore,
     Register,
-    Release,
     ReleaseAll,
     ReleasedStore,
+    ReleaseRequest,
     Request,
-    Resolve,
+    ResolveRequest,
     Vacate,
 )
-from holdfast.coordinator.state.lost_state import FoundStore
+from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.state_file import IncarnationState, StateFile, StoreRow
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import Grant, ServerInfo, ServerState, StoreState
@@ -75,7 +75,7 @@ from holdfast.protocol.names import StoreId
 class RecordFound:
     """Stores whose files the survey found."""
 
-    stores: tuple[FoundStore, ...]
+    stores: tuple[SurveyedStore, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ Reply = Fields | HoldfastError
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RequestBatch:
     """`records` come first and are durable before any request is looked at; `members` is the view
     that the requests are judged by."""
 
@@ -110,7 +110,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """`failure` tells why the records are not durable. One reply for each request. `mishaps` are
     exceptions that nobody expected, each answered."""
 
@@ -119,17 +119,17 @@ class Outcome:
     mishaps: Sequence[Exception] = ()
 
 
-def execute(state: StateFile, batch: Batch) -> Outcome:
+def execute(state: StateFile, batch: RequestBatch) -> BatchOutcome:
     """Do the batch. Errors of the storage are in the outcome and are not raised."""
     try:
-        return Outcome(None, _commit(state, batch, batch.records, batch.requests))
+        return BatchOutcome(None, _commit(state, batch, batch.records, batch.requests))
     except DeposedError:
         raise
     except Exception:  # noqa: BLE001 (raised again by the one that it came from)
         return _one_by_one(state, batch)
 
 
-def _one_by_one(state: StateFile, batch: Batch) -> Outcome:
+def _one_by_one(state: StateFile, batch: RequestBatch) -> BatchOutcome:
     mishaps: list[Exception] = []
     failure: StorageError | None = None
     try:
@@ -151,11 +151,11 @@ def _one_by_one(state: StateFile, batch: Batch) -> Outcome:
         else:
             if failure is not None and isinstance(request, ReleaseAll):
                 replies[-1] = failure
-    return Outcome(failure, replies, mishaps)
+    return BatchOutcome(failure, replies, mishaps)
 
 
 def _commit(
-    state: StateFile, batch: Batch, records: Sequence[Record], requests: Sequence[Request]
+    state: StateFile, batch: RequestBatch, records: Sequence[Record], requests: Sequence[Request]
 ) -> list[Reply]:
     with state.transaction():
         for record in records:
@@ -207,7 +207,7 @@ class _Transaction:
 
     def answer(self, request: Request) -> Reply:
         match request:
-            case Resolve(stores):
+            case ResolveRequest(stores):
                 return {
                     "term": self._state.term,
                     "owners": [self._owner(s) for s in stores],
@@ -219,7 +219,7 @@ class _Transaction:
                 | Created(server, incarnation)
                 | Closed(server, incarnation)
                 | Cool(server, incarnation)
-                | Deleted(server, incarnation)
+                | DeletedRequest(server, incarnation)
                 | Register(server, incarnation)
                 | Vacate(server, incarnation)
             ) if self._has_ended(server, incarnation):
@@ -245,10 +245,10 @@ class _Transaction:
             case Cool(server, incarnation, cooled):
                 cold = [self._cool(server, incarnation, each) for each in cooled]
                 return {"term": self._state.term, "cold": cold}
-            case Deleted(server, incarnation, deleted):
+            case DeletedRequest(server, incarnation, deleted):
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
-            case Release(server, incarnation, released):
+            case ReleaseRequest(server, incarnation, released):
                 for store, at_epoch, nothing, revision in released:
                     row = self._owned(server, incarnation, store)
                     if row is None or at_epoch not in (None, row.epoch):

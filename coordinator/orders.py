@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.coordinator.background_tasks import Errands
+from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.decisions.events import (
     FenceFailed,
     FenceWritten,
@@ -41,7 +41,7 @@ class Orders:
         bus: Bus,
         subjects: Subjects,
         fences: Fences,
-        errands: Errands,
+        background_tasks: BackgroundTasks,
         term: int,
         check_term: Callable[[], None],
         fall_behind: Callable[[int], None],
@@ -51,7 +51,7 @@ class Orders:
         self._bus = bus
         self._subjects = subjects
         self._fences = fences
-        self._errands = errands
+        self._background_tasks = background_tasks
         self._term = term
         self._check_term = check_term
         self._fall_behind = fall_behind
@@ -87,7 +87,7 @@ class Orders:
             order.reason,
         )
         try:
-            await self._errands.blocking(self._fence, server, incarnation)
+            await self._background_tasks.blocking(self._fence, server, incarnation)
         except StorageError as error:
             logger.error(
                 "coordinator.fence_failed server=%s incarnation=%s reason=%s",
@@ -135,7 +135,7 @@ class Orders:
         except DeposedError as error:
             newer_term = error.fields.get("newer_term")
             if type(newer_term) is int and self._term < newer_term < MAX_TERM:
-                await self._errands.blocking(self._fall_behind, newer_term)
+                await self._background_tasks.blocking(self._fall_behind, newer_term)
             raise
 
     def _fence(self, server: str, incarnation: str) -> None:

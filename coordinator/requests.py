@@ -37,12 +37,12 @@ _Slot = TypeVar("_Slot")
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
+class ResolveRequest:
     stores: tuple[StoreId | HoldfastError, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SuspectRequest:
     server: str
     incarnation: str
 
@@ -146,7 +146,7 @@ class Cool:
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
+class DeletedRequest:
     """What is left of the incarnation's stores counts for nothing any more."""
 
     server: str
@@ -165,7 +165,7 @@ class ReleasedStore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseRequest:
     server: str
     incarnation: str
     stores: tuple[ReleasedStore, ...]
@@ -200,8 +200,8 @@ class Drain:
 
 
 Request = (
-    Resolve
-    | Suspect
+    ResolveRequest
+    | SuspectRequest
     | ListServers
     | ListStores
     | ListTenants
@@ -212,8 +212,8 @@ Request = (
     | Created
     | Closed
     | Cool
-    | Deleted
-    | Release
+    | DeletedRequest
+    | ReleaseRequest
     | ReleaseAll
     | Vacate
     | Identify
@@ -245,7 +245,7 @@ def parse(tenant: str, verb: str, payload: bytes, cluster: str = "") -> Request:
 def store_count(request: Request) -> int:
     """Return how many stores the request is about: its cost."""
     match request:
-        case Resolve(stores=stores):
+        case ResolveRequest(stores=stores):
             return len(stores)
         case Open(stores=opened):
             return len(opened)
@@ -257,7 +257,7 @@ def store_count(request: Request) -> int:
             return len(closed)
         case Cool(stores=cooled):
             return len(cooled)
-        case Release(stores=released) | Deleted(stores=released):
+        case ReleaseRequest(stores=released) | DeletedRequest(stores=released):
             return len(released)
         case ListStores(limit=limit):
             return limit
@@ -272,11 +272,11 @@ def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
         kind, name = item[:2]
         return _store(tenant, kind, name)
 
-    return Resolve(tuple(_slots(fields, 2, slot)))
+    return ResolveRequest(tuple(_slots(fields, 2, slot)))
 
 
 def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Suspect(*_peer(fields))
+    return SuspectRequest(*_peer(fields))
 
 
 def _servers(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -366,7 +366,7 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
         epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
         return ReleasedStore(_store(*item[:3]), epoch, item[4:5] == [True], revision)
 
-    return Release(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+    return ReleaseRequest(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
 
 def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -376,7 +376,7 @@ def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
             raise InvalidArgumentError(argument="stores", reason="epoch is a number")
         return ReleasedStore(_store(*item[:3]), epoch)
 
-    return Deleted(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
+    return DeletedRequest(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
 
 
 def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:

@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from holdfast.coordinator.background_tasks import Errands, RunBlocking
-from holdfast.coordinator.batch import Batch, Fields, Outcome, Record, execute
+from holdfast.coordinator.background_tasks import BackgroundTasks, RunBlocking
+from holdfast.coordinator.batch import BatchOutcome, Fields, Record, RequestBatch, execute
 from holdfast.coordinator.decisions.events import (
     AskToRegister,
     Connected,
@@ -49,14 +49,14 @@ from holdfast.coordinator.decisions.membership import (
     Membership,
     Standing,
 )
-from holdfast.coordinator.decisions.standby_heartbeats import Hearing
+from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.orders import Orders
 from holdfast.coordinator.requests import (
     Drain,
     Register,
     ReleaseAll,
     Request,
-    Suspect,
+    SuspectRequest,
     parse,
     store_count,
 )
@@ -173,7 +173,7 @@ class Coordinator:
         self._registering: dict[_Key, list[str]] = {}
         self._suspecting: dict[_Key, list[str]] = {}
         self._waiting_count = 0
-        self._errands = Errands(run_blocking)
+        self._background_tasks = BackgroundTasks(run_blocking)
         self._bucket = bucket
         self._fences = fences or FileFences(disk, layout)
         self._term = 0
@@ -188,7 +188,7 @@ class Coordinator:
         #: This is the active coordinator, and heartbeats go to the membership.
         self._active = False
         self._mishaps = Mishaps(logger)
-        self._hearing: Hearing
+        self._hearing: StandbyHeartbeats
         self._orders: Orders
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -197,25 +197,25 @@ class Coordinator:
         Raises AlreadyRunningError (not as a standby, which waits), OtherClusterError, DeposedError,
         StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
-        self._hearing = Hearing(self._now())
+        self._hearing = StandbyHeartbeats(self._now())
         self._bus.on_reconnect(self._on_connected)
         heartbeats = await self._bus.subscribe(self._subjects.heartbeat(), self._on_heartbeat)
         try:
-            self._had_past = await self._errands.blocking(
+            self._had_past = await self._background_tasks.blocking(
                 has_past, self._layout, self._disk, self._fences
             )
-            await self._errands.blocking(self._disk.make_directory, self._layout.coordinator)
+            await self._background_tasks.blocking(self._disk.make_directory, self._layout.coordinator)
             lock = await self._take_lock()
             if lock is None:
                 return
             try:
-                self._cluster = await self._errands.blocking(self._find_cluster)
+                self._cluster = await self._background_tasks.blocking(self._find_cluster)
                 await self._refuse_another_cluster()
-                state = await self._errands.blocking(self._open_state)
+                state = await self._background_tasks.blocking(self._open_state)
                 try:
                     await self._serve(state, ready)
                 finally:
-                    await self._errands.blocking(state.close)
+                    await self._background_tasks.blocking(state.close)
             finally:
                 lock.release()
         finally:
@@ -232,7 +232,7 @@ class Coordinator:
         waiting = False
         while not self._stopping.is_set():
             try:
-                return await self._errands.blocking(self._disk.lock, path, "a coordinator")
+                return await self._background_tasks.blocking(self._disk.lock, path, "a coordinator")
             except AlreadyRunningError:
                 if not self._standby:
                     raise
@@ -288,28 +288,28 @@ class Coordinator:
             bus=self._bus,
             subjects=self._subjects,
             fences=self._fences,
-            errands=self._errands,
+            background_tasks=self._background_tasks,
             term=state.term,
             check_term=state.check_term,
             fall_behind=state.fall_behind,
             cluster=self._cluster,
         )
-        recorded = await self._errands.blocking(_read, state)
+        recorded = await self._background_tasks.blocking(_read, state)
         try:
-            async with self._errands:
+            async with self._background_tasks:
                 requests = await self._bus.subscribe(
                     self._subjects.coordinator_pattern(), self._on_request
                 )
                 await self._bus.flush()
                 self._take_over(recorded)
-                self._errands.start("tick", self._tick())
+                self._background_tasks.start("tick", self._tick())
                 if recorded.files_pending or (recorded.manifests_pending and self._bucket):
                     survey = Survey(
-                        self._layout, self._disk, self._bucket, self._errands, self._record
+                        self._layout, self._disk, self._bucket, self._background_tasks, self._record
                     )
-                    self._errands.start("survey", survey.run(recorded.files_pending))
+                    self._background_tasks.start("survey", survey.run(recorded.files_pending))
                 if self._bucket is not None:
-                    self._errands.start("collect", self._collect(self._bucket))
+                    self._background_tasks.start("collect", self._collect(self._bucket))
                 logger.info("coordinator.started term=%s", self._term)
                 if ready is not None:
                     ready.set()
@@ -318,7 +318,7 @@ class Coordinator:
                 finally:
                     self._stopping.set()
                     await requests.unsubscribe()
-                    self._errands.cancel()
+                    self._background_tasks.cancel()
         except ExceptionGroup as group_error:
             if len(group_error.exceptions) == 1:
                 raise group_error.exceptions[0] from None
@@ -350,19 +350,19 @@ class Coordinator:
         asked = self._take_requests()
         records = tuple(self._records) if self._records_due() else ()
         if asked or records:
-            batch = Batch(
+            batch = RequestBatch(
                 records=records,
                 requests=[request for request, _ in asked],
                 members=self._membership.members(self._now()),
                 now_ms=self._clock_ms(),
             )
-            outcome = await self._errands.blocking(execute, state, batch)
+            outcome = await self._background_tasks.blocking(execute, state, batch)
             self._settle_records(records, outcome)
             for mishap in outcome.mishaps:
                 self._mishaps.note("coordinator.request_failed", "a request", mishap)
             for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
-                    self._errands.start("register", self._register(request, reply_to))
+                    self._background_tasks.start("register", self._register(request, reply_to))
                 else:
                     if isinstance(request, Drain) and not isinstance(reply, HoldfastError):
                         self._step(DrainChanged(request.server, request.draining))
@@ -385,7 +385,7 @@ class Coordinator:
                     spent += 1
                     continue
                 spent += store_count(request)
-                if isinstance(request, Suspect):
+                if isinstance(request, SuspectRequest):
                     self._suspect(request, message.reply)
                     continue
                 if isinstance(request, ReleaseAll):
@@ -410,7 +410,7 @@ class Coordinator:
     def _records_due(self) -> bool:
         return bool(self._records) and self._now() >= self._records_due_at
 
-    def _settle_records(self, records: tuple[Record, ...], outcome: Outcome) -> None:
+    def _settle_records(self, records: tuple[Record, ...], outcome: BatchOutcome) -> None:
         if outcome.failure is None:
             del self._records[: len(records)]
             self._recorded.set()
@@ -429,7 +429,7 @@ class Coordinator:
         key = (request.server, request.incarnation)
         if self._membership.standing(*key) is Standing.UNKNOWN:
             try:
-                fence_is_open = await self._errands.blocking(self._fences.is_open, *key)
+                fence_is_open = await self._background_tasks.blocking(self._fences.is_open, *key)
             except StorageError as error:
                 self._reply(reply_to, error)
                 return
@@ -441,7 +441,7 @@ class Coordinator:
         self._waiting_count += 1
         self._step(Registered(*key))
 
-    def _suspect(self, request: Suspect, reply_to: str) -> None:
+    def _suspect(self, request: SuspectRequest, reply_to: str) -> None:
         self._suspecting.setdefault((request.server, request.incarnation), []).append(reply_to)
         self._waiting_count += 1
         self._step(Suspected(request.server, request.incarnation))
@@ -480,23 +480,23 @@ class Coordinator:
         for effect in self._membership.handle(event, self._now()):
             match effect:
                 case Probe():
-                    self._errands.start("probe", self._probe(effect))
+                    self._background_tasks.start("probe", self._probe(effect))
                 case WriteFence():
-                    self._errands.start("fence", self._write_fence(effect))
+                    self._background_tasks.start("fence", self._write_fence(effect))
                 case AskToRegister(server):
                     name = f"ask {server}"
-                    if not self._errands.running(name):
-                        self._errands.start(name, self._orders.ask_to_register(server))
+                    if not self._background_tasks.running(name):
+                        self._background_tasks.start(name, self._orders.ask_to_register(server))
                 case TellToDrain(server, incarnation, draining):
                     name = f"tell {server} {draining}"
-                    if not self._errands.running(name):
+                    if not self._background_tasks.running(name):
                         logger.info(
                             "coordinator.drain server=%s incarnation=%s draining=%s",
                             server,
                             incarnation,
                             draining,
                         )
-                        self._errands.start(name, self._orders.tell_to_drain(effect))
+                        self._background_tasks.start(name, self._orders.tell_to_drain(effect))
                 case RecordLive(server, incarnation):
                     logger.info(
                         "coordinator.server_live server=%s incarnation=%s", server, incarnation
@@ -539,7 +539,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             try:
-                done: Collected = await self._errands.blocking(run_pass)
+                done: Collected = await self._background_tasks.blocking(run_pass)
             except StorageError as error:
                 logger.warning("coordinator.collect_failed reason=%s", error)
                 continue
@@ -641,7 +641,7 @@ class Coordinator:
             stays = lead_seconds > 0
         if not stays and not self._stopping.is_set():
             error = self._other_cluster("another coordinator, which stays,", cluster)
-            self._errands.start("leave", _raise(error))
+            self._background_tasks.start("leave", _raise(error))
 
     def _is_stranger(self, heartbeat: Heartbeat) -> bool:
         if not heartbeat.cluster or not self._cluster or heartbeat.cluster == self._cluster:

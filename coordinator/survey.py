@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
-from holdfast.coordinator.background_tasks import Errands
+from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.batch import Record, RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.state.lost_state import stores_in, stores_on_disk
 from holdfast.protocol.errors import StorageError
@@ -39,14 +39,14 @@ class Survey:
         layout: Layout,
         disk: Disk,
         bucket: Bucket | None,
-        errands: Errands,
+        background_tasks: BackgroundTasks,
         record: Callable[[Record], Awaitable[None]],
     ) -> None:
         """`record` returns once a record is durable."""
         self._layout = layout
         self._disk = disk
         self._bucket = bucket
-        self._errands = errands
+        self._background_tasks = background_tasks
         self._record = record
 
     async def run(self, files_pending: bool) -> None:
@@ -84,7 +84,7 @@ class Survey:
             return tuple(itertools.islice(found, SURVEY_STORES))
 
         count = 0
-        while stores := await self._errands.blocking(next_slice):
+        while stores := await self._background_tasks.blocking(next_slice):
             await self._record(record(stores))
             count += len(stores)
             logger.info("coordinator.survey stores=%d", count)

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.bucket_only.bucket_mode import BucketGround
+from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
 from holdfast.persist.bucket_only.restoring import StoreRestorer
 from holdfast.persist.jobs.administration import Administrator
-from holdfast.persist.jobs.point_in_time_restore import PastStates
-from holdfast.persist.lifecycle.heartbeats import SignsOfLife
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.leaving import Leaving
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
@@ -38,7 +38,7 @@ from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
 from holdfast.persist.shared_disk.log_reaper import LogReaper
 from holdfast.persist.shared_disk.opening import StoreOpener
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.loop_watch import LoopWatch, Turns
 from holdfast.persist.threads.sync_thread import SyncThread
@@ -147,14 +147,14 @@ class PersistServer:
         self._tier: Tier | None = None
         #: Of the two one at the most: what is stored besides, and what all of it stands on.
         self._stored: StoredWriter | None = None
-        self._ground: BucketGround | None = None
+        self._bucket_mode: BucketMode | None = None
         self._bucket_only = bucket_only
         #: After a clean end the next life is to begin: see `leaving.py`.
         self.lives_again = False
         self._watch = watch
         self._loop_watch = loop_watch
         self._turns = Turns(server)
-        self._ownership = Ownership()
+        self._open_stores = OpenStores()
         self._owners = Owners(bus, self._subjects)
         self._dead_logs: DeadLogs | BucketDeadLogs = DeadLogs(disk, layout, self.incarnation)
         self._subscriptions: list[BusSubscription] = []
@@ -173,7 +173,7 @@ class PersistServer:
         )
         self._open_queue = OpenQueue(
             server=self.server,
-            ownership=self._ownership,
+            open_stores=self._open_stores,
             pipeline=lambda: self._pipeline,
             coordination=self._coordination,
             checkpointer=lambda: self._checkpointer,
@@ -227,8 +227,8 @@ class PersistServer:
             self._large_threads.stop()
             if self._tier is not None:
                 self._tier.stop()
-            if self._ground is not None:
-                self._ground.close()
+            if self._bucket_mode is not None:
+                self._bucket_mode.close()
             lock.release()
 
     # Start and stop
@@ -239,7 +239,7 @@ class PersistServer:
             self._stand_on_bucket()
         else:
             self._stand_on_files()
-        ground = self._ground
+        bucket_mode = self._bucket_mode
         self._archive = (
             Archive(self._bucket.url) if self._bucket is not None and self._bucket.url else None
         )
@@ -255,16 +255,16 @@ class PersistServer:
             gate=self._gate,
             bus=self._bus,
             subjects=self._subjects,
-            ownership=self._ownership,
-            run_in_thread=sync_in_thread if ground is None else ground.put_thread,
+            open_stores=self._open_stores,
+            run_in_thread=sync_in_thread if bucket_mode is None else bucket_mode.put_thread,
             clock_ms=self._clock_ms,
             want_stores=self._open_queue.wake,
             apply_much=lambda store: self._spawn(self._checkpointer.applying(store)),
             default_durability=self._durability,
             stored=self._stored,
-            log_level=Durability.SYNCED if ground is None else Durability.STORED,
-            paced=ground.paced if ground is not None else None,
-            confirm_open=ground.confirm_open if ground is not None else None,
+            log_level=Durability.SYNCED if bucket_mode is None else Durability.STORED,
+            paced=bucket_mode.paced if bucket_mode is not None else None,
+            confirm_open=bucket_mode.confirm_open if bucket_mode is not None else None,
             archive_reads=self._archive_reads,
         )
         if self._bucket is not None:
@@ -276,7 +276,7 @@ class PersistServer:
                 disk=self._disk,
                 layout=self._layout,
                 gate=self._gate,
-                ownership=self._ownership,
+                open_stores=self._open_stores,
                 coordination=self._coordination,
                 run_in_thread=None if self._has_sync_thread else self._run_in_thread,
                 clock_ms=self._clock_ms,
@@ -293,33 +293,33 @@ class PersistServer:
             disk=self._disk,
             layout=self._layout,
             gate=self._gate,
-            ownership=self._ownership,
+            open_stores=self._open_stores,
             pipeline=lambda: self._pipeline,
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
-            settle_bucket_log=ground.log.settle if ground is not None else None,
+            settle_bucket_log=bucket_mode.log.settle if bucket_mode is not None else None,
         )
         self._checkpointer = Checkpointer(
             log=self._log,
             gate=self._gate,
-            ownership=self._ownership,
+            open_stores=self._open_stores,
             pipeline=self._pipeline,
             run_in_thread=self._run_in_thread,
             confirm=self._confirm_files,
-            tell_closed=self._coordination.closed if ground is None else None,
+            tell_closed=self._coordination.closed if bucket_mode is None else None,
             closed=self._tier.closed if self._tier is not None else None,
             # Without a shared file system what is assigned goes with the incarnation.
-            unwritten=self._open_queue.give_back if ground is None else None,
+            unwritten=self._open_queue.give_back if bucket_mode is None else None,
             set_aside=set_aside.run_pass,
             idle_close_seconds=self._idle_close_seconds,
             max_open_stores=self._max_open_stores,
         )
-        self._signs = SignsOfLife(
+        self._heartbeats = Heartbeats(
             server=self.server,
             gate=self._gate,
             pipeline=self._pipeline,
             coordination=self._coordination,
-            stall_seconds=SYNC_STALL_SECONDS if ground is None else PUT_STALL_SECONDS,
+            stall_seconds=SYNC_STALL_SECONDS if bucket_mode is None else PUT_STALL_SECONDS,
             heartbeat=self._heartbeat,
         )
         self._leaving = Leaving(
@@ -329,13 +329,13 @@ class PersistServer:
             layout=self._layout,
             gate=self._gate,
             log=self._log,
-            ownership=self._ownership,
+            open_stores=self._open_stores,
             pipeline=self._pipeline,
             checkpointer=self._checkpointer,
             coordination=self._coordination,
-            signs=self._signs,
+            signs=self._heartbeats,
             open_queue=self._open_queue,
-            ground=ground,
+            bucket_mode=bucket_mode,
             stopping=self._stopping,
             end_for_drain=self._end_for_drain,
         )
@@ -351,7 +351,7 @@ class PersistServer:
             disk=self._disk,
             layout=self._layout,
             gate=self._gate,
-            ownership=self._ownership,
+            open_stores=self._open_stores,
             owners=self._owners,
             pipeline=self._pipeline,
             checkpointer=self._checkpointer,
@@ -359,8 +359,8 @@ class PersistServer:
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
             opens=self._open_queue.opens,
-            past_states=PastStates(
-                tier.tiering.manifests,
+            past_states=PointInTimeRestore(
+                tier.snapshotter.manifests,
                 disk=self._disk,
                 layout=self._layout,
                 incarnation=self.incarnation,
@@ -369,7 +369,7 @@ class PersistServer:
             )
             if tier is not None
             else None,
-            manifests=tier.tiering.manifests if tier is not None else None,
+            manifests=tier.snapshotter.manifests if tier is not None else None,
             snapshot=self._snapshot_now,
             bucket_only=self._bucket_only,
         )
@@ -396,7 +396,7 @@ class PersistServer:
     def _stand_on_bucket(self) -> None:
         """Begin this incarnation without a shared file system."""
         assert self._bucket is not None
-        self._ground = BucketGround(
+        self._bucket_mode = BucketMode(
             self._bucket,
             self.server,
             self.incarnation,
@@ -404,23 +404,23 @@ class PersistServer:
             run_in_thread=self._run_in_thread,
             snapshot=self._snapshot_now,
             request_snapshots=self._request_snapshots,
-            is_open=lambda store: self._ownership.find(store) is not None,
+            is_open=lambda store: self._open_stores.find(store) is not None,
             created=self._coordination.created,
         )
-        self._gate, self._log = self._ground.gate, self._ground.log
-        self._dead_logs = self._ground.dead_logs
+        self._gate, self._log = self._bucket_mode.gate, self._bucket_mode.log
+        self._dead_logs = self._bucket_mode.dead_logs
 
     def _make_opener(self) -> StoreOpener | StoreRestorer:
-        ground = self._ground
-        if ground is not None:
+        bucket_mode = self._bucket_mode
+        if bucket_mode is not None:
             return StoreRestorer(
                 server=self.server,
                 incarnation=self.incarnation,
                 disk=self._disk,
                 layout=self._layout,
-                manifests=lambda: ground.manifests,
-                dead_logs=ground.dead_logs,
-                own_slots=ground.keeper.index,
+                manifests=lambda: bucket_mode.manifests,
+                dead_logs=bucket_mode.dead_logs,
+                own_slots=bucket_mode.keeper.index,
                 run_in_thread=self._run_in_thread,
                 clock_ms=self._clock_ms,
                 raise_epoch=self._coordination.raise_epoch,
@@ -451,8 +451,8 @@ class PersistServer:
             return None
         return Archiver(
             self._archive,
-            manifests=self._tier.tiering.manifests,
-            ownership=self._ownership,
+            manifests=self._tier.snapshotter.manifests,
+            open_stores=self._open_stores,
             pipeline=self._pipeline,
             checkpointer=self._checkpointer,
             run_in_thread=self._in_archive_thread,
@@ -462,29 +462,29 @@ class PersistServer:
 
     async def _snapshot_now(self, stores: Sequence[StoreId]) -> None:
         assert self._tier is not None
-        await self._tier.tiering.snapshot(stores)
+        await self._tier.snapshotter.snapshot(stores)
 
     async def _newest_snapshots(
         self, stores: Sequence[StoreId]
     ) -> Mapping[StoreId, SnapshotVersion]:
         assert self._tier is not None
-        return await self._tier.tiering.publisher.newest(stores)
+        return await self._tier.snapshotter.publisher.newest(stores)
 
     def _on_published(self, store: StoreId, version: SnapshotVersion) -> None:
-        if self._ground is not None:
-            self._ground.published(store, version)
+        if self._bucket_mode is not None:
+            self._bucket_mode.published(store, version)
         elif self._stored is not None:
             self._stored.snapshotted(store, version.epoch, version.revision)
 
     async def _confirm_files(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Tell the coordinator of files that are durable; on a disk of our own that says nothing."""
-        if self._ground is None:
+        if self._bucket_mode is None:
             await self._coordination.created(stores)
 
     async def _live(self, ready: asyncio.Event | None) -> None:
         await self._subscribe(self._subjects.control(self.server), self._on_control)
-        if self._ground is not None:
-            await self._ground.begin()
+        if self._bucket_mode is not None:
+            await self._bucket_mode.begin()
         self._coordination.cluster = await self._run_in_thread(self._read_cluster)
         await self._coordination.register(self._stopping.is_set)
         await self._subscribe(self._subjects.server_pattern(self.server), self._on_frame)
@@ -498,11 +498,11 @@ class PersistServer:
         try:
             async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 if self._loop_watch is not None:
-                    stack.enter_context(self._loop_watch.speaking(self._turns, self._signs.words))
+                    stack.enter_context(self._loop_watch.speaking(self._turns, self._heartbeats.words))
                 running = [
                     *(tasks.create_task(work) for work in self._bucket_work()),
                     tasks.create_task(self._pipeline.run()),
-                    tasks.create_task(self._signs.run()),
+                    tasks.create_task(self._heartbeats.run()),
                     tasks.create_task(self._turns.run()),
                     tasks.create_task(self._open_queue.run()),
                     tasks.create_task(self._coordination.keep_registered(self._stopping.is_set)),
@@ -533,8 +533,8 @@ class PersistServer:
         yield self._archive_reads.run()
         if (archiver := self._make_archiver()) is not None:
             yield archiver.run()
-        if self._ground is not None:
-            yield self._ground.run()
+        if self._bucket_mode is not None:
+            yield self._bucket_mode.run()
             return
         yield self._watch_fence()
         yield self._reap_loop()
@@ -547,7 +547,7 @@ class PersistServer:
                 owners=self._owners,
                 run_in_thread=self._run_in_thread,
                 is_dead=lambda *life: not is_open(self._disk, self._layout.fence(*life)),
-                is_open=lambda store: self._ownership.find(store) is not None,
+                is_open=lambda store: self._open_stores.find(store) is not None,
                 request_snapshots=self._request_snapshots,
             ).run()
 
@@ -566,7 +566,7 @@ class PersistServer:
 
     def _abandon(self) -> None:
         """Let go of every file as it is: the log has what the files have not."""
-        for store in self._ownership.stores():
+        for store in self._open_stores.stores():
             if store.file is not None and not store.busy:
                 with contextlib.suppress(HoldfastError):
                     store.file.abandon()
@@ -582,7 +582,7 @@ class PersistServer:
             return
         try:
             tenant = self._subjects.tenant_of(message.subject)
-            incoming = take_apart(tenant, message.payload, message.reply, self._ownership)
+            incoming = take_apart(tenant, message.payload, message.reply, self._open_stores)
         except (ProtocolError, InvalidNameError) as error:
             self._pipeline.refuse(message.reply, -1, error)
             return
@@ -598,7 +598,7 @@ class PersistServer:
             self._pipeline.answer_empty(message.reply)
 
     def _on_control(self, message: BusMessage) -> None:
-        if self._signs.stalled:
+        if self._heartbeats.stalled:
             # Nor an answer to a probe.
             return
         self._reply(message, self._coordination.command(message.payload))
@@ -641,7 +641,7 @@ class PersistServer:
             self.server,
             self.incarnation,
             self.mode,
-            self._ownership.open_count,
+            self._open_stores.open_count,
             self._log.size_bytes,
             operations_per_second,
             tier.backlog if tier is not None else 0,
@@ -655,7 +655,7 @@ class PersistServer:
         with self._watch(folder, changed.set):
             while True:
                 # At first too: for what changed before there was a watch.
-                self._signs.look_at_fence()
+                self._heartbeats.look_at_fence()
                 await changed.wait()
                 changed.clear()
 
@@ -687,7 +687,7 @@ class PersistServer:
         loop = asyncio.get_running_loop()
         turns = round(EXPIRY_CHECK_SECONDS / _MAINTENANCE_SECONDS)
         while not self._stopping.is_set():
-            self._pipeline.expire_due(self._ownership.upkeep.expiring(turns))
+            self._pipeline.expire_due(self._open_stores.upkeep.expiring(turns))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await self._stopping.wait()

@@ -4,7 +4,7 @@ Every payload is one version byte and then msgpack; docs/protocol.md has the sam
 in arrays are fixed, trailing elements may be left out when nil, and more may follow in a later
 version, which older readers ignore.
 
-    request    [writer, [group, ...]]         group  [kind, name, counter, floor, durability, ops]
+    request    [writer, [group, ...]]         group  [kind, name, counter, first_unacked, durability, ops]
     reply      [[index, 0, outcome] | [index, 1, code, fields], ...]   index -1: the whole frame
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
                [epoch, time, durability, nil, seq, revision, length]       the results of a run
@@ -13,7 +13,7 @@ version, which older readers ignore.
     control    {name: value}
 
 A group is what one client asks of one store in one frame: either writes, with a `counter` that
-grows by one for each write group of this writer and store, or reads, with counter 0. `floor` is the
+grows by one for each write group of this writer and store, or reads, with counter 0. `first_unacked` is the
 lowest counter the writer still waits for: outcomes below it may be forgotten, and a group below it
 that arrives late is refused. A run is what most groups are: each operation set one message at the
 next seq, or (seq 0) one key, at the next revision; so one number of each stands for all results. A request without groups asks whether the server is there; the reply
@@ -232,7 +232,7 @@ class Group(NamedTuple):
     kind: int
     name: str
     counter: int
-    floor: int
+    first_unacked: int
     durability: int
     operations: list[list[Any]]
 
@@ -375,19 +375,19 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
     for group in groups:
         if type(group) is not list or len(group) < 6:
             raise MalformedFrameError(
-                reason="a group is [kind, name, counter, floor, durability, operations]"
+                reason="a group is [kind, name, counter, first_unacked, durability, operations]"
             )
         fields = group[:6]
-        kind, name, counter, floor, durability, operations = fields
+        kind, name, counter, first_unacked, durability, operations = fields
         if (
             type(kind) is not int
             or type(name) is not str
             or type(counter) is not int
-            or type(floor) is not int
+            or type(first_unacked) is not int
             or type(durability) is not int
             or type(operations) is not list
             or not operations
-            or not 0 <= floor <= counter
+            or not 0 <= first_unacked <= counter
             or counter >= 1 << 63
         ):
             raise MalformedFrameError(reason="a group's field has the wrong type or range")

@@ -52,7 +52,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 _MS: Final = pa.timestamp("ms", tz="UTC")
 
 
-class Rows(NamedTuple):
+class ColumnRows(NamedTuple):
     """Rows of one store, column by column; `ids` are the seqs of a stream, the keys of a kv."""
 
     kind: StoreKind
@@ -73,18 +73,18 @@ class Rows(NamedTuple):
         return sum(map(len, filter(None, self.values)))
 
 
-def rows_of_messages(name: str, messages: Sequence[Message]) -> Rows:
+def rows_of_messages(name: str, messages: Sequence[Message]) -> ColumnRows:
     """`messages` are not empty."""
     seqs, values, headers, times, revisions, large = zip(*messages, strict=True)
     held = _without_large(values, large)
-    return Rows(StoreKind.STREAM, name, seqs, revisions, times, headers, held)
+    return ColumnRows(StoreKind.STREAM, name, seqs, revisions, times, headers, held)
 
 
-def rows_of_entries(name: str, entries: Sequence[Entry]) -> Rows:
+def rows_of_entries(name: str, entries: Sequence[Entry]) -> ColumnRows:
     """`entries` are not empty."""
     keys, values, headers, revisions, times, large = zip(*entries, strict=True)
     held = _without_large(values, large)
-    return Rows(StoreKind.KV, name, keys, revisions, times, headers, held)
+    return ColumnRows(StoreKind.KV, name, keys, revisions, times, headers, held)
 
 
 def _without_large(
@@ -99,11 +99,11 @@ class Gathering:
     """Rows of several stores on their way to one batch."""
 
     def __init__(self) -> None:
-        self._pieces: list[Rows] = []
+        self._pieces: list[ColumnRows] = []
         self._count = 0
         self._size_bytes = 0
 
-    def add(self, rows: Rows) -> list[Rows]:
+    def add(self, rows: ColumnRows) -> list[ColumnRows]:
         """Return what is enough for a batch, nothing until there is enough."""
         self._pieces.append(rows)
         self._count += rows.row_count
@@ -112,7 +112,7 @@ class Gathering:
             return self.rest()
         return []
 
-    def rest(self) -> list[Rows]:
+    def rest(self) -> list[ColumnRows]:
         """Return what is left, and begin again."""
         pieces, self._pieces = self._pieces, []
         self._count = self._size_bytes = 0
@@ -132,7 +132,7 @@ class BatchMaker:
                     argument="schema", reason=f"{field.name!r} is not among {known}"
                 )
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._makers: dict[str, Callable[[Rows, pa.DataType], pa.Array]] = {
+        self._makers: dict[str, Callable[[ColumnRows, pa.DataType], pa.Array]] = {
             "tenant": lambda rows, _: _repeated(tenant, rows.row_count),
             "store": lambda rows, _: _repeated(rows.name, rows.row_count),
             "kind": lambda rows, _: _repeated(rows.kind.word, rows.row_count),
@@ -146,7 +146,7 @@ class BatchMaker:
             "value": lambda rows, wanted: pa.array(rows.values, wanted),
         }
 
-    def batch(self, pieces: Sequence[Rows]) -> pa.RecordBatch:
+    def batch(self, pieces: Sequence[ColumnRows]) -> pa.RecordBatch:
         """Return the rows of one store or more, at least one, as a batch."""
         arrays = []
         for field in self._schema:
@@ -154,7 +154,7 @@ class BatchMaker:
             arrays.append(pa.concat_arrays([make(rows, field.type) for rows in pieces]))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def batches(self, rows: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+    def batches(self, rows: Iterable[ColumnRows]) -> Iterator[pa.RecordBatch]:
         """Yield all of the rows in batches."""
         gathering = Gathering()
         for piece in rows:
@@ -168,5 +168,5 @@ def _repeated(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
-def _ids(rows: Rows, of: StoreKind, wanted: pa.DataType) -> pa.Array:
+def _ids(rows: ColumnRows, of: StoreKind, wanted: pa.DataType) -> pa.Array:
     return pa.array(rows.ids, wanted) if rows.kind is of else pa.nulls(rows.row_count, wanted)

@@ -52,7 +52,7 @@ class TargetDiffersError(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """Where an import goes. `tenant` takes the place of every tenant, `store_prefix` comes before
     every name."""
 
@@ -85,7 +85,7 @@ class ImportReport:
 def import_table(
     spark: SparkSession,
     source: str,
-    target: Target,
+    target: ReplayTarget,
     *,
     tenant: str | None = None,
     store: str = "*",
@@ -196,7 +196,7 @@ class _Written(NamedTuple):
     size_bytes: int
 
 
-def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_rows(target: ReplayTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write rows that come by store, and yield what became of each store."""
     rows = (_checked(_Row(*row)) for batch in batches for row in zip(*_lists(batch), strict=True))
     with running_loop() as loop:

@@ -63,7 +63,7 @@ _IDLE_CLOSE_SECONDS: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """One row of the comparison."""
 
     name: str
@@ -108,7 +108,7 @@ def _create(side: Side, sizes: Sizes, name: str) -> BenchWork:
 
 
 PLANS: Final = (
-    Plan(
+    ComparisonPlan(
         "append_serial",
         "append, one after the other",
         _appends(1),
@@ -119,31 +119,31 @@ PLANS: Final = (
         headline="p50_ms",
         sides=(HOLDFAST, HOLDFAST_APPLIED, JETSTREAM, JETSTREAM_ALWAYS),
     ),
-    Plan("append_64", "append, 64 at once", _appends(64)),
-    Plan("append_1000", "append, 1,000 at once", _appends(1000), _times(6.0, 30.0)),
-    Plan("round_robin", "append by turns to 1,000 streams", _round_robin, _times(3.0, 10.0)),
-    Plan("kv_set_64", "kv set, 64 at once", _sets(64)),
-    Plan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _times(3.0, 30.0)),
-    Plan("kv_get_64", "kv get, 64 at once", _gets(64)),
-    Plan("kv_get_1000", "kv get, 1,000 at once", _gets(1000), _times(5.0)),
+    ComparisonPlan("append_64", "append, 64 at once", _appends(64)),
+    ComparisonPlan("append_1000", "append, 1,000 at once", _appends(1000), _times(6.0, 30.0)),
+    ComparisonPlan("round_robin", "append by turns to 1,000 streams", _round_robin, _times(3.0, 10.0)),
+    ComparisonPlan("kv_set_64", "kv set, 64 at once", _sets(64)),
+    ComparisonPlan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _times(3.0, 30.0)),
+    ComparisonPlan("kv_get_64", "kv get, 64 at once", _gets(64)),
+    ComparisonPlan("kv_get_1000", "kv get, 1,000 at once", _gets(1000), _times(5.0)),
     # Reading syncs nothing, and filling a stream that is synced message by message takes minutes.
-    Plan(
+    ComparisonPlan(
         "read",
         "read a stream from the start",
         Read,
         _times(5.0),
         sides=(HOLDFAST, JETSTREAM),
     ),
-    Plan("work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)),
-    Plan("work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)),
-    Plan(
+    ComparisonPlan("work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)),
+    ComparisonPlan("work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)),
+    ComparisonPlan(
         "follow",
         "follow live, write to delivery",
         Follow,
         (Target(HOLDFAST, "p99_ms", 20.0, at_least=False),),
         headline="p99_ms",
     ),
-    Plan("create", "first append to new streams, 1,000 at once", _create, _times(2.0)),
+    ComparisonPlan("create", "first append to new streams, 1,000 at once", _create, _times(2.0)),
 )
 WORK_NAMES: Final = tuple(plan.name for plan in PLANS)
 
@@ -202,7 +202,7 @@ async def _start_sides(
 
 
 async def _run_plan(
-    options: BenchOptions, plan: Plan, sizes: Sizes, sides: Mapping[str, Side]
+    options: BenchOptions, plan: ComparisonPlan, sizes: Sizes, sides: Mapping[str, Side]
 ) -> Work:
     works = {name: plan.make(sides[name], sizes, plan.name) for name in plan.sides}
     for work in works.values():

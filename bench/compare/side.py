@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.bench.load import Limit, Load
-from holdfast.bench.processes import Usage
-from holdfast.bench.read_back import Row
+from holdfast.bench.processes import ProcessUsage
+from holdfast.bench.read_back import ReadBackRow
 
 
 class Kind(StrEnum):
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 WORK_BATCH: Final = 100
 
 #: Called with each message that a follower is told of.
-Delivered = Callable[[Row], None]
+Delivered = Callable[[ReadBackRow], None]
 
 
 class Side(ABC):
@@ -47,7 +47,7 @@ class Side(ABC):
         return ("",)
 
     @abstractmethod
-    def usage(self) -> Mapping[str, Usage]:
+    def usage(self) -> Mapping[str, ProcessUsage]:
         """Return what its processes use, by name."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Side(ABC):
         """Return how many messages each stream holds."""
 
     @abstractmethod
-    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[Row]:
+    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[ReadBackRow]:
         """Return `count` messages from `start_seq` on, or as many as there are."""
 
     @abstractmethod

@@ -14,8 +14,8 @@ from typing import Final
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
 from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
-from holdfast.bench.processes import Cluster, Usage
-from holdfast.bench.read_back import Row
+from holdfast.bench.processes import BenchCluster, ProcessUsage
+from holdfast.bench.read_back import ReadBackRow
 from holdfast.client import (
     Client,
     Durability,
@@ -41,7 +41,7 @@ _SET_ASYNC: Final = "set_async"
 class HoldfastSide(Side):
     """One client of a cluster. Made by `holdfast_side`."""
 
-    def __init__(self, name: str, cluster: Cluster, client: Client, durability: Durability) -> None:
+    def __init__(self, name: str, cluster: BenchCluster, client: Client, durability: Durability) -> None:
         self.name = name
         self._cluster = cluster
         self._client = client
@@ -52,7 +52,7 @@ class HoldfastSide(Side):
             return (_APPEND, _APPEND_ASYNC)
         return (_SET, _SET_ASYNC) if kind is Kind.SET else ("",)
 
-    def usage(self) -> Mapping[str, Usage]:
+    def usage(self) -> Mapping[str, ProcessUsage]:
         self._cluster.check()
         return self._cluster.usage()
 
@@ -119,10 +119,10 @@ class HoldfastSide(Side):
         load = await closed_loop(count, _CHECKERS, Limit(operations=len(names)))
         return [found for _, found in sorted(load.answers)]
 
-    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[Row]:
+    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[ReadBackRow]:
         stream: Stream = self._client.stream(name)
         return [
-            Row(message.seq, message.value)
+            ReadBackRow(message.seq, message.value)
             async for message in stream.get_all(start_seq=start_seq, limit=count)
         ]
 
@@ -132,11 +132,11 @@ class HoldfastSide(Side):
         async with self._client.stream(name).consumer(consumer) as queue:
             await queue.info()
 
-            async def work(number: int) -> list[Row]:
+            async def work(number: int) -> list[ReadBackRow]:
                 deliveries = await queue.fetch(WORK_BATCH, max_wait_seconds=_TIMEOUT_SECONDS)
                 counted = await queue.ack(deliveries)
                 return [
-                    Row(one.message.seq, one.message.value)
+                    ReadBackRow(one.message.seq, one.message.value)
                     for one, counts in zip(deliveries, counted, strict=True)
                     if counts
                 ]
@@ -189,7 +189,7 @@ class HoldfastSide(Side):
 
 @asynccontextmanager
 async def holdfast_side(
-    name: str, cluster: Cluster, durability: Durability = Durability.SYNCED
+    name: str, cluster: BenchCluster, durability: Durability = Durability.SYNCED
 ) -> AsyncIterator[HoldfastSide]:
     """Connect a client to a cluster around the body. Raises BenchProcessError."""
     async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
@@ -197,7 +197,7 @@ async def holdfast_side(
         yield HoldfastSide(name, cluster, client, durability)
 
 
-async def _wait_for_servers(cluster: Cluster, client: Client) -> None:
+async def _wait_for_servers(cluster: BenchCluster, client: Client) -> None:
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         while True:
             cluster.check()
@@ -211,4 +211,4 @@ async def _wait_for_servers(cluster: Cluster, client: Client) -> None:
 async def _follow(subscription: Subscription, delivered: Delivered) -> None:
     async for change in subscription:
         assert change.kind is ChangeKind.SET and change.message is not None
-        delivered(Row(change.message.seq, change.message.value))
+        delivered(ReadBackRow(change.message.seq, change.message.value))

@@ -30,8 +30,8 @@ from nats.js.api import (
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
 from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
-from holdfast.bench.processes import NatsServer, Usage
-from holdfast.bench.read_back import Row
+from holdfast.bench.processes import NatsServer, ProcessUsage
+from holdfast.bench.read_back import ReadBackRow
 
 _TIMEOUT_SECONDS: Final = 60.0
 _CHECKERS: Final = 64
@@ -64,7 +64,7 @@ class JetStreamSide(Side):
             return (_ACK, _ACK_SYNC)
         return tuple(_BATCHES) if kind is Kind.READ else ("",)
 
-    def usage(self) -> Mapping[str, Usage]:
+    def usage(self) -> Mapping[str, ProcessUsage]:
         return self._server.usage()
 
     async def open_streams(self, names: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class JetStreamSide(Side):
     @asynccontextmanager
     async def followed(self, name: str, delivered: Delivered) -> AsyncIterator[None]:
         async def tell(message: Msg) -> None:
-            delivered(Row(message.metadata.sequence.stream, message.data))
+            delivered(ReadBackRow(message.metadata.sequence.stream, message.data))
 
         subscription = await self._context.subscribe(
             name,
@@ -127,7 +127,7 @@ class JetStreamSide(Side):
         load = await closed_loop(count, _CHECKERS, Limit(operations=len(names)))
         return [found for _, found in sorted(load.answers)]
 
-    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[Row]:
+    async def read(self, name: str, start_seq: int, count: int, variant: str) -> list[ReadBackRow]:
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -138,10 +138,10 @@ class JetStreamSide(Side):
         held = (await self.counts([name]))[0]
         count = min(count, held - start_seq + 1)
         consumer = await self._context.pull_subscribe(name, stream=_stream(name), config=config)
-        rows: list[Row] = []
+        rows: list[ReadBackRow] = []
         while len(rows) < count:
             messages = await consumer.fetch(min(batch, count - len(rows)), _TIMEOUT_SECONDS)
-            rows += [Row(one.metadata.sequence.stream, one.data) for one in messages]
+            rows += [ReadBackRow(one.metadata.sequence.stream, one.data) for one in messages]
         await consumer.unsubscribe()
         return rows
 
@@ -157,7 +157,7 @@ class JetStreamSide(Side):
         ]
         idle = list(subscriptions)
 
-        async def work(number: int) -> list[Row]:
+        async def work(number: int) -> list[ReadBackRow]:
             subscription = idle.pop()
             messages = await subscription.fetch(WORK_BATCH, _TIMEOUT_SECONDS)
             idle.append(subscription)
@@ -166,7 +166,7 @@ class JetStreamSide(Side):
             else:
                 for one in messages:
                     await one.ack()
-            return [Row(one.metadata.sequence.stream, one.data) for one in messages]
+            return [ReadBackRow(one.metadata.sequence.stream, one.data) for one in messages]
 
         load = await closed_loop(work, workers, limit)
         for subscription in subscriptions:

@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.bench.compare.side import WORK_BATCH, Kind, Side
 from holdfast.bench.harness import Figures, timed
 from holdfast.bench.load import Limit, Load, due_at, value_of
-from holdfast.bench.read_back import Checker, Row
+from holdfast.bench.read_back import Checker, ReadBackRow
 
 CHECKED_MESSAGES: Final = 5000
 #: Of many streams so many are read; all are counted.
@@ -177,7 +177,7 @@ class Read(Append):
         await self.append(limit, _FILL_CONCURRENCY, self.side.variants(Kind.APPEND)[-1])
         await super().check()
         self._stored = {seq: value_of(number) for number, seq in self._last.answers}
-        self._rows: list[Row] = []
+        self._rows: list[ReadBackRow] = []
 
     async def load(self, variant: str) -> Figures:
         count = self.sizes.read_messages
@@ -224,11 +224,11 @@ class Follow(Append):
         per_second = self.sizes.per_second
         limit = Limit(seconds=self.sizes.seconds)
         clock = time.perf_counter
-        self._rows: list[Row] = []
+        self._rows: list[ReadBackRow] = []
         delivered_at: list[float] = []
         news = asyncio.Event()
 
-        def delivered(row: Row) -> None:
+        def delivered(row: ReadBackRow) -> None:
             delivered_at.append(clock())
             self._rows.append(row)
             news.set()

@@ -18,7 +18,7 @@ import apsw
 
 from holdfast.bench.harness import Figures, timed
 from holdfast.bench.load import value_of
-from holdfast.bench.read_back import Checker, Row
+from holdfast.bench.read_back import Checker, ReadBackRow
 from holdfast.bench.store.engine_files import (
     BATCH_CHANGES,
     TIME_MS,
@@ -82,7 +82,7 @@ def _written(file: StoreFile, count: int, began_at: float) -> Figures:
     checker = Checker("store file", "append")
     checker.count("the meta row", count, file.meta.count)
     expected = {seq: value_of(seq) for seq in range(1, count + 1)}
-    checker.messages(expected, (Row(row[0], row[3]) for row in _pages(file)))
+    checker.messages(expected, (ReadBackRow(row[0], row[3]) for row in _pages(file)))
     return {**timed(count, seconds), "durable_per_second": count / durable_seconds}
 
 

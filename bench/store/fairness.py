@@ -26,7 +26,7 @@ from holdfast.bench.load import Limit, closed_loop, paced, value_of
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.noise import KINDS, NOISY_STREAM
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchProcess, Cluster, running_cluster
+from holdfast.bench.processes import BenchCluster, BenchProcess, running_cluster
 from holdfast.bench.read_back import WrongReadBackError
 from holdfast.client import Client, Stream, connect
 
@@ -90,7 +90,7 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
 
 @contextlib.asynccontextmanager
 async def _noise(
-    side: str, cluster: Cluster, options: BenchOptions, folder: Path
+    side: str, cluster: BenchCluster, options: BenchOptions, folder: Path
 ) -> AsyncIterator[None]:
     """Run the noise, if this side has any, around the body."""
     if side == _ALONE:

@@ -37,10 +37,10 @@ from holdfast.bench.load import Limit, closed_loop, value_of
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import (
-    Cluster,
+    BenchCluster,
     JetStreamSync,
     NatsServer,
-    Usage,
+    ProcessUsage,
     running_cluster,
     running_nats,
 )
@@ -180,7 +180,7 @@ async def _measure_cluster(
 
 
 async def _restart_round(
-    cluster: Cluster, client: Client, settings: IdleSettings, unused: Iterator[int]
+    cluster: BenchCluster, client: Client, settings: IdleSettings, unused: Iterator[int]
 ) -> dict[str, float]:
     """Start the stopped cluster, measure it, kill and start it again, and stop it."""
     figures = {"first_ack_ms": await _first_ack_ms(cluster, client, next(unused))}
@@ -211,7 +211,7 @@ async def _restart_round(
     return figures
 
 
-async def _first_ack_ms(cluster: Cluster, client: Client, number: int) -> float:
+async def _first_ack_ms(cluster: BenchCluster, client: Client, number: int) -> float:
     began_at = time.perf_counter()
     cluster.start_coordinator()
     cluster.start_persist(_SERVER)
@@ -221,7 +221,7 @@ async def _first_ack_ms(cluster: Cluster, client: Client, number: int) -> float:
     return latency_ms
 
 
-async def _stop(cluster: Cluster) -> None:
+async def _stop(cluster: BenchCluster) -> None:
     # In a thread: the client has its connection to look after.
     for name in (_SERVER, "coordinator"):
         await asyncio.to_thread(cluster.stop, name)
@@ -325,5 +325,5 @@ def _open_figures(latencies: list[float]) -> dict[str, float]:
     }
 
 
-def _cpu_ratio(before: Usage, after: Usage, seconds: float) -> float:
+def _cpu_ratio(before: ProcessUsage, after: ProcessUsage, seconds: float) -> float:
     return (after.cpu_seconds - before.cpu_seconds) / seconds

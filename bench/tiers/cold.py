@@ -23,7 +23,7 @@ from typing import Final
 from holdfast.bench.harness import Figures, quantile
 from holdfast.bench.load import Limit, closed_loop
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchProcessError, Cluster, stopped_cluster
+from holdfast.bench.processes import BenchCluster, BenchProcessError, stopped_cluster
 from holdfast.bench.read_back import Checker
 from holdfast.bench.store.idle_stores import TENANT, state_bytes, store_named
 from holdfast.bench.tiers.cold_stores import MESSAGES, make_cold_stores
@@ -108,7 +108,7 @@ async def measure_many(
 
 
 async def _many_round(
-    cluster: Cluster, url: str, count: int, opened: int, unused: Iterator[int]
+    cluster: BenchCluster, url: str, count: int, opened: int, unused: Iterator[int]
 ) -> Figures:
     figures: dict[str, float] = {}
     began_at = time.perf_counter()
@@ -149,7 +149,7 @@ def _listed_from_manifests(url: str) -> dict[str, float]:
     return found
 
 
-async def _all_cold(cluster: Cluster, client: Client, count: int) -> None:
+async def _all_cold(cluster: BenchCluster, client: Client, count: int) -> None:
     """Wait until every store is cold and no file of one is left."""
     give_up_at = time.monotonic() + _COLD_SECONDS
     while True:

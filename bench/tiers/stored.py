@@ -29,7 +29,7 @@ from typing import Final
 from holdfast.bench.harness import Figures, quantile
 from holdfast.bench.load import Limit, Load, Pending, paced, windowed
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import Cluster, stopped_cluster
+from holdfast.bench.processes import BenchCluster, stopped_cluster
 from holdfast.bench.read_back import Checker
 from holdfast.bench.tiers.buckets import Counted, Endpoint, SlowEndpoint, slowed
 from holdfast.bench.tiers.prices import (
@@ -94,7 +94,7 @@ async def measure_writers(
 
 
 async def _rounds(
-    options: BenchOptions, load: Writers, cluster: Cluster, bucket: SlowEndpoint, client: Client
+    options: BenchOptions, load: Writers, cluster: BenchCluster, bucket: SlowEndpoint, client: Client
 ) -> list[Figures]:
     streams = [client.stream(f"writer.{number}") for number in range(load.writers)]
     seqs: list[dict[int, int]] = [{} for _ in streams]
@@ -152,7 +152,7 @@ async def measure_cost(
 @asynccontextmanager
 async def _cluster(
     options: BenchOptions, endpoint: Endpoint, latency_ms: float, local: bool, folder: Path
-) -> AsyncIterator[tuple[Cluster, SlowEndpoint, Client]]:
+) -> AsyncIterator[tuple[BenchCluster, SlowEndpoint, Client]]:
     with (
         slowed(options, endpoint, latency_ms, folder / "proxy") as bucket,
         stopped_cluster(options, folder) as cluster,

@@ -95,7 +95,7 @@ class ClientResult:
     problems: list[str] = field(default_factory=list)
 
 
-class Follower:
+class FollowingUser:
     """A user's eye on the room: each message once, in order, and how late."""
 
     def __init__(self, user: int, room: int, latencies: Histogram) -> None:
@@ -144,7 +144,7 @@ class _UsersClient:
         self._cursors = {n: client.kv(cursor_name(n)) for n in self._crowd.members}
         self._rooms = {n: client.stream(room_name(n)) for n in self._crowd.rooms}
         self._acks, self._deliveries = Histogram(), Histogram()
-        self._followers: list[Follower] = []
+        self._followers: list[FollowingUser] = []
         #: What was acknowledged in each room: the checksum of each value, by seq.
         self._said: dict[int, dict[int, int]] = {room: {} for room in self._rooms}
         self._actions = 0
@@ -182,7 +182,7 @@ class _UsersClient:
         tasks = []
 
         async def join(user: int) -> None:
-            follower = Follower(user, self._crowd.room_of(user), self._deliveries)
+            follower = FollowingUser(user, self._crowd.room_of(user), self._deliveries)
             subscription = self._rooms[follower.room].subscribe()
             await stack.enter_async_context(subscription)
             self._followers.append(follower)

@@ -27,7 +27,7 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchProcess, Cluster, Usage, running_cluster
+from holdfast.bench.processes import BenchCluster, BenchProcess, ProcessUsage, running_cluster
 from holdfast.bench.read_back import WrongReadBackError
 from holdfast.bench.users.client import ClientResult, ClientTask
 from holdfast.bench.users.histogram import Histogram
@@ -122,7 +122,7 @@ class _Meeting:
     """The client processes of one round, and the files at which they are met."""
 
     def __init__(
-        self, options: BenchOptions, settings: UsersSettings, cluster: Cluster, folder: Path
+        self, options: BenchOptions, settings: UsersSettings, cluster: BenchCluster, folder: Path
     ) -> None:
         self._options = options
         self._settings = settings
@@ -178,7 +178,7 @@ class _Meeting:
         log_file = self._folder / f"{name}.log"
         return BenchProcess(name, self._options.tethered(command), log_file)
 
-    def _usage(self) -> Mapping[str, Usage]:
+    def _usage(self) -> Mapping[str, ProcessUsage]:
         return {**self._cluster.usage(), **{each.name: each.usage() for each in self._clients}}
 
     def _check(self) -> None:
@@ -209,8 +209,8 @@ class _Meeting:
 def _figures(
     settings: UsersSettings,
     results: Sequence[ClientResult],
-    before: Mapping[str, Usage],
-    after: Mapping[str, Usage],
+    before: Mapping[str, ProcessUsage],
+    after: Mapping[str, ProcessUsage],
 ) -> Figures:
     seconds = settings.seconds
     acks, deliveries = Histogram(), Histogram()

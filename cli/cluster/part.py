@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.cluster.restart import RestartPolicy, Verdict
+from holdfast.cli.cluster.restart import RestartPolicy, RestartVerdict
 from holdfast.protocol.errors import HoldfastError
 
 #: How long a part may take to end after SIGTERM.
@@ -130,7 +130,7 @@ class Part:
 
     async def _after_exit(self, exit_code: int, lived_seconds: float) -> None:
         decision = self._policy.ended(exit_code, lived_seconds)
-        if decision.verdict is Verdict.GIVE_UP:
+        if decision.verdict is RestartVerdict.GIVE_UP:
             reason = self._last_lines[-1] if self._last_lines else "it said nothing"
             raise PartFailedError(part=self.name, exit_code=exit_code, reason=reason)
         self.restart_count += 1

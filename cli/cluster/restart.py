@@ -26,7 +26,7 @@ _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
 
 
-class Verdict(StrEnum):
+class RestartVerdict(StrEnum):
     """What to do about a part that ended."""
 
     RESTART = "restart"
@@ -37,7 +37,7 @@ class Verdict(StrEnum):
 class Decision:
     """`delay_seconds` is how long to wait before the restart."""
 
-    verdict: Verdict
+    verdict: RestartVerdict
     delay_seconds: float = 0.0
 
 
@@ -54,12 +54,12 @@ class RestartPolicy:
         if lived_seconds >= RAN_SECONDS:
             self._ever_ran = True
             self._quick_exits = 0
-            return Decision(Verdict.RESTART, FIRST_DELAY_SECONDS)
+            return Decision(RestartVerdict.RESTART, FIRST_DELAY_SECONDS)
         if not self._ever_ran:
             self._failed_starts = self._failed_starts + 1 if exit_code == _EXIT_FAILED else 0
             if exit_code == _EXIT_USAGE or self._failed_starts >= MAX_FAILED_STARTS:
-                return Decision(Verdict.GIVE_UP)
+                return Decision(RestartVerdict.GIVE_UP)
         delay_seconds = min(FIRST_DELAY_SECONDS * 2.0**self._quick_exits, MAX_DELAY_SECONDS)
         # The delay stops growing long before the power of two overflows.
         self._quick_exits = min(self._quick_exits + 1, 16)
-        return Decision(Verdict.RESTART, delay_seconds)
+        return Decision(RestartVerdict.RESTART, delay_seconds)

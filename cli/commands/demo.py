@@ -33,10 +33,10 @@ from holdfast.cli.cluster.cluster import MAX_SERVERS, Cluster, ClusterOptions, r
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.demo.export import TableVerdict, export_demo, missing_for_export
 from holdfast.cli.demo.git_history import BlobReader, GitError, repository_root
-from holdfast.cli.demo.plan import Plan, plan_repository
+from holdfast.cli.demo.plan import DemoPlan, plan_repository
 from holdfast.cli.demo.progress import DemoProgress
 from holdfast.cli.demo.report import AckTimes, DemoReport, Kill
-from holdfast.cli.demo.verify import Verdict, verify
+from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.cli.demo.worker import WorkerTask
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
@@ -272,7 +272,7 @@ class _Run:
     def __init__(
         self,
         options: DemoOptions,
-        plan: Plan,
+        plan: DemoPlan,
         cluster: Cluster,
         work: Path,
         progress: DemoProgress,
@@ -296,7 +296,7 @@ class _Run:
             async for _ in client.stores(prefix=self._plan.prefix):
                 raise DemoUsedError(data=str(self._options.data), prefix=self._plan.prefix)
 
-    async def carry_out(self) -> Verdict:
+    async def carry_out(self) -> DemoVerdict:
         """Write, follow, kill, and read back. The follower listens on for duplicates until all
         has been read back. Raises DemoFailedError."""
         self._plan.save(self._work / "plan")
@@ -360,7 +360,7 @@ class _Run:
         victim.signal(signal.SIGKILL)
         self._progress.stage(f"killed {busiest}, which owned {len(owned[busiest])} streams")
 
-    async def _verify(self) -> Verdict:
+    async def _verify(self) -> DemoVerdict:
         checked = 0
 
         def on_file(message_count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from holdfast.cli.progress import CountingBars
+from holdfast.cli.progress import CountingProgress
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
 from holdfast.client.wire.router import Router
@@ -128,7 +128,7 @@ class _Connection:
         await self._bus.close()
 
 
-class _Progress(CountingBars):
+class _Progress(CountingProgress):
     """How many stores are left: a bar on a terminal, a line when the number changes elsewhere."""
 
     def __init__(self, server: str, *, enabled: bool) -> None:

@@ -129,9 +129,9 @@ def import_command(
     May be repeated after a failure: it goes on where it stopped.
     """
     with _spark(master) as spark:
-        from holdfast.spark.replay import Target, import_table
+        from holdfast.spark.replay import ReplayTarget, import_table
 
-        target = Target(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
+        target = ReplayTarget(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
         report = import_table(
             spark,
             source,

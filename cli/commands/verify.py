@@ -21,7 +21,7 @@ from holdfast.protocol.errors import NotFoundError
 from holdfast.protocol.names import StoreId, StoreKind
 
 if TYPE_CHECKING:
-    from holdfast.shared_fs.inspection.verification import Verdict
+    from holdfast.shared_fs.inspection.verification import StoreVerdict
 
 
 @click.command()
@@ -92,7 +92,7 @@ def _chosen(
     return found
 
 
-def verdict_row(verdict: Verdict) -> dict[str, Any]:
+def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
     """Return what was found of a store as JSON."""
     return {
         "tenant": verdict.store.tenant,

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from holdfast.cli.advice import explain
 from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.demo.plan import Plan, PlannedFile, blob_id
-from holdfast.cli.owner_jobs import Owners, connected_owners
+from holdfast.cli.demo.plan import DemoPlan, PlannedFile, blob_id
+from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.settings import DEFAULT_TENANT, Settings
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
@@ -115,7 +115,7 @@ def missing_for_export() -> str | None:
     return None
 
 
-async def export_demo(nats: str, prefix: str, bucket: str, plan: Plan, work: Path) -> TableVerdict:
+async def export_demo(nats: str, prefix: str, bucket: str, plan: DemoPlan, work: Path) -> TableVerdict:
     """Snapshot every store of the demo, export the bucket and look at the table.
 
     `work` has the saved plan as `plan`. Raises HoldfastError.
@@ -132,7 +132,7 @@ async def export_demo(nats: str, prefix: str, bucket: str, plan: Plan, work: Pat
     return TableVerdict.load(Path(task.result))
 
 
-async def _back_up(owners: Owners, stores: Iterable[StoreId]) -> None:
+async def _back_up(owners: ConnectedOwners, stores: Iterable[StoreId]) -> None:
     room = asyncio.Semaphore(_CONCURRENT_BACKUPS)
 
     async def back_up(store: StoreId) -> None:
@@ -179,7 +179,7 @@ async def _run_process(task: ExportTask, work: Path) -> None:
 
 
 # The exporting process
-def judge(plan: Plan, versions: Iterable[Any], paths: Iterable[Any]) -> tuple[int, bool, list[str]]:
+def judge(plan: DemoPlan, versions: Iterable[Any], paths: Iterable[Any]) -> tuple[int, bool, list[str]]:
     """Hold what a table has against a plan: how many documents are identical, if the kv is, and the
     first differences. Pure.
 
@@ -214,7 +214,7 @@ def _export_and_judge(task: ExportTask) -> TableVerdict:
     from holdfast.spark.session import session
     from holdfast.spark.state import latest
 
-    plan = Plan.load(Path(task.plan))
+    plan = DemoPlan.load(Path(task.plan))
     with session("holdfast demo", register=False, settings=_SETTINGS) as spark:
         report = export(spark, task.bucket)
         latest(spark, report.table).createOrReplaceTempView("demo_state")

@@ -38,7 +38,7 @@ class Commit(NamedTuple):
     time: str
 
 
-class Version(NamedTuple):
+class FileVersion(NamedTuple):
     """One change of one file. A deletion has the status `D`, an empty mode and an empty blob."""
 
     commit: Commit
@@ -60,7 +60,7 @@ def repository_root(directory: Path) -> Path | None:
     return None
 
 
-def read_versions(repository: Path) -> Iterator[Version]:
+def read_versions(repository: Path) -> Iterator[FileVersion]:
     """Yield each version of each file, oldest commit first. Raises GitError.
 
     Submodules are no files: where one takes a file's place, the file is deleted.
@@ -143,7 +143,7 @@ class BlobReader:
         return content[:-1]
 
 
-def _parse(tokens: Iterator[bytes]) -> Iterator[Version]:
+def _parse(tokens: Iterator[bytes]) -> Iterator[FileVersion]:
     """Read `commit NUL (LF? :modes-blobs-status NUL path NUL)*`, again and again."""
     commit: Commit | None = None
     for token in tokens:
@@ -160,9 +160,9 @@ def _parse(tokens: Iterator[bytes]) -> Iterator[Version]:
             continue
         if mode in (_SUBMODULE, "000000"):
             if old_mode != _SUBMODULE:
-                yield Version(commit, path, "D", "", "")
+                yield FileVersion(commit, path, "D", "", "")
         else:
-            yield Version(commit, path, status[:1], mode, blob)
+            yield FileVersion(commit, path, status[:1], mode, blob)
 
 
 def _tokens(output: IO[bytes]) -> Iterator[bytes]:

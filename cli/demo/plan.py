@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.cli.demo.git_history import Version, blob_sizes, read_versions
+from holdfast.cli.demo.git_history import FileVersion, blob_sizes, read_versions
 from holdfast.protocol.frames import pack, unpack
 from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.names import check_store, quote
@@ -44,7 +44,7 @@ class PlannedMessage(NamedTuple):
     headers: dict[str, str]
 
 
-class Step(NamedTuple):
+class DemoStep(NamedTuple):
     """One thing for a writer to do: append message `seq` of a file, or, where the version is not
     stored (`seq` 0), only take the path out of the kv."""
 
@@ -64,14 +64,14 @@ class PlannedFile:
 
 
 @dataclass(slots=True)
-class Plan:
+class DemoPlan:
     """Everything that is to be stored."""
 
     repository: str
     #: What the names of all stores of this demo begin with.
     prefix: str
     files: list[PlannedFile] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DemoStep] = field(default_factory=list)
     #: By file: which writer writes it.
     writers: list[int] = field(default_factory=list)
     commit_count: int = 0
@@ -95,7 +95,7 @@ class Plan:
         path.write_bytes(pack([self.repository, self.prefix, files, self.steps, self.writers]))
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> DemoPlan:
         """Return what a writer or follower needs of a saved plan."""
         repository, prefix, files, steps, writers = unpack(path.read_bytes())
         return cls(
@@ -105,17 +105,17 @@ class Plan:
                 PlannedFile(path, stream, [PlannedMessage(*one) for one in messages], latest)
                 for path, stream, messages, latest in files
             ],
-            [Step(*step) for step in steps],
+            [DemoStep(*step) for step in steps],
             writers,
         )
 
 
 def make_plan(
-    repository: Path, versions: Iterable[Version], sizes: Mapping[str, int], writer_count: int
-) -> Plan:
+    repository: Path, versions: Iterable[FileVersion], sizes: Mapping[str, int], writer_count: int
+) -> DemoPlan:
     """Return the plan for `versions`, oldest first, with the sizes of the blobs that there are."""
     name = quote(repository.name or "root")[:_MAX_REPOSITORY_BYTES]
-    plan = Plan(str(repository), f"demo.{name}.")
+    plan = DemoPlan(str(repository), f"demo.{name}.")
     file_of_path: dict[bytes, int] = {}
     commits = set()
     for version in versions:
@@ -136,14 +136,14 @@ def make_plan(
     return plan
 
 
-def _plan_version(plan: Plan, index: int, version: Version, sizes: Mapping[str, int]) -> None:
+def _plan_version(plan: DemoPlan, index: int, version: FileVersion, sizes: Mapping[str, int]) -> None:
     file = plan.files[index]
     is_deletion = version.status == DELETED
     size_bytes = 0 if is_deletion else sizes.get(version.blob)
     if size_bytes is None or size_bytes > MAX_VALUE_BYTES:
         plan.skipped[Skipped.NOT_IN_CLONE if size_bytes is None else Skipped.TOO_LARGE] += 1
         file.latest_blob = None
-        plan.steps.append(Step(index, 0))
+        plan.steps.append(DemoStep(index, 0))
         return
     headers = {
         "commit": version.commit.id,
@@ -156,7 +156,7 @@ def _plan_version(plan: Plan, index: int, version: Version, sizes: Mapping[str, 
         headers["mode"] = version.mode
     file.messages.append(PlannedMessage(version.blob, headers))
     file.latest_blob = None if is_deletion else version.blob
-    plan.steps.append(Step(index, len(file.messages)))
+    plan.steps.append(DemoStep(index, len(file.messages)))
     plan.content_bytes += size_bytes
 
 
@@ -190,7 +190,7 @@ def _share_out(loads: list[int], count: int) -> list[int]:
     return writers
 
 
-def plan_repository(repository: Path, limit: int | None, writer_count: int) -> Plan:
+def plan_repository(repository: Path, limit: int | None, writer_count: int) -> DemoPlan:
     """Read a repository's history, its first `limit` versions, and return the plan. Raises GitError."""
     versions = list(itertools.islice(read_versions(repository), limit))
     blobs = dict.fromkeys(one.blob for one in versions if one.blob)

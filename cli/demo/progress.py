@@ -7,14 +7,14 @@ from typing import Final
 import click
 from rich.progress import TaskID
 
-from holdfast.cli.progress import CountingBars
+from holdfast.cli.progress import CountingProgress
 
 BARS: Final = ("written", "followed", "read back")
 #: Without a terminal, each bar says so many lines at the most.
 _PLAIN_STEPS: Final = 4
 
 
-class DemoProgress(CountingBars):
+class DemoProgress(CountingProgress):
     """`show` moves a bar to a count; `say` prints a line."""
 
     def __init__(self, *, enabled: bool) -> None:

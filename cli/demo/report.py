@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from holdfast.cli.demo.export import TableVerdict
-from holdfast.cli.demo.plan import Plan, Skipped
-from holdfast.cli.demo.verify import Verdict
+from holdfast.cli.demo.plan import DemoPlan, Skipped
+from holdfast.cli.demo.verify import DemoVerdict
 from holdfast.cli.render import print_json, size, stdout_console
 
 
@@ -38,12 +38,12 @@ class Kill:
 class DemoReport:
     """All numbers of one run."""
 
-    plan: Plan
+    plan: DemoPlan
     server_count: int
     writer_count: int
     acks: Sequence[AckTimes]
     kill: Kill | None
-    verdict: Verdict
+    verdict: DemoVerdict
     changes_followed: int
     follower_problems: Sequence[str]
     total_seconds: float

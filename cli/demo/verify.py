@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.cli.demo.git_history import BlobReader
-from holdfast.cli.demo.plan import Plan, PlannedFile
+from holdfast.cli.demo.plan import DemoPlan, PlannedFile
 from holdfast.client import Client
 from holdfast.protocol.messages import Message
 
@@ -18,7 +18,7 @@ _MAX_PROBLEMS: Final = 20
 
 
 @dataclass(slots=True)
-class Verdict:
+class DemoVerdict:
     """What the comparison found. A file is identical if its stream has exactly its versions, with
     their contents and headers, as messages 1 to n."""
 
@@ -36,13 +36,13 @@ class Verdict:
 
 
 async def verify(
-    client: Client, blobs: BlobReader, plan: Plan, on_file: Callable[[int], None]
-) -> Verdict:
+    client: Client, blobs: BlobReader, plan: DemoPlan, on_file: Callable[[int], None]
+) -> DemoVerdict:
     """Compare all that `client` reads with what `plan` and git say.
 
     `on_file` hears how many messages each file that is done had.
     """
-    verdict = Verdict()
+    verdict = DemoVerdict()
     room = asyncio.Semaphore(_CONCURRENT_FILES)
 
     async def check(file: PlannedFile) -> None:
@@ -58,7 +58,7 @@ async def verify(
 
 
 async def _check_file(
-    client: Client, blobs: BlobReader, file: PlannedFile, verdict: Verdict
+    client: Client, blobs: BlobReader, file: PlannedFile, verdict: DemoVerdict
 ) -> None:
     stored = [message async for message in client.stream(file.stream).get_all()]
     verdict.messages_read += len(stored)
@@ -91,7 +91,7 @@ async def _difference(
     return None if message.value == content else "its value differs"
 
 
-async def _check_latest(client: Client, blobs: BlobReader, plan: Plan, verdict: Verdict) -> None:
+async def _check_latest(client: Client, blobs: BlobReader, plan: DemoPlan, verdict: DemoVerdict) -> None:
     expected = plan.latest()
     stored = {entry.key: entry.value async for entry in client.kv(plan.kv).get_all()}
     for path in expected.keys() ^ stored.keys():

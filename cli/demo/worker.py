@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from holdfast.cli.advice import explain, first_error
 from holdfast.cli.demo.git_history import BlobReader
-from holdfast.cli.demo.plan import DELETED, Plan, PlannedFile, Step, blob_id
+from holdfast.cli.demo.plan import DELETED, DemoPlan, DemoStep, PlannedFile, blob_id
 from holdfast.client import Client, connect
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import pack
@@ -73,7 +73,7 @@ class _Report:
 
 
 class _Writer:
-    def __init__(self, task: WorkerTask, plan: Plan, client: Client, blobs: BlobReader) -> None:
+    def __init__(self, task: WorkerTask, plan: DemoPlan, client: Client, blobs: BlobReader) -> None:
         self._plan = plan
         self._blobs = blobs
         self._latest = client.kv(plan.kv)
@@ -108,7 +108,7 @@ class _Writer:
         self._report.say()
         _say(waits=True)
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: DemoStep) -> None:
         try:
             # Tasks start in the order they were made in, and a lock is given in the order it was
             # asked for: a file's versions go out in their order.
@@ -119,7 +119,7 @@ class _Writer:
         self._done_count += 1
         self._step_done.set()
 
-    async def _write(self, step: Step) -> None:
+    async def _write(self, step: DemoStep) -> None:
         file = self._plan.files[step.file]
         if step.seq == 0:
             await self._latest.delete(file.path)
@@ -136,14 +136,14 @@ class _Writer:
                 both.create_task(self._latest.set(file.path, value, headers=headers))
         self._report.add()
 
-    async def _append(self, step: Step, value: bytes, headers: dict[str, str]) -> None:
+    async def _append(self, step: DemoStep, value: bytes, headers: dict[str, str]) -> None:
         sent_at = time.monotonic()
         await self._streams[step.file].append(value, headers=headers)
         self.acks.append((step.file, sent_at, time.monotonic()))
 
 
 class _Follower:
-    def __init__(self, plan: Plan, client: Client) -> None:
+    def __init__(self, plan: DemoPlan, client: Client) -> None:
         self._plan = plan
         self._client = client
         self._report = _Report()
@@ -255,7 +255,7 @@ class _Follower:
 
 async def _run(task: WorkerTask) -> bytes:
     """Do the task and return the content of its result file."""
-    plan = Plan.load(Path(task.plan))
+    plan = DemoPlan.load(Path(task.plan))
     async with AsyncExitStack() as stack:
         signals = await _listen(stack)
         client = await stack.enter_async_context(connect(task.nats, prefix=task.prefix))

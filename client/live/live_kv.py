@@ -75,16 +75,16 @@ V = TypeVar("V")
 _CONFLICT_SECONDS: Final = 0.5
 
 
-class Removal(Enum):
+class KeyRemoval(Enum):
     """The type of DELETE."""
 
     DELETE = "delete"
 
 
 #: What a merge returns for the key to be deleted.
-DELETE: Final = Removal.DELETE
+DELETE: Final = KeyRemoval.DELETE
 
-MergeFunction = Callable[[V | None, V | None, V | None], V | Removal]
+MergeFunction = Callable[[V | None, V | None, V | None], V | KeyRemoval]
 
 
 class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
@@ -259,7 +259,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
                 None if each is None else self._decoded(each) for each in (base, local, remote)
             ]
             merged = self._user_merge(*values)
-            if isinstance(merged, Removal):
+            if isinstance(merged, KeyRemoval):
                 return None
             return checked_value(self._codec.encode(merged))
         except Exception as error:  # noqa: BLE001 (the application's, and no fault of the replica)

@@ -35,9 +35,16 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.wire.credit import Credit
-from holdfast.client.wire.frame import Frame, FrameBuilder, Group, Operation, PackedBatch, fail
+from holdfast.client.wire.frame import (
+    Frame,
+    FrameBuilder,
+    Operation,
+    PackedBatch,
+    QueuedGroup,
+    fail,
+)
 from holdfast.client.wire.reply import read_reply
-from holdfast.client.wire.store_queue import Lane, QueueState, StoreKey, StoreQueue
+from holdfast.client.wire.store_queue import QueueState, ServerQueue, StoreKey, StoreQueue
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     BusyError,
@@ -122,11 +129,11 @@ class Coalescer:
         self._writer = writer
         self._jitter = jitter
         self._queues: dict[StoreKey, StoreQueue] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ServerQueue] = {}
         self._frames: dict[int, Frame] = {}
         self._frame_number = 0
         #: Questions whether a server is there: those on their way, and those to be sent.
-        self._pings: dict[int, Lane] = {}
+        self._pings: dict[int, ServerQueue] = {}
         self._questions: list[SendFrame] = []
         self._first_counter = 1
         #: Queues that may hold something, in no order; dropped lazily.
@@ -381,7 +388,7 @@ class Coalescer:
 
     def _forget_idle_stores(self) -> None:
         """Forget a share of the idle stores. One that comes back starts above every counter that
-        was forgotten, with a floor that covers the jump, so no old outcome can be taken for its."""
+        was forgotten, with a `first_unacked` that covers the jump, so no old outcome can be taken for its."""
         idle = [
             queue
             for queue in self._queues.values()
@@ -405,7 +412,7 @@ class Coalescer:
             lane.line.append(queue)
 
     def _go_on(self, queue: StoreQueue) -> None:
-        """The floor may have risen: let go what waited for that."""
+        """`first_unacked` may have risen: let go what waited for that."""
         if queue.state is _IDLE and queue.has_unsent:
             self._activate(queue)
 
@@ -413,7 +420,7 @@ class Coalescer:
         queue.owner = owner
         lane = self._lanes.get(owner.server)
         if lane is None:
-            lane = self._lanes[owner.server] = Lane(owner.server)
+            lane = self._lanes[owner.server] = ServerQueue(owner.server)
         lane.incarnation = owner.incarnation
         queue.lane = lane
 
@@ -446,7 +453,7 @@ class Coalescer:
 
     # Frames
 
-    def _build(self, lane: Lane, now: float) -> SendFrame | None:
+    def _build(self, lane: ServerQueue, now: float) -> SendFrame | None:
         self._frame_number += 1
         # What waits is spread over the frames that may be in flight, so that this side works on
         # one answer while the server works on the next frame.
@@ -515,7 +522,7 @@ class Coalescer:
                 group.queue.requeue_reads(group.operations)
                 self._active[group.queue.key] = group.queue
 
-    def _answered(self, frame: Frame, group: Group, outcome: Outcome, now: float) -> None:
+    def _answered(self, frame: Frame, group: QueuedGroup, outcome: Outcome, now: float) -> None:
         if group.answered:
             return
         queue, operations = group.queue, group.operations
@@ -554,7 +561,7 @@ class Coalescer:
                 if queue.state is _IDLE:
                     self._activate(queue)
 
-    def _refused(self, frame: Frame, group: Group, error: HoldfastError, now: float) -> None:
+    def _refused(self, frame: Frame, group: QueuedGroup, error: HoldfastError, now: float) -> None:
         if group.answered or group.frame != frame.number:
             return
         if not error.retryable:
@@ -577,7 +584,7 @@ class Coalescer:
         if frame.number in self._frames:
             self._close_frame(frame)
 
-    def _fail_group(self, group: Group, error: HoldfastError) -> None:
+    def _fail_group(self, group: QueuedGroup, error: HoldfastError) -> None:
         group.answered = True
         self.pending_count -= len(group.operations)
         for operation in group.operations:
@@ -623,7 +630,7 @@ class Coalescer:
                 ][:1]
         self._frame_timeout_at = earliest
 
-    def _ping(self, lane: Lane, now: float) -> None:
+    def _ping(self, lane: ServerQueue, now: float) -> None:
         """Ask a server that is late whether it is there. What was on its way to a server that died
         is lost in silence; a question to one that is gone has `no responders` for an answer."""
         self._pings.pop(lane.ping, None)

@@ -15,11 +15,11 @@ from holdfast.protocol.frames import PROTOCOL_VERSION, pack
 from holdfast.protocol.messages import Durability
 
 if TYPE_CHECKING:
-    from holdfast.client.wire.store_queue import Lane, StoreQueue
+    from holdfast.client.wire.store_queue import ServerQueue, StoreQueue
 
 _array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
 _ONE: Final = _array_header(1)
-#: Counter, floor and durability of reads.
+#: Counter, first_unacked and durability of reads.
 _OF_READS: Final = bytes(3)
 
 _STORED: Final = int(Durability.STORED)
@@ -55,7 +55,7 @@ def fail(operation: Operation, error: HoldfastError) -> None:
         waiter.set_result((own, 0, None))
 
 
-class Group:
+class QueuedGroup:
     """Operations of one store that travel together; `counter` 0 marks reads."""
 
     __slots__ = (
@@ -101,19 +101,19 @@ class FrameBuilder:
 
     def __init__(self, number: int, writer: bytes, limit_bytes: int, limit_operations: int) -> None:
         self.number = number
-        self.groups: list[Group] = []
+        self.groups: list[QueuedGroup] = []
         self.room_bytes = limit_bytes
         self.room_operations = limit_operations
         self._writer = writer
         self._parts: list[bytes] = []
 
-    def fits(self, group: Group) -> bool:
+    def fits(self, group: QueuedGroup) -> bool:
         """Tell if `group` may be added. An empty frame takes any: it was formed to fit in one."""
         if not self.groups:
             return True
         return group.size_bytes <= self.room_bytes and group.operation_count <= self.room_operations
 
-    def add(self, group: Group, floor: int) -> None:
+    def add(self, group: QueuedGroup, first_unacked: int) -> None:
         """Add `group`, which must fit."""
         operations = group.operations
         count = len(operations)
@@ -124,7 +124,7 @@ class FrameBuilder:
         numbers = _OF_READS
         if group.counter:
             # The three numbers in one call; their array's header, one byte, is not wanted.
-            numbers = pack((group.counter, floor, group.durability))[1:]
+            numbers = pack((group.counter, first_unacked, group.durability))[1:]
         if count == 1:
             self._parts += (group.queue.head, numbers, _ONE, operations[0][0])
         else:
@@ -151,10 +151,10 @@ class Frame:
         "stale",
     )
 
-    def __init__(self, number: int, lane: Lane, groups: list[Group], sent_at: float) -> None:
+    def __init__(self, number: int, lane: ServerQueue, groups: list[QueuedGroup], sent_at: float) -> None:
         self.number = number
         self.lane = lane
-        self.groups: list[Group | None] = list(groups)
+        self.groups: list[QueuedGroup | None] = list(groups)
         self.open_count = len(groups)
         self.sent_at = sent_at
         #: When the coordinator may next be asked whether its stores have another owner.

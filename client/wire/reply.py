@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.client.wire.frame import Frame, Group
+from holdfast.client.wire.frame import Frame, QueuedGroup
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError, error_from_wire
 from holdfast.protocol.frames import Outcome, Run, decode, decode_outcome
 
@@ -43,7 +43,7 @@ def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | Holdfa
     return answers
 
 
-def _check_fits(outcome: Outcome, group: Group) -> None:
+def _check_fits(outcome: Outcome, group: QueuedGroup) -> None:
     """Raise MalformedFrameError if `outcome` cannot be the answer to `group`: one result for each
     write, or for the first few reads at least."""
     _, time, durability, results = outcome

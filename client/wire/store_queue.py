@@ -5,13 +5,13 @@ Pure: no clock, no loop.
 Invariants, which make a retry exactly-once (the owner keeps outcomes by writer and counter):
 
 - A write group never changes once it has a counter: what is sent again is byte for byte the same,
-  but for the floor.
+  but for `first_unacked`.
 - Counters grow by one from group to group, and groups leave in the order of their counters: when
   one has to be sent again, so have all unanswered ones after it.
-- The floor is the lowest counter that somebody still waits for. It passes a group that is answered
+- `first_unacked` is the lowest counter that somebody still waits for. It passes a group that is answered
   or whose callers have all given up; the owner then refuses the group if it arrives late.
-- No counter is MAX_WRITER_OUTCOMES or more above the floor: the owner keeps all outcomes from there on.
-  What would be waits until the floor has risen.
+- No counter is MAX_WRITER_OUTCOMES or more above `first_unacked`: the owner keeps all outcomes from there on.
+  What would be waits until `first_unacked` has risen.
 
 Reads have no counter and no order. A read that has to be sent again simply waits again.
 """
@@ -26,7 +26,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from holdfast.client.wire.frame import FrameBuilder, Group, Operation, PackedBatch, fail
+from holdfast.client.wire.frame import FrameBuilder, Operation, PackedBatch, QueuedGroup, fail
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     ConnectionFailedError,
@@ -42,7 +42,7 @@ from holdfast.protocol.limits import (
     MAX_WRITER_OUTCOMES,
 )
 
-#: A group's array header, counter, floor, durability and the header of its operations, at most.
+#: A group's array header, counter, first_unacked, durability and the header of its operations, at most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 
 #: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
@@ -68,7 +68,7 @@ class QueueState(StrEnum):
     WAITING = "waiting"
 
 
-class Lane:
+class ServerQueue:
     """The way to one server: the stores in line, and how many frames are on their way."""
 
     __slots__ = (
@@ -132,18 +132,18 @@ class StoreQueue:
         #: There may be batches among the writes.
         self.holds_batches = False
         #: Unanswered write groups, by counter.
-        self.groups: deque[Group] = deque()
+        self.groups: deque[QueuedGroup] = deque()
         self.next_counter = first_counter
         self.owner: Owner | None = None
         #: The lane of `owner`.
-        self.lane: Lane | None = None
+        self.lane: ServerQueue | None = None
         self.state = QueueState.IDLE
         self.attempt = 0
         self.retry_at = 0.0
         self.last_error: HoldfastError | None = None
 
     @property
-    def floor(self) -> int:
+    def first_unacked(self) -> int:
         return self.groups[0].counter if self.groups else self.next_counter
 
     @property
@@ -172,7 +172,7 @@ class StoreQueue:
         self.reads.extendleft(reversed(operations))
 
     def settle(self) -> int:
-        """Drop groups at the front that are answered or abandoned, so that the floor passes them.
+        """Drop groups at the front that are answered or abandoned, so that `first_unacked` passes them.
 
         Returns how many operations of abandoned groups went.
         """
@@ -275,7 +275,7 @@ class StoreQueue:
         if waiting is writes:
             counter = self.next_counter
             self.next_counter = counter + 1
-        group = Group(self, counter, [operation], 1, size_bytes)
+        group = QueuedGroup(self, counter, [operation], 1, size_bytes)
         if counter:
             self.groups.append(group)
         frame.add(group, counter)
@@ -289,7 +289,7 @@ class StoreQueue:
 
     def _form(
         self, waiting: deque[Operation], counter: int, frame: FrameBuilder
-    ) -> tuple[Group | None, int]:
+    ) -> tuple[QueuedGroup | None, int]:
         """Take from the front of `waiting` what one group can hold."""
         limit_bytes = frame.room_bytes - self.overhead_bytes
         limit_operations = frame.room_operations
@@ -302,7 +302,7 @@ class StoreQueue:
             if size_bytes <= limit_bytes and limit_operations > 0 and not operation[1].done():
                 waiting.clear()
                 size_bytes += self.overhead_bytes
-                return Group(self, counter, [operation], 1, size_bytes), 0
+                return QueuedGroup(self, counter, [operation], 1, size_bytes), 0
         else:
             operations = _take_front(waiting, limit_operations, limit_bytes)
             if operations:
@@ -312,9 +312,9 @@ class StoreQueue:
             self.holds_batches = False
         return (self._group(counter, operations, count) if operations else None), dropped
 
-    def _group(self, counter: int, operations: list[Operation], operation_count: int) -> Group:
+    def _group(self, counter: int, operations: list[Operation], operation_count: int) -> QueuedGroup:
         size_bytes = self.overhead_bytes + sum(map(len, map(_packed, operations)))
-        return Group(self, counter, operations, operation_count, size_bytes)
+        return QueuedGroup(self, counter, operations, operation_count, size_bytes)
 
 
 def _take_front(

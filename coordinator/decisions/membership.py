@@ -47,7 +47,7 @@ from holdfast.coordinator.decisions.events import (
     TimePassed,
     WriteFence,
 )
-from holdfast.coordinator.decisions.standby_heartbeats import Hearing, Proof
+from holdfast.coordinator.decisions.standby_heartbeats import Proof, StandbyHeartbeats
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
@@ -165,7 +165,7 @@ class Membership:
         self,
         present: Iterable[tuple[str, str]],
         ended: Iterable[tuple[str, str]],
-        hearing: Hearing,
+        hearing: StandbyHeartbeats,
         now: float,
         drains: Iterable[str] = (),
     ) -> None:

@@ -56,7 +56,7 @@ class Proof:
         return number - self._number
 
 
-class Hearing:
+class StandbyHeartbeats:
     """The last heartbeat of each server on this connection of the bus."""
 
     def __init__(self, now: float) -> None:

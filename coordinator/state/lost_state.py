@@ -52,7 +52,7 @@ _QUARANTINE: Final = "_coordinator"
 _WRITTEN_STORES: Final = 8192
 
 
-class FoundStore(NamedTuple):
+class SurveyedStore(NamedTuple):
     """A store that has a file: the file's generation, which no owner's epoch was below, and what the
     file says of its state."""
 
@@ -127,7 +127,7 @@ def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) ->
             disk.rename(layout.coordinator / name, folder / name)
 
 
-def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[FoundStore]:
+def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
     """Yield each store that has a file, once for each generation. What is not ours is passed over, and
     so are files of deleted stores, whose removal was cut short.
 
@@ -152,7 +152,7 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[FoundStore]:
                 if layout.store(store).parent == folder:
                     if not (has_graves and _is_deleted(layout, disk, store)):
                         state = _state_of(disk, store, folder / name)
-                        yield FoundStore(store, generation, state)
+                        yield SurveyedStore(store, generation, state)
                 else:
                     logger.warning("coordinator.survey_stranger path=%s", folder / name)
 

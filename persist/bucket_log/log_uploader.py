@@ -33,7 +33,7 @@ class BucketThread(SyncThread):
         return False
 
 
-class SlotPutter:
+class LogUploader:
     """Puts the slots of one incarnation, one after the other."""
 
     def __init__(self, log: BucketLog, server: str) -> None:

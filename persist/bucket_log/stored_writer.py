@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from holdfast.persist.bucket_log.log_uploader import BucketThread, SlotPutter
+from holdfast.persist.bucket_log.log_uploader import BucketThread, LogUploader
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_log.stored import Base, StoredAnswer, StoredWrites
 from holdfast.protocol.errors import FencedError, HoldfastError
@@ -143,7 +143,7 @@ class StoredWriter:
         self._snapshot = snapshot
         self._newest = newest
         self._fence_myself = fence_myself
-        self._putter = SlotPutter(log, server)
+        self._uploader = LogUploader(log, server)
         self._threads = BucketThread(), BucketThread()
         self._keeper = SlotKeeper(log, snapshot, find, self._threads[1])
         self._pace = LogPace()
@@ -196,7 +196,7 @@ class StoredWriter:
             self._fence_myself()
             raise
         finally:
-            self._putter.stop()
+            self._uploader.stop()
             for thread in self._threads:
                 thread.stop()
 
@@ -218,7 +218,7 @@ class StoredWriter:
 
     async def _put_loop(self) -> None:
         loop = asyncio.get_running_loop()
-        await self._threads[0](self._putter.begin)
+        await self._threads[0](self._uploader.begin)
         while True:
             due_at = self._pace.due_at()
             if due_at is None or due_at > loop.time():
@@ -230,7 +230,7 @@ class StoredWriter:
             self._pace.begun(loop.time())
             records = self.writes.begin_slot()
             if records:
-                slot, size_bytes = await self._threads[0](lambda: self._putter.put(records))  # noqa: B023 (awaited)
+                slot, size_bytes = await self._threads[0](lambda: self._uploader.put(records))  # noqa: B023 (awaited)
                 self._keeper.index.added(slot, records, size_bytes)
             self._pace.ended()
             self.writes.slot_committed()

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from holdfast.persist.bucket_log.log_uploader import SlotPutter
+from holdfast.persist.bucket_log.log_uploader import LogUploader
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES
 from holdfast.shared_fs.bucket_log.log_object import record_bytes
@@ -30,8 +30,8 @@ from holdfast.shared_fs.disk.log_pace import LogPace
 class BucketCommitLog:
     """The log of one incarnation, as the pipeline uses it."""
 
-    def __init__(self, putter: SlotPutter, index: SlotIndex) -> None:
-        self._putter = putter
+    def __init__(self, putter: LogUploader, index: SlotIndex) -> None:
+        self._uploader = putter
         self._index = index
         self._pace = LogPace()
         self._changed = asyncio.Event()
@@ -87,7 +87,7 @@ class BucketCommitLog:
         self._pace.begun(asyncio.get_running_loop().time())
 
         def put() -> None:
-            slot, size_bytes = self._putter.put(records)
+            slot, size_bytes = self._uploader.put(records)
             self._done.append((slot, records, sum(map(record_bytes, records)), size_bytes))
 
         return put
@@ -104,7 +104,7 @@ class BucketCommitLog:
         """Nothing: see the module's invariants."""
 
     def close(self) -> None:
-        self._putter.stop()
+        self._uploader.stop()
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from holdfast.persist.bucket_log.log_uploader import BucketThread, SlotPutter
+from holdfast.persist.bucket_log.log_uploader import BucketThread, LogUploader
 from holdfast.persist.bucket_log.stored_writer import SlotKeeper
 from holdfast.persist.bucket_only.bucket_commit_log import BucketCommitLog
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
@@ -43,8 +43,8 @@ _RETRY_SECONDS: Final = 1.0
 _CREATED_BATCH: Final = 1024
 
 
-class BucketGround:
-    """The ground of one incarnation."""
+class BucketMode:
+    """The storage of one incarnation."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class BucketGround:
         self._incarnation = incarnation
         self._created = created
         own_log = BucketLog(bucket, server, incarnation)
-        self._putter = SlotPutter(own_log, server)
+        self._uploader = LogUploader(own_log, server)
         #: One for the puts, one for looks at the fence, one for what may take its time.
         self.put_thread, self._look_thread, self._slow_thread = (BucketThread() for _ in range(3))
         self.keeper = SlotKeeper(
             own_log, snapshot, lambda store: self.manifests.find(store), self._slow_thread
         )
-        self.log = BucketCommitLog(self._putter, self.keeper.index)
+        self.log = BucketCommitLog(self._uploader, self.keeper.index)
         self.gate = BucketGate(bucket, server, incarnation)
         self.dead_logs = BucketDeadLogs(bucket, incarnation)
         self.reaper = BucketReaper(
@@ -97,7 +97,7 @@ class BucketGround:
         Raises FencedError, BucketError.
         """
         self.manifests = await self._slow_thread(partial(open_manifests, self.bucket))
-        await self.put_thread(self._putter.begin)
+        await self.put_thread(self._uploader.begin)
 
     async def paced(self) -> None:
         """Return when the next put is due."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.recovery.takeover import FoundFile, Plan, doubts, plan
+from holdfast.persist.recovery.takeover import FoundFile, TakeoverPlan, doubts, plan
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.control import Grant, StoreState
@@ -144,7 +144,7 @@ class StoreRestorer:
         beginning = entry.deleted.revision + 1 if entry.deleted is not None else 0
         return _Truth(entry.newest, deleted_epoch, records, beginning)
 
-    def _file(self, store: StoreId, truth: _Truth, grant: Grant) -> tuple[StoreFile | None, Plan]:
+    def _file(self, store: StoreId, truth: _Truth, grant: Grant) -> tuple[StoreFile | None, TakeoverPlan]:
         """Return the file to go on with, and what it lacks. Blocking."""
         own = self._own_slots.last(store)
         file = self._cached(store, truth)
@@ -208,7 +208,7 @@ class StoreRestorer:
         records: list[LogRecord],
         grant: Grant,
         truth: _Truth,
-    ) -> Plan:
+    ) -> TakeoverPlan:
         """Return what the logs have beyond the file. Raises StoreDamagedError if that may not be
         all."""
         meta = file.meta if file is not None else None

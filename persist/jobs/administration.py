@@ -34,13 +34,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdfast.persist.jobs.point_in_time_restore import PastStates
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.jobs.removal import bury, remove_files, remove_snapshots
 from holdfast.persist.lifecycle.open_queue import Opens
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.recovery.point_in_time import Course, Point, Target
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
 from holdfast.protocol import frames
@@ -109,7 +109,7 @@ class Administrator:
         disk: Disk,
         layout: Layout,
         gate: FenceGate,
-        ownership: Ownership,
+        open_stores: OpenStores,
         owners: Owners,
         pipeline: Pipeline,
         checkpointer: Checkpointer,
@@ -117,7 +117,7 @@ class Administrator:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         opens: Opens,
-        past_states: PastStates | None,
+        past_states: PointInTimeRestore | None,
         manifests: Callable[[], Manifests] | None,
         snapshot: Callable[[list[StoreId]], Awaitable[None]],
         bucket_only: bool,
@@ -130,7 +130,7 @@ class Administrator:
         self._disk = disk
         self._layout = layout
         self._gate = gate
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._owners = owners
         self._pipeline = pipeline
         self._checkpointer = checkpointer
@@ -235,7 +235,7 @@ class Administrator:
             case "backup":
                 return self._backup(store)
             case "restore":
-                target = Target(_integer(fields, "time"), _integer(fields, "revision"))
+                target = RestoreTarget(_integer(fields, "time"), _integer(fields, "revision"))
                 target.check()
                 source = fields.get("source")
                 return self._restore(
@@ -269,7 +269,7 @@ class Administrator:
         """Open a store as a client would, and return its revision. Raises NotFoundError for one that
         is none."""
         await self._owners.take_over([store])
-        opened = self._ownership.find(store)
+        opened = self._open_stores.find(store)
         if opened is None:
             raise NotOwnerError(server=self._server)
         if opened.file is None and opened.revision == 0:
@@ -278,7 +278,7 @@ class Administrator:
 
     # Past states
     async def _restore(
-        self, store: StoreId, source: StoreId, target: Target, *, nearest: bool, dry_run: bool
+        self, store: StoreId, source: StoreId, target: RestoreTarget, *, nearest: bool, dry_run: bool
     ) -> dict[str, Any]:
         past_states = self._with_bucket()
         seen: list[Point] = []
@@ -286,7 +286,7 @@ class Administrator:
             # One that is damaged can be restored all the same.
             with contextlib.suppress(StorageError):
                 await self._opened(store)
-                opened = self._ownership.find(store)
+                opened = self._open_stores.find(store)
                 if opened is not None:
                     now = self._clock_ms()
                     seen.append(Point(opened.epoch, opened.revision, opened.time, now))
@@ -481,7 +481,7 @@ class Administrator:
         sent to ask for the owner again."""
         give_up_at = asyncio.get_running_loop().time() + _HOLD_SECONDS
         while True:
-            opened = self._ownership.find(store)
+            opened = self._open_stores.find(store)
             if opened is None or not opened.busy:
                 break
             if asyncio.get_running_loop().time() > give_up_at:
@@ -489,7 +489,7 @@ class Administrator:
             await asyncio.sleep(_LOOK_SECONDS)
         if opened is None or (opened.file is None and opened.revision == 0):
             async with self._opens:
-                if self._ownership.find(store) is not opened:
+                if self._open_stores.find(store) is not opened:
                     raise BusyError(what=f"the file of {store}")
                 [grant] = await self._coordination.open([(store, False)])
                 if grant[0] is None:
@@ -497,7 +497,7 @@ class Administrator:
                 granted = Grant(*grant[:5])
                 yield Held(granted.epoch, 0, granted.state, granted.revision)
                 if opened is not None:
-                    self._ownership.closed(opened)
+                    self._open_stores.closed(opened)
             self._pipeline.turn_away(store, NotOwnerError(server=self._server))
             return
         opened.busy = True
@@ -510,13 +510,13 @@ class Administrator:
             yield Held(opened.epoch, opened.revision, StoreState.DURABLE)
         finally:
             if closed:
-                self._ownership.closed(opened)
+                self._open_stores.closed(opened)
                 self._pipeline.turn_away(store, NotOwnerError(server=self._server))
             else:
                 opened.busy = False
                 self._pipeline.unhold(store)
 
-    def _with_bucket(self) -> PastStates:
+    def _with_bucket(self) -> PointInTimeRestore:
         if self._past_states is None:
             raise InvalidArgumentError(
                 argument="--bucket", reason=f"server {self._server!r} was started without one"

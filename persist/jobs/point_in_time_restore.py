@@ -14,7 +14,13 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from holdfast.persist.recovery.point_in_time import Course, Point, Target, course, not_reached
+from holdfast.persist.recovery.point_in_time import (
+    Course,
+    Point,
+    RestoreTarget,
+    course,
+    not_reached,
+)
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
@@ -37,7 +43,7 @@ from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
-class PastStates:
+class PointInTimeRestore:
     """The past states that one server can make."""
 
     def __init__(
@@ -64,7 +70,7 @@ class PastStates:
 
     @contextlib.contextmanager
     def found(
-        self, store: StoreId, target: Target, *, nearest: bool, seen: Iterable[Point] = ()
+        self, store: StoreId, target: RestoreTarget, *, nearest: bool, seen: Iterable[Point] = ()
     ) -> Iterator[Course]:
         """Find how a store gets to a target, with what that reads pinned, and kept, around the body.
 

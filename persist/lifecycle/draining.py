@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.persist.peers.coordination import NOTHING_KNOWN, Coordination
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -49,7 +49,7 @@ class Drainer:
         self,
         *,
         server: str,
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Pipeline,
         checkpointer: Checkpointer,
         coordination: Coordination,
@@ -57,7 +57,7 @@ class Drainer:
     ) -> None:
         """`give_up` says that the coordinator need not be waited for any longer."""
         self._server = server
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._coordination = coordination
@@ -72,7 +72,7 @@ class Drainer:
     async def step(self) -> None:
         """Hand over a few open stores; without one that can be now, wait a moment."""
         async with self._one_at_a_time:
-            stores = self._ownership.least_recently_used(HAND_OVER_STORES)
+            stores = self._open_stores.least_recently_used(HAND_OVER_STORES)
             released = await self._hand_over(stores) if stores else 0
             self.released_count += released
         if released == 0:
@@ -132,6 +132,6 @@ class Drainer:
         heard = await self.release([(store.id, store.epoch) for store in closed], revisions)
         error = NotOwnerError(server=self._server)
         for store in closed:
-            self._ownership.closed(store)
+            self._open_stores.closed(store)
             self._pipeline.turn_away(store.id, error)
         return len(closed) if heard else 0

@@ -23,7 +23,7 @@ from holdfast.shared_fs.disk.fence import FenceGate
 logger = logging.getLogger("holdfast.persist")
 
 
-class SignsOfLife:
+class Heartbeats:
     """The heartbeats of one incarnation. `run` it in a task."""
 
     def __init__(

@@ -17,12 +17,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.persist.bucket_only.bucket_mode import BucketGround
+from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.lifecycle.draining import Drainer
-from holdfast.persist.lifecycle.heartbeats import SignsOfLife
+from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.control import ServerMode
@@ -56,17 +56,17 @@ class Leaving:
         layout: Layout,
         gate: FenceGate,
         log: Log,
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Pipeline,
         checkpointer: Checkpointer,
         coordination: Coordination,
-        signs: SignsOfLife,
+        signs: Heartbeats,
         open_queue: OpenQueue,
-        ground: BucketGround | None,
+        bucket_mode: BucketMode | None,
         stopping: asyncio.Event,
         end_for_drain: Callable[[], None],
     ) -> None:
-        """`ground`: what it stands on without a shared file system. `stopping` is set at the end of
+        """`bucket_mode`: what it stands on without a shared file system. `stopping` is set at the end of
         this life; `end_for_drain` brings that about, and another life."""
         self._server = server
         self._incarnation = incarnation
@@ -74,13 +74,13 @@ class Leaving:
         self._layout = layout
         self._gate = gate
         self._log = log
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._coordination = coordination
-        self._signs = signs
+        self._heartbeats = signs
         self._open_queue = open_queue
-        self._ground = ground
+        self._bucket_mode = bucket_mode
         self._stopping = stopping
         self._end_for_drain = end_for_drain
         self._draining = False
@@ -88,7 +88,7 @@ class Leaving:
         self._give_up_at = float("inf")
         self._drainer = Drainer(
             server=server,
-            ownership=ownership,
+            open_stores=open_stores,
             pipeline=pipeline,
             checkpointer=checkpointer,
             coordination=coordination,
@@ -114,9 +114,9 @@ class Leaving:
             await self._mode_changed.wait()
             self._mode_changed.clear()
             # At once: from the next heartbeat on the coordinator assigns nothing to this server.
-            await self._signs.beat()
+            await self._heartbeats.beat()
             if (
-                self._ground is not None
+                self._bucket_mode is not None
                 and self._open_queue.has_opened
                 and self.mode is ServerMode.DRAINING
             ):
@@ -125,7 +125,7 @@ class Leaving:
                 self._end_for_drain()
                 return
             while self.mode is ServerMode.DRAINING or self._drainer.vacating:
-                if self._ownership.open_count:
+                if self._open_stores.open_count:
                     await self._drainer.step()
                 elif await self._vacate():
                     logger.info(
@@ -140,10 +140,10 @@ class Leaving:
         clock = asyncio.get_running_loop().time
         stop_at = clock() + _HAND_OVER_SECONDS
         self._give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
-        await self._signs.beat()
-        if self._ground is not None:
+        await self._heartbeats.beat()
+        if self._bucket_mode is not None:
             return
-        while self._ownership.open_count and clock() < min(stop_at, self._give_up_at):
+        while self._open_stores.open_count and clock() < min(stop_at, self._give_up_at):
             before = self._drainer.released_count
             await self._drainer.step()
             if self._drainer.released_count > before:
@@ -155,9 +155,9 @@ class Leaving:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._answered()
         left = await self._checkpointer.close_all()
-        if self._ground is not None:
+        if self._bucket_mode is not None:
             # Before anybody else may own what this log has.
-            await self._ground.end()
+            await self._bucket_mode.end()
         elif left:
             # Some file could not be made durable: the log stays, and whoever opens the store next
             # applies it, as after a crash.
@@ -173,7 +173,7 @@ class Leaving:
                 logger.warning("server.release_failed server=%s reason=%s", self._server, error)
         self._gate.fence_myself()
         self._log.close()
-        if self._ground is None:
+        if self._bucket_mode is None:
             let_go(self._disk, self._layout, self._server, self._incarnation)
         logger.info("server.stopped server=%s incarnation=%s", self._server, self._incarnation)
 
@@ -185,15 +185,15 @@ class Leaving:
     async def release(self, granted: list[tuple[StoreId, int]]) -> None:
         """Release what was granted and is not to be opened."""
         # Without a shared file system what is assigned goes with the incarnation.
-        if self._ground is None:
+        if self._bucket_mode is None:
             await self._drainer.release(granted)
 
     async def _vacate(self) -> bool:
         async with self._open_queue.opens:
-            return self._ownership.open_count == 0 and await self._drainer.vacate()
+            return self._open_stores.open_count == 0 and await self._drainer.vacate()
 
     async def _answered(self) -> None:
         """Return once everything that has arrived is answered."""
-        while not self._pipeline.idle or self._ownership.waiting_count:  # noqa: ASYNC110
+        while not self._pipeline.idle or self._open_stores.waiting_count:  # noqa: ASYNC110
             # Five different places empty at their own pace; this is the end of a life, not a loop.
             await asyncio.sleep(0.005)

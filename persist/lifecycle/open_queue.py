@@ -5,7 +5,7 @@
 A store that takes long, because gigabytes of it are checked or copied, holds up none that come after it: it
 gives its place among the few back.
 
-What waits for a store is kept by `ownership.py` and handed back in the order of arrival. A store that cannot
+What waits for a store is kept by `open_stores.py` and handed back in the order of arrival. A store that cannot
 be opened now (its file is locked, the bucket or the coordinator is away, it is cold) is asked for again
 later; everything else that goes wrong is the answer of whoever waits. A server that opens nothing any
 more releases what it was granted and sends the clients elsewhere.
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.store.open_stores import Ownership, Wanted
+from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import StoreIsColdError
 from holdfast.persist.tier.tier import Tier
@@ -145,7 +145,7 @@ class OpenQueue:
         self,
         *,
         server: str,
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Callable[[], Pipeline],
         coordination: Coordination,
         checkpointer: Callable[[], Checkpointer],
@@ -161,7 +161,7 @@ class OpenQueue:
         incarnations that were fenced since; `release` tells the coordinator of stores that it
         granted and that are not open."""
         self._server = server
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._coordination = coordination
         self._checkpointer = checkpointer
@@ -211,9 +211,9 @@ class OpenQueue:
                         del self._given_back[store]
             del self._untold[: len(untold)]
 
-    def ask_again(self, wanted: Wanted) -> None:
+    def ask_again(self, wanted: WantedStore) -> None:
         """What kept a store from being opened may be over."""
-        self._ownership.ask_again([wanted])
+        self._open_stores.ask_again([wanted])
         self._wanted.set()
 
     def refuse(self, store: StoreId, error: HoldfastError) -> None:
@@ -221,7 +221,7 @@ class OpenQueue:
         tier = self._tier()
         if tier is not None:
             tier.cold_stores.forget(store)
-        self._pipeline().refuse_waiting(self._ownership.refused(store), error)
+        self._pipeline().refuse_waiting(self._open_stores.refused(store), error)
 
     async def run(self) -> None:
         """Open what is wanted until cancelled. Raises FencedError: the end."""
@@ -233,13 +233,13 @@ class OpenQueue:
                 while True:
                     # What is taken waits for those before it, so turns are taken as late as can be.
                     await self.opens.wait_below(_OPEN_BATCH)
-                    wanted = self._ownership.take_wanted(batch)
+                    wanted = self._open_stores.take_wanted(batch)
                     if not wanted:
                         break
                     async with self.opens.may_begin:
                         await self._open_batch(wanted, tasks)
 
-    async def _open_batch(self, wanted: list[Wanted], tasks: asyncio.TaskGroup) -> None:
+    async def _open_batch(self, wanted: list[WantedStore], tasks: asyncio.TaskGroup) -> None:
         try:
             await self._make_room(len(wanted))
             wanted = self._free(wanted)
@@ -261,7 +261,7 @@ class OpenQueue:
             # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
             logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
             await asyncio.sleep(_RETRY_SECONDS)
-            self._ownership.ask_again(wanted)
+            self._open_stores.ask_again(wanted)
             self._wanted.set()
             return
         except FencedError:
@@ -278,7 +278,7 @@ class OpenQueue:
                 opening = tasks.create_task(self._open_store(each, Grant(*grant[:5])))
                 opening.add_done_callback(lambda task: self.opens.ended())
 
-    def _free(self, wanted: list[Wanted]) -> list[Wanted]:
+    def _free(self, wanted: list[WantedStore]) -> list[WantedStore]:
         """Return what can be opened now; the rest has its turn once the tier is done with it. Before
         the coordinator is asked: it may be about to hear that a file leaves, and what it has granted
         before that says that there is one."""
@@ -303,28 +303,28 @@ class OpenQueue:
             await asyncio.sleep(_ROOM_LOOK_SECONDS)
 
     def _excess(self, count: int) -> int:
-        opened = self._ownership.open_count + self.opens.count
+        opened = self._open_stores.open_count + self.opens.count
         return opened + count - self._max_open_stores
 
-    async def _turn_away(self, wanted: list[Wanted], grants: list[list[Any]]) -> None:
+    async def _turn_away(self, wanted: list[WantedStore], grants: list[list[Any]]) -> None:
         """Release what was asked of this server but is not open, and send the clients elsewhere."""
         granted = []
         for each, grant in zip(wanted, grants, strict=True):
             if grant[0] is not None:
                 granted.append((each.store, int(grant[0])))
                 # Open at the most as one that nobody ever wrote to, for reads.
-                opened = self._ownership.find(each.store)
+                opened = self._open_stores.find(each.store)
                 if opened is not None:
                     if opened.file is not None:
                         opened.file.abandon()
-                    self._ownership.closed(opened)
+                    self._open_stores.closed(opened)
         if granted:
             await self._release(granted)
         error = NotOwnerError(server=self._server)
         for each in wanted:
             self.refuse(each.store, error)
 
-    async def _open_store(self, wanted: Wanted, grant: Grant) -> None:
+    async def _open_store(self, wanted: WantedStore, grant: Grant) -> None:
         tier = self._tier()
         try:
             async with self._places.taken():
@@ -347,18 +347,18 @@ class OpenQueue:
             return
         store.used_at = asyncio.get_running_loop().time()
         self.has_opened = True
-        earlier = self._ownership.find(wanted.store)
+        earlier = self._open_stores.find(wanted.store)
         if earlier is not None and earlier.file is not None:
             assert earlier.file.in_memory
             earlier.file.abandon()
-        self._pipeline().submit_again(self._ownership.opened(store))
+        self._pipeline().submit_again(self._open_stores.opened(store))
 
-    async def _open_later(self, wanted: Wanted) -> None:
+    async def _open_later(self, wanted: WantedStore) -> None:
         """Another process still has the file, or the coordinator's answer is to be had later."""
         await asyncio.sleep(_LOCK_RETRY_SECONDS)
         self.ask_again(wanted)
 
-    async def _open_when_free(self, tier: Tier, wanted: Wanted) -> None:
+    async def _open_when_free(self, tier: Tier, wanted: WantedStore) -> None:
         """The file is being snapshotted, or leaves."""
         await tier.free(wanted.store)
         self.ask_again(wanted)

@@ -25,7 +25,7 @@ from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 
 
-class Target(NamedTuple):
+class RestoreTarget(NamedTuple):
     """One of the two; a time is milliseconds since the epoch."""
 
     time: int | None = None
@@ -106,7 +106,7 @@ def course(
     store: StoreId,
     entry: StoreEntry | None,
     records: Sequence[LogRecord],
-    target: Target,
+    target: RestoreTarget,
     seen: Iterable[Point] = (),
 ) -> Course:
     """Return how to get to `target`, or as near before it as can be. `seen` are states that somebody
@@ -159,7 +159,7 @@ def _batch(record: LogRecord, payload: int, change_count: int) -> AppliedBatch:
     )
 
 
-def _covered(batch: AppliedBatch, target: Target) -> Sequence[frames.WireChange]:
+def _covered(batch: AppliedBatch, target: RestoreTarget) -> Sequence[frames.WireChange]:
     if target.time is not None and batch.time > target.time:
         return []
     if target.revision is None:
@@ -168,7 +168,7 @@ def _covered(batch: AppliedBatch, target: Target) -> Sequence[frames.WireChange]
 
 
 def _is_exact(
-    found: Course, reached: tuple[int, int], target: Target, points: Iterable[Point]
+    found: Course, reached: tuple[int, int], target: RestoreTarget, points: Iterable[Point]
 ) -> bool:
     if target.time is None:
         return found.revision == target.revision
@@ -183,7 +183,7 @@ def _is_exact(
     )
 
 
-def not_reached(store: StoreId, target: Target, found: Course) -> PointNotReachedError:
+def not_reached(store: StoreId, target: RestoreTarget, found: Course) -> PointNotReachedError:
     """Return what to refuse with when a course is not exact."""
     before = [found.revision, found.time] if found.revision else None
     after = list(found.after) if found.after is not None else None

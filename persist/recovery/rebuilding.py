@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.persist.recovery.takeover import DeadLog, FoundFile, Plan, doubts, plan
+from holdfast.persist.recovery.takeover import DeadLog, FoundFile, TakeoverPlan, doubts, plan
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_bucket_log
@@ -123,7 +123,7 @@ class _Rebuilder:
         return sum(len(batch.changes) for batch in found.batches)
 
     def _publish(
-        self, store: StoreId, entry: StoreEntry, found: Plan, last: LogRecord, beginning: int
+        self, store: StoreId, entry: StoreEntry, found: TakeoverPlan, last: LogRecord, beginning: int
     ) -> None:
         path = self._folder / "rebuilt.db"
         for name in self._disk.names(self._folder):

@@ -43,7 +43,7 @@ _MISSING: Final = "is missing"
 _QUARANTINE: Final = "quarantine"
 
 
-class Plan(NamedTuple):
+class TakeoverPlan(NamedTuple):
     """What to apply to a file, in order."""
 
     batches: list[AppliedBatch]
@@ -58,12 +58,12 @@ class Plan(NamedTuple):
 
 def plan(
     store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
-) -> Plan:
+) -> TakeoverPlan:
     """Return what `records`, of any dead incarnations, add to a file at `file_revision`.
 
     Raises StoreDamagedError when revisions in between are missing.
     """
-    found = Plan([], [])
+    found = TakeoverPlan([], [])
     for record in following(
         store, records, file_epoch=file_epoch, file_revision=file_revision
     ):

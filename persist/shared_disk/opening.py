@@ -38,7 +38,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.persist.recovery.takeover import DeadLogs, FoundFile, Plan, doubts, plan
+from holdfast.persist.recovery.takeover import DeadLogs, FoundFile, TakeoverPlan, doubts, plan
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.write_path.pipeline import RunInThread
@@ -137,7 +137,7 @@ class StoreOpener:
                     if file is None or not accepted or file.in_memory:
                         raise
                     self._go_on_beyond(file, found, grant)
-                    found, closed = Plan([], []), False
+                    found, closed = TakeoverPlan([], []), False
             if file is None or not self._is_mine(file, epoch):
                 known_epoch = self._known_epoch(store, file)
                 if known_epoch >= epoch:
@@ -339,7 +339,7 @@ class StoreOpener:
             file.abandon()
             raise
 
-    def _missing_changes(self, store: StoreId, file: FoundFile | None, grant: Grant) -> Plan:
+    def _missing_changes(self, store: StoreId, file: FoundFile | None, grant: Grant) -> TakeoverPlan:
         """Return what the logs have beyond the file. Raises StoreDamagedError if they may not have
         all of it."""
         try:
@@ -357,7 +357,7 @@ class StoreOpener:
             raise StoreDamagedError(store=str(store), reason=doubt)
         return found
 
-    def _refuse_older(self, file: StoreFile, missing: Plan, grant: Grant) -> None:
+    def _refuse_older(self, file: StoreFile, missing: TakeoverPlan, grant: Grant) -> None:
         """Raise StoreDamagedError if a file, with what it is `missing`, is an older one."""
         revision = missing.reaches(file.meta.revision)
         if revision < grant.revision:
@@ -369,7 +369,7 @@ class StoreOpener:
                 f"{self._layout.older_accepted(file.store).name} beside it",
             )
 
-    def _go_on_beyond(self, file: StoreFile, missing: Plan, grant: Grant) -> None:
+    def _go_on_beyond(self, file: StoreFile, missing: TakeoverPlan, grant: Grant) -> None:
         """Let an older file, which an operator put there and accepts, count as the state beyond all that
         was: no revision means two things, and followers begin anew."""
         self._gate.check()
@@ -407,7 +407,7 @@ class StoreOpener:
         return max([*epochs, file.meta.epoch if file is not None else 0])
 
     async def _bring_up_to_date(
-        self, file: StoreFile, found: Plan, epoch: int, *, closed: bool
+        self, file: StoreFile, found: TakeoverPlan, epoch: int, *, closed: bool
     ) -> bool:
         """Return if the file was made durable."""
         before = file.meta.revision

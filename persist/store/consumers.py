@@ -21,7 +21,7 @@ from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
 
 
 @dataclass(slots=True)
-class Consumer:
+class ConsumerState:
     """One consumer. `pending`: `seq` to `(deadline, delivery_count)`; times are int milliseconds."""
 
     id: int
@@ -101,9 +101,9 @@ class Consumer:
         )
 
 
-def consumer_of_row(row: ConsumerRow) -> Consumer:
+def consumer_of_row(row: ConsumerRow) -> ConsumerState:
     """Return the consumer that the file has."""
-    return Consumer(
+    return ConsumerState(
         row.id,
         row.name,
         ConsumerConfig.from_wire(row.config),
@@ -136,13 +136,13 @@ class Consumers:
             if known is not None:
                 known.config = ConsumerConfig.from_wire(config)
             else:
-                known = Consumer(id_, name, ConsumerConfig.from_wire(config), next_seq)
+                known = ConsumerState(id_, name, ConsumerConfig.from_wire(config), next_seq)
                 self.by_id[id_] = self.by_name[name] = known
         elif number == frames.CHANGE_CONSUMER_DELETE:
             gone = self.by_id.pop(change[1])
             del self.by_name[gone.name]
 
-    def _fetched(self, consumer: Consumer, change: frames.WireChange) -> None:
+    def _fetched(self, consumer: ConsumerState, change: frames.WireChange) -> None:
         _, _, consumer.next_seq, deadline, first, again, gone, given_up = change[:8]
         pending = consumer.pending
         for seq in first:
@@ -158,7 +158,7 @@ class Consumers:
         consumer.redelivered_count += len(again)
         consumer.given_up_count += len(given_up)
 
-    def _acked(self, consumer: Consumer, change: frames.WireChange) -> None:
+    def _acked(self, consumer: ConsumerState, change: frames.WireChange) -> None:
         _, _, acked, given_up, moved = change[:5]
         pending = consumer.pending
         for seqs in (acked, given_up):

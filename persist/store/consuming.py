@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.persist.store.consumers import Consumer
+from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.consumers import ConsumerConfig
@@ -158,7 +158,7 @@ def delete(store: Store, operation: list[Any]) -> list[Any]:
     return [int(known is not None), store.revision]
 
 
-def _find(store: Store, id_: Any) -> Consumer:
+def _find(store: Store, id_: Any) -> ConsumerState:
     found = store.consumers.by_id.get(_check_integer("id", id_, 0, (1 << 63) - 1))
     if found is None:
         raise NotFoundError(what="consumer", name=str(id_))

@@ -35,7 +35,7 @@ _Rows = Generator[GoingRow, None, None]
 _TimedRows = Generator[tuple[int, GoingRow], None, None]
 
 
-class Removal(NamedTuple):
+class Eviction(NamedTuple):
     """What goes at once: a stream's messages up to and with `end_seq`, else `keys` (of a stream:
     seqs) one by one."""
 
@@ -78,7 +78,7 @@ def evict(store: Store) -> None:
     store.retention.due_at = 0
 
 
-def over(store: Store) -> Removal | None:
+def over(store: Store) -> Eviction | None:
     """Return what goes next because the store is larger than it may be."""
     assert store.retention is not None
     config = store.retention.config
@@ -99,7 +99,7 @@ def over(store: Store) -> Removal | None:
     return _up_to(going) if store.is_stream else _one_by_one(going)
 
 
-def due(store: Store, now: int) -> Removal | None:
+def due(store: Store, now: int) -> Eviction | None:
     """Return what has expired, of much of it a part, and note when the next is due."""
     retention = store.retention
     assert retention is not None
@@ -130,7 +130,7 @@ def due(store: Store, now: int) -> Removal | None:
     return _up_to(front)
 
 
-def _fitting(store: Store, going: list[GoingRow]) -> Removal:
+def _fitting(store: Store, going: list[GoingRow]) -> Eviction:
     """Return the removal of keys, as many as fit in one broadcast."""
     removal = _one_by_one(going)
     if len(removal.keys) < len(going):
@@ -139,12 +139,12 @@ def _fitting(store: Store, going: list[GoingRow]) -> Removal:
     return removal
 
 
-def _up_to(going: list[GoingRow]) -> Removal:
+def _up_to(going: list[GoingRow]) -> Eviction:
     size_bytes = sum(row.size_bytes for row in going)
-    return Removal(going[-1].key, len(going), size_bytes, [])
+    return Eviction(going[-1].key, len(going), size_bytes, [])
 
 
-def _one_by_one(going: list[GoingRow]) -> Removal:
+def _one_by_one(going: list[GoingRow]) -> Eviction:
     keys: list[Any] = []
     room_bytes = PAGE_BYTES
     for row in going[:MAX_DELETE_COUNT]:
@@ -152,10 +152,10 @@ def _one_by_one(going: list[GoingRow]) -> Removal:
         if keys and room_bytes < 0:
             break
         keys.append(row.key)
-    return Removal(0, len(keys), 0, keys)
+    return Eviction(0, len(keys), 0, keys)
 
 
-def _remove(store: Store, removal: Removal) -> None:
+def _remove(store: Store, removal: Eviction) -> None:
     if not store.is_stream:
         store.delete_entries(removal.keys)
     elif removal.end_seq:

@@ -30,7 +30,7 @@ class Upload(NamedTuple):
     is_placed: bool = False
 
 
-class Overlay:
+class Memtable:
     """What is known without the file. None stands for what is gone."""
 
     def __init__(self) -> None:

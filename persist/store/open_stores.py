@@ -44,7 +44,7 @@ class Arrival(NamedTuple):
         return self.group.counter > 0
 
 
-class Wanted(NamedTuple):
+class WantedStore(NamedTuple):
     """A store to ask the coordinator for. `create`: a write waits, so it may come into being."""
 
     store: StoreId
@@ -57,7 +57,7 @@ class _Waiting:
     create: bool = False
 
 
-class Ownership:
+class OpenStores:
     """The stores of one incarnation."""
 
     def __init__(self) -> None:
@@ -99,17 +99,17 @@ class Ownership:
         if arrival.writes:
             waiting.create = True
 
-    def take_wanted(self, limit: int) -> list[Wanted]:
+    def take_wanted(self, limit: int) -> list[WantedStore]:
         """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants have
         their turns: one that wants thousands keeps nobody else waiting."""
-        taken: list[Wanted] = []
+        taken: list[WantedStore] = []
         while self._wanted and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._wanted))
             for tenant in list(itertools.islice(self._wanted, limit - len(taken))):
                 stores = self._wanted.pop(tenant)
                 for store in list(itertools.islice(stores, share)):
                     del stores[store]
-                    taken.append(Wanted(store, self._waiting[store].create))
+                    taken.append(WantedStore(store, self._waiting[store].create))
                 if stores:
                     self._wanted[tenant] = stores
         return taken
@@ -117,7 +117,7 @@ class Ownership:
     def _want(self, store: StoreId) -> None:
         self._wanted.setdefault(store.tenant, {})[store] = None
 
-    def ask_again(self, wanted: list[Wanted]) -> None:
+    def ask_again(self, wanted: list[WantedStore]) -> None:
         """The coordinator did not answer: these are to be asked for anew."""
         for store, _ in wanted:
             if store in self._waiting:

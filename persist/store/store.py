@@ -8,7 +8,7 @@ cost one transaction, which is what makes a thousand busy stores cheap. Invarian
 - The file holds a prefix of the changes, and only ones whose tick is synced: the file never runs
   ahead of the durable log.
 - What the file would answer about one message or key, and the difference that the pending changes
-  make to it (`overlay.py`), are together what is accepted.
+  make to it (`memtable.py`), are together what is accepted.
 
 Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
 """
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, Protocol
 from holdfast.persist.store.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
 from holdfast.persist.store.consumers import Consumers
 from holdfast.persist.store.horizon import Horizon
-from holdfast.persist.store.memtable import Overlay, Upload
+from holdfast.persist.store.memtable import Memtable, Upload
 from holdfast.persist.store.retention import NEVER, Retention
-from holdfast.persist.store.writers import Verdict, Writer
+from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.limits import (
@@ -142,7 +142,7 @@ class Store:
         self.lead = 0
         #: None: no limits and no ttl, and nothing of that costs anything.
         self.retention = _retention_of(file) if file is not None else None
-        self.writers: dict[bytes, Writer] = {}
+        self.writers: dict[bytes, WriterState] = {}
         #: The outcomes of all writers, and how many writers they are of: those in the file too, once one
         #: was looked for there.
         self.outcome_bytes = 0
@@ -161,7 +161,7 @@ class Store:
         self.changes_bytes = 0
         self.outcomes: list[WriterOutcome] = []
         self.mark: Mark | None = None
-        self._overlay = Overlay()
+        self._memtable = Memtable()
         #: It has nothing of what the file has.
         self._overlay_is_exact = False
         #: Some change of the running tick is a chunk, which goes to the log but not to followers.
@@ -214,9 +214,9 @@ class Store:
     # What an operation asks
     def message_bytes(self, seq: int) -> int | None:
         """Return the size of message `seq` as of the last accepted change, None if there is none."""
-        if seq in self._overlay.messages:
-            return self._overlay.messages[seq]
-        if self.file is None or seq <= self._overlay.trimmed_to or seq > self.file.meta.last_seq:
+        if seq in self._memtable.messages:
+            return self._memtable.messages[seq]
+        if self.file is None or seq <= self._memtable.trimmed_to or seq > self.file.meta.last_seq:
             return None
         return self.file.message_bytes(seq)
 
@@ -241,49 +241,49 @@ class Store:
     def seqs_from(self, start_seq: int, limit: int) -> list[int]:
         """Return the seqs of the first `limit` messages from `start_seq` on, as of the last accepted
         change."""
-        overlay, file_last_seq = self._overlay.messages, 0
+        memtable, file_last_seq = self._memtable.messages, 0
         found: list[int] = []
         if self.file is not None and start_seq <= self.file.meta.last_seq:
             file_last_seq = self.file.meta.last_seq
-            at = max(start_seq, self._overlay.trimmed_to + 1)
+            at = max(start_seq, self._memtable.trimmed_to + 1)
             while at <= file_last_seq and len(found) < limit:
                 page = self.file.seqs_from(at, limit)
-                found += [seq for seq in page if overlay.get(seq, 0) is not None]
+                found += [seq for seq in page if memtable.get(seq, 0) is not None]
                 at = page[-1] + 1 if len(page) == limit else file_last_seq + 1
             end_seq = found[limit - 1] if len(found) >= limit else file_last_seq
             # Set again: whichever is shorter is looked through.
             touched = (
-                [seq for seq in overlay if start_seq <= seq <= end_seq]
-                if len(overlay) <= end_seq - start_seq
+                [seq for seq in memtable if start_seq <= seq <= end_seq]
+                if len(memtable) <= end_seq - start_seq
                 else range(start_seq, end_seq + 1)
             )
-            found = sorted({seq for seq in touched if overlay.get(seq) is not None}.union(found))
+            found = sorted({seq for seq in touched if memtable.get(seq) is not None}.union(found))
         for seq in range(max(start_seq, file_last_seq + 1), self.last_seq + 1):
             if len(found) >= limit:
                 break
-            if overlay.get(seq) is not None:
+            if memtable.get(seq) is not None:
                 found.append(seq)
         return found[:limit]
 
     def entry_state(self, key: str) -> tuple[int, int] | None:
         """Return `(revision, bytes)` of `key` as of the last accepted change, or None."""
-        if key in self._overlay.entries:
-            return self._overlay.entries[key]
-        if self.file is None or self._overlay.cleared:
+        if key in self._memtable.entries:
+            return self._memtable.entries[key]
+        if self.file is None or self._memtable.cleared:
             return None
         return self.file.entry_state(key)
 
     def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
         """Return `(seq, revision, time)` of the message that carried `msg_id`, if remembered."""
-        found = self._overlay.msg_ids.get(msg_id)
+        found = self._memtable.msg_ids.get(msg_id)
         if found is None and self.file is not None:
             return self.file.msg_id(msg_id)
         return found
 
     def upload(self, upload_id: bytes) -> Upload | None:
         """Return what there is of an upload as of the last accepted change, None if there is none."""
-        if upload_id in self._overlay.uploads:
-            return self._overlay.uploads[upload_id]
+        if upload_id in self._memtable.uploads:
+            return self._memtable.uploads[upload_id]
         body = self.file.body(upload_id) if self.file is not None else None
         if body is None:
             return None
@@ -292,7 +292,7 @@ class Store:
     def staged(self) -> dict[bytes, int]:
         """Return the uploads that are not finished, each with the time of its last chunk."""
         found = dict(self.file.staged_bodies()) if self.file is not None else {}
-        for upload_id, upload in self._overlay.uploads.items():
+        for upload_id, upload in self._memtable.uploads.items():
             if upload is None or upload.is_placed:
                 found.pop(upload_id, None)
             else:
@@ -305,9 +305,9 @@ class Store:
             return self.count, self.bytes
         if not self._overlay_is_exact:
             # Each message in it is looked up: only those that the file has not shall be there.
-            self._overlay.rebuild(self.unwritten())
+            self._memtable.rebuild(self.unwritten())
             self._overlay_is_exact = True
-        messages, start_seq = self._overlay.messages, self._overlay.trimmed_to + 1
+        messages, start_seq = self._memtable.messages, self._memtable.trimmed_to + 1
         count = size_bytes = 0
         if self.file is not None and end_seq >= start_seq:
             count, size_bytes = self._sum_in_file(self.file, start_seq, end_seq)
@@ -317,7 +317,7 @@ class Store:
             if seq > end_seq or seq not in messages:
                 continue
             new = messages[seq]
-            if self.file is not None and seq > self._overlay.trimmed_to:
+            if self.file is not None and seq > self._memtable.trimmed_to:
                 old = self.file.message_bytes(seq)
                 if old is not None:
                     count -= 1
@@ -335,14 +335,14 @@ class Store:
             return file.meta.count - count, file.meta.bytes - size_bytes
         return file.sum_messages(start_seq, end_seq)
 
-    def writer(self, writer: bytes) -> Writer:
+    def writer(self, writer: bytes) -> WriterState:
         """Return the outcomes of a writer, loaded from the file the first time."""
         found = self.writers.get(writer)
         if found is None:
             if not self._outcomes_counted:
                 self.count_outcomes()
             rows = self.file.outcomes(writer) if self.file is not None else ()
-            found = self.writers[writer] = Writer.from_rows(rows)
+            found = self.writers[writer] = WriterState.from_rows(rows)
         return found
 
     def count_outcomes(self) -> None:
@@ -355,16 +355,16 @@ class Store:
         self.outcome_bytes = size_bytes + sum(len(outcome.outcome) for outcome in waiting)
         self._outcomes_counted = True
 
-    def admit_writer(self, writer_id: bytes, writer: Writer, counter: int, floor: int) -> Verdict:
+    def admit_writer(self, writer_id: bytes, writer: WriterState, counter: int, first_unacked: int) -> Admission:
         """Tell if the group of a writer that is new, or of any while the outcomes are too many, gets
         in. One that is known and waits for nothing else does: it takes no more room."""
         if not writer.last:
             if self.writer_count < MAX_WRITERS and self.outcome_bytes <= MAX_OUTCOME_BYTES:
                 self.writer_count += 1
-                return Verdict.NEW
+                return Admission.NEW
             del self.writers[writer_id]
-            return Verdict.FULL
-        return Verdict.NEW if counter == floor else Verdict.FULL
+            return Admission.FULL
+        return Admission.NEW if counter == first_unacked else Admission.FULL
 
     # What an operation does
     def begin(self) -> None:
@@ -377,7 +377,7 @@ class Store:
 
     def needs_file(self, writer: bytes, operations: list[list[Any]]) -> bool:
         """Tell if write operations have to look something up in the file: all may but those of a
-        writer that is known which only append, or only set keys that the overlay has."""
+        writer that is known which only append, or only set keys that the memtable has."""
         if self.retention is not None or writer not in self.writers:
             return True
         if operations[0][0] == frames.PUT_CHUNK:
@@ -385,12 +385,12 @@ class Store:
                 each[0] != frames.PUT_CHUNK
                 or len(each) < 2
                 or type(each[1]) is not bytes
-                or each[1] not in self._overlay.uploads
+                or each[1] not in self._memtable.uploads
                 for each in operations
             )
         if self.is_stream:
             return any(len(each) != 2 or each[0] != frames.APPEND for each in operations)
-        entries = self._overlay.entries
+        entries = self._memtable.entries
         return any(
             len(each) != 3
             or each[0] != frames.SET_ENTRY
@@ -403,7 +403,7 @@ class Store:
         """Accept one message that is nothing but a value, and return its result."""
         seq = self.last_seq = self.last_seq + 1
         revision = self.revision = self.revision + 1
-        size_bytes = self._overlay.messages[seq] = len(value)
+        size_bytes = self._memtable.messages[seq] = len(value)
         self.count += 1
         self.bytes += size_bytes
         self.changes_bytes += size_bytes + CHANGE_BYTES
@@ -421,7 +421,7 @@ class Store:
         sizes = list(map(len, values))
         size_bytes = sum(sizes)
         seqs = range(seq, seq + count)
-        self._overlay.messages.update(zip(seqs, sizes, strict=True))
+        self._memtable.messages.update(zip(seqs, sizes, strict=True))
         self.changes.extend(zip(repeat(frames.CHANGE_SET_MESSAGE), seqs, values, strict=False))
         self.changes_bytes += size_bytes + CHANGE_BYTES * count
         self.last_seq += count
@@ -442,15 +442,15 @@ class Store:
             else:
                 self.bytes -= old
         self.bytes += size_bytes
-        self._overlay.put(self._overlay.messages, seq, size_bytes)
+        self._memtable.put(self._memtable.messages, seq, size_bytes)
         plain = len(change) < 5 and type(change[2]) is bytes
         self._accept(change, size_bytes if plain else variable_bytes(change))
-        self._overlay.place_upload(change[2], self.time)
+        self._memtable.place_upload(change[2], self.time)
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
         self.msg_id_count += 1
-        self._overlay.put(self._overlay.msg_ids, msg_id, (seq, revision, time))
+        self._memtable.put(self._memtable.msg_ids, msg_id, (seq, revision, time))
 
     def delete_messages(self, seqs: list[int]) -> None:
         """Accept the deletion of messages that all exist."""
@@ -459,7 +459,7 @@ class Store:
             assert size_bytes is not None
             self.count -= 1
             self.bytes -= size_bytes
-            self._overlay.put(self._overlay.messages, seq, None)
+            self._memtable.put(self._memtable.messages, seq, None)
         self._accept([frames.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
 
     def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
@@ -467,7 +467,7 @@ class Store:
         assert not self.in_batch, "a trim is not part of a batch"
         self.count -= count
         self.bytes -= size_bytes
-        self._overlay.trim(end_seq)
+        self._memtable.trim(end_seq)
         self._accept([frames.CHANGE_TRIM, end_seq], 0)
         self._trims.append(PendingTrim(self.revision, end_seq, count, size_bytes))
 
@@ -480,12 +480,12 @@ class Store:
             self.bytes -= old[1]
         self.bytes += size_bytes
         self._accept(change, size_bytes if type(change[2]) is bytes else variable_bytes(change))
-        self._overlay.put(self._overlay.entries, key, (self.revision, size_bytes))
-        self._overlay.place_upload(change[2], self.time)
+        self._memtable.put(self._memtable.entries, key, (self.revision, size_bytes))
+        self._memtable.place_upload(change[2], self.time)
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
         """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""
-        entries = self._overlay.entries
+        entries = self._memtable.entries
         first = revision = self.revision + 1
         # What a wire operation says, its change says: the same list serves.
         for change in operations:
@@ -511,7 +511,7 @@ class Store:
             assert old is not None
             self.count -= 1
             self.bytes -= old[1]
-            self._overlay.put(self._overlay.entries, key, None)
+            self._memtable.put(self._memtable.entries, key, None)
         change: frames.WireChange = [frames.CHANGE_DELETE_ENTRIES, keys]
         self._accept(change, variable_bytes(change))
 
@@ -519,7 +519,7 @@ class Store:
         """Accept the deletion of every key."""
         assert not self.in_batch, "a clear is not part of a batch"
         self.count = self.bytes = 0
-        self._overlay.clear()
+        self._memtable.clear()
         self._accept([frames.CHANGE_CLEAR], 0)
 
     @property
@@ -555,7 +555,7 @@ class Store:
         """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of it."""
         self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
         upload = Upload(offset + len(data), crc32, self.time)
-        self._overlay.put(self._overlay.uploads, upload_id, upload)
+        self._memtable.put(self._memtable.uploads, upload_id, upload)
         self.has_chunks = True
         if self.uploads_due_at == NEVER:
             self._tell_of_expiry()
@@ -566,7 +566,7 @@ class Store:
         change = [frames.CHANGE_DROP_UPLOADS, upload_ids]
         self._accept(change, variable_bytes(change))
         for upload_id in upload_ids:
-            self._overlay.put(self._overlay.uploads, upload_id, None)
+            self._memtable.put(self._memtable.uploads, upload_id, None)
 
     def given_up(self, now: int) -> list[bytes]:
         """Return the uploads that get no chunks any more, and note when to look again."""
@@ -606,34 +606,34 @@ class Store:
     def go_back(self, savepoint: tuple[Mark, int]) -> None:
         """Take back what was accepted since `savepoint`, of the same tick."""
         mark, change_count = savepoint
-        if self._overlay.in_batch:
-            self._overlay.undo_batch()
+        if self._memtable.in_batch:
+            self._memtable.undo_batch()
         if len(self.changes) == change_count and self._here() == mark:
             # What is refused has mostly changed nothing.
             return
         del self.changes[change_count:]
         self.changes_bytes = bytes_of(self.changes)
         self._restore(mark)
-        self._overlay.rebuild(self.unwritten())
+        self._memtable.rebuild(self.unwritten())
         self._consumers = None
 
     @property
     def in_batch(self) -> bool:
-        return self._overlay.in_batch
+        return self._memtable.in_batch
 
     def begin_batch(self) -> tuple[Mark, int]:
         """Start an atomic batch; give the result to `undo_batch` if it fails."""
-        self._overlay.begin_batch()
+        self._memtable.begin_batch()
         return self._here(), len(self.changes)
 
     def end_batch(self) -> None:
         """The batch holds."""
-        self._overlay.end_batch()
+        self._memtable.end_batch()
 
     def undo_batch(self, begun: tuple[Mark, int]) -> None:
         """Take back everything since `begin_batch`."""
         mark, change_count = begun
-        self._overlay.undo_batch()
+        self._memtable.undo_batch()
         del self.changes[change_count:]
         self.changes_bytes = bytes_of(self.changes)
         self._restore(mark)
@@ -685,7 +685,7 @@ class Store:
         self._outcomes_counted = False
         self._restore(self.mark)
         self._end_tick()
-        self._overlay.rebuild(self.unwritten())
+        self._memtable.rebuild(self.unwritten())
         self._consumers = None
 
     def materialise(self, synced_tick: int) -> None:
@@ -802,7 +802,7 @@ class Store:
             self._trims = [trim for trim in self._trims if trim.revision > self.file_revision]
         if self.watcher is not None:
             self.watcher.wrote_file(self)
-        self._overlay.shrink(self.unwritten)
+        self._memtable.shrink(self.unwritten)
         if len(self.writers) > self._writers_limit:
             self._let_writers_go()
 
@@ -840,14 +840,14 @@ class Store:
         if forgotten.has_gone:
             self.count_outcomes()
         if forgotten.has_gone or not self._msg_ids_counted:
-            self.msg_id_count = forgotten.msg_id_count + len(self._overlay.msg_ids)
+            self.msg_id_count = forgotten.msg_id_count + len(self._memtable.msg_ids)
             self._msg_ids_counted = True
 
     def checkpointed(self) -> None:
         """The file is durable with everything that was materialised."""
         self.oldest_segment = self.pending[0].segment if self.pending else None
         if not self.pending and self.mark is None:
-            self._overlay.reset()
+            self._memtable.reset()
 
     def validate(self) -> None:
         """Check the invariants (tests)."""

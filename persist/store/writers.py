@@ -1,15 +1,15 @@
 """Exactly-once retries: what each writer of a store was last answered.
 
 A client writer numbers its write groups per store, 1, 2, 3, ..., keeps a few in flight, and sends an
-unanswered one again, unchanged. With each group comes its `floor`: the lowest number it still waits
-for. The store keeps every outcome from the floor on, and always the last one. Hence
+unanswered one again, unchanged. With each group comes its `first_unacked`: the lowest number it still waits
+for. The store keeps every outcome from `first_unacked` on, and always the last one. Hence
 
 - a number that is known is answered with its first answer, and nothing is applied;
-- the next number, or the floor itself when all below it was given up, is new;
+- the next number, or `first_unacked` itself when all below it was given up, is new;
 - a number beyond that came before its predecessors (a frame was lost): refused, sent again later;
-- a number below the floor was given up: its caller has been told "unknown", so that it must not be
+- a number below `first_unacked` was given up: its caller has been told "unknown", so that it must not be
   applied now, minutes later perhaps.
-- a new number far above the floor is refused until the floor has risen: a writer whose floor never rises
+- a new number far above `first_unacked` is refused until `first_unacked` has risen: a writer whose first_unacked never rises
   would have all of its outcomes kept.
 
 Pure. The rows behind it are `outcomes` in the store file and the outcomes in the commit log.
@@ -25,7 +25,7 @@ from typing import Final
 from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
 
 
-class Verdict(Enum):
+class Admission(Enum):
     """What to do with a group."""
 
     #: Apply it.
@@ -40,70 +40,70 @@ class Verdict(Enum):
     FULL = auto()
 
 
-_NEW: Final = (Verdict.NEW, None)
+_NEW: Final = (Admission.NEW, None)
 
 
 @dataclass(slots=True)
-class Writer:
+class WriterState:
     """The outcomes of one writer in one store. `last` is 0 while nothing of it is known."""
 
     last: int = 0
-    floor: int = 0
+    first_unacked: int = 0
     #: In the order of their counters.
     outcomes: dict[int, bytes] = field(default_factory=dict)
     #: Of all outcomes.
     size_bytes: int = 0
 
     @classmethod
-    def from_rows(cls, rows: Iterable[tuple[int, bytes]]) -> Writer:
+    def from_rows(cls, rows: Iterable[tuple[int, bytes]]) -> WriterState:
         """Return the writer whose kept `(counter, outcome)` are `rows`."""
         outcomes = dict(rows)
         size_bytes = sum(map(len, outcomes.values()))
         return cls(max(outcomes, default=0), 0, outcomes, size_bytes)
 
-    def judge(self, counter: int, floor: int) -> tuple[Verdict, bytes | None]:
+    def judge(self, counter: int, first_unacked: int) -> tuple[Admission, bytes | None]:
         """Tell what to do with group `counter` and, if it is known, its outcome."""
-        if counter == self.last + 1 and counter >= self.floor:
-            if counter - floor < MAX_WRITER_OUTCOMES and (
+        if counter == self.last + 1 and counter >= self.first_unacked:
+            if counter - first_unacked < MAX_WRITER_OUTCOMES and (
                 self.size_bytes <= MAX_WRITER_OUTCOME_BYTES
             ):
                 return _NEW
-            return self._judge_full(counter, floor)
+            return self._judge_full(counter, first_unacked)
         known = self.outcomes.get(counter)
         if known is not None:
-            return Verdict.KNOWN, known
-        if counter < max(self.floor, floor) or counter <= self.last:
-            return Verdict.STALE, None
-        if counter > max(self.last + 1, floor):
-            return Verdict.GAP, None
-        return Verdict.NEW, None
+            return Admission.KNOWN, known
+        if counter < max(self.first_unacked, first_unacked) or counter <= self.last:
+            return Admission.STALE, None
+        if counter > max(self.last + 1, first_unacked):
+            return Admission.GAP, None
+        return Admission.NEW, None
 
-    def record(self, counter: int, floor: int, outcome: bytes) -> None:
-        """Keep the outcome of a group that was just applied, and drop those below its floor."""
+    def record(self, counter: int, first_unacked: int, outcome: bytes) -> None:
+        """Keep the outcome of a group that was just applied, and drop those below its first_unacked."""
         outcomes = self.outcomes
         last = self.last
         outcomes[counter] = outcome
         self.size_bytes += len(outcome)
         if counter > last:
             self.last = counter
-        if floor > self.floor:
-            self.floor = floor
-            keep_from = min(floor, self.last)
+        if first_unacked > self.first_unacked:
+            self.first_unacked = first_unacked
+            keep_from = min(first_unacked, self.last)
             if len(outcomes) == 2 and last < keep_from:
                 # One writer, one group after the other: what most do.
                 self.size_bytes -= len(outcomes.pop(last, b""))
                 return
             self._drop_below(keep_from)
 
-    def _judge_full(self, counter: int, floor: int) -> tuple[Verdict, bytes | None]:
-        """Judge a new group once more without what its floor says that nobody waits for."""
-        self._drop_below(min(floor, self.last))
+    def _judge_full(self, counter: int, first_unacked: int) -> tuple[Admission, bytes | None]:
+        """Judge a new group once more without what its first_unacked says that nobody waits for."""
+        self._drop_below(min(first_unacked, self.last))
         if (
-            counter - max(floor, self.floor) < MAX_WRITER_OUTCOMES
+            counter - max(first_unacked, self.first_unacked) < MAX_WRITER_OUTCOMES
             and self.size_bytes <= MAX_WRITER_OUTCOME_BYTES
         ):
             return _NEW
-        return Verdict.FULL, None
+        return Admission.FULL, None
 
     def _drop_below(self, keep_from: int) -> None:
         gone = []

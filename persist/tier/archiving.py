@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
@@ -47,7 +47,7 @@ class Archiver:
         archive: Archive,
         *,
         manifests: Callable[[], Manifests],
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Pipeline,
         checkpointer: Checkpointer,
         run_in_thread: RunInThread,
@@ -58,7 +58,7 @@ class Archiver:
         the stores are looked at."""
         self._archive = archive
         self._manifests = manifests
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._checkpointer = checkpointer
         self._run_in_thread = run_in_thread
@@ -75,7 +75,7 @@ class Archiver:
 
     async def run_pass(self) -> None:
         """Archive what may be, of every open store."""
-        stores = [store for store in self._ownership.stores() if self._may(store)]
+        stores = [store for store in self._open_stores.stores() if self._may(store)]
         known = self._passed_over
         self._passed_over = {store.id: known[store.id] for store in stores if store.id in known}
         for store in stores:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.persist.store.open_stores import Wanted
+from holdfast.persist.store.open_stores import WantedStore
 from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
@@ -69,7 +69,7 @@ class ColdStores:
         layout: Layout,
         incarnation: str,
         run_in_thread: RunInThread,
-        ask_again: Callable[[Wanted], None],
+        ask_again: Callable[[WantedStore], None],
         refuse: Callable[[StoreId, HoldfastError], None],
     ) -> None:
         """`ask_again` has a store opened that was brought; `refuse` answers who waits for one."""
@@ -100,7 +100,7 @@ class ColdStores:
             return None
         return brought
 
-    async def bring(self, wanted: Wanted, grant: Grant) -> None:
+    async def bring(self, wanted: WantedStore, grant: Grant) -> None:
         """Bring a store and have it opened, or refuse who waits for it."""
         loop = asyncio.get_running_loop()
         store = wanted.store

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.tier.snapshotter import Tiering
+from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.errors import (
     FencedError,
@@ -75,7 +75,7 @@ class Resting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ColdCandidate:
     """A store of this incarnation in `epoch`, and the snapshot that it may go cold with."""
 
     store: StoreId
@@ -88,7 +88,7 @@ class Cooler:
 
     def __init__(
         self,
-        tiering: Tiering,
+        snapshotter: Snapshotter,
         *,
         server: str,
         disk: Disk,
@@ -98,7 +98,7 @@ class Cooler:
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
     ) -> None:
-        self._tiering = tiering
+        self._snapshotter = snapshotter
         self._server = server
         self._disk = disk
         self._layout = layout
@@ -111,7 +111,7 @@ class Cooler:
     async def run(self) -> None:
         """Sweep until cancelled. Raises FencedError: the end."""
         while True:
-            await asyncio.sleep(self._tiering.policy.sweep_seconds())
+            await asyncio.sleep(self._snapshotter.policy.sweep_seconds())
             try:
                 await self.sweep()
             except FencedError:
@@ -124,8 +124,8 @@ class Cooler:
     async def sweep(self) -> None:
         """Look through all files once. Raises StorageError, UnavailableError."""
         free_ratio: float = await self._run_in_thread(self._free_ratio)
-        cold_ms = int(self._tiering.policy.cold_seconds(free_ratio) * 1000)
-        forgotten_ms = int(max(_FORGOTTEN_SECONDS, self._tiering.policy.snapshot_seconds) * 1000)
+        cold_ms = int(self._snapshotter.policy.cold_seconds(free_ratio) * 1000)
+        forgotten_ms = int(max(_FORGOTTEN_SECONDS, self._snapshotter.policy.snapshot_seconds) * 1000)
         youngest_ms = min(cold_ms, forgotten_ms)
         lives: set[str] = await self._run_in_thread(self._lives)
         files = resting_files(
@@ -182,9 +182,9 @@ class Cooler:
             for store, epoch in await self._adopted(list(changed)):
                 version = newest.get(store)
                 if version is None or changed[store] > cold_before:
-                    self._tiering.add(store)
+                    self._snapshotter.add(store)
                 else:
-                    candidates.append(Candidate(store, epoch, version))
+                    candidates.append(ColdCandidate(store, epoch, version))
             await self.cool(candidates)
 
     async def _adopted(self, stores: Sequence[StoreId]) -> list[tuple[StoreId, int]]:
@@ -202,7 +202,7 @@ class Cooler:
             by_shard.setdefault(shard_of(store), []).append(store)
         newest = {}
         for number, stores in by_shard.items():
-            shard = self._tiering.manifests().read(number)
+            shard = self._snapshotter.manifests().read(number)
             for store in stores:
                 entry = shard.get(store)
                 if entry is not None and entry.newest is not None:
@@ -210,13 +210,13 @@ class Cooler:
         return newest
 
     # Going cold
-    async def cool(self, candidates: Sequence[Candidate]) -> int:
+    async def cool(self, candidates: Sequence[ColdCandidate]) -> int:
         """Let stores go cold whose newest snapshots have all of them; return how many did."""
         verified = []
         for candidate in candidates:
             try:
                 await self._run_in_thread(
-                    partial(verify, self._tiering.bucket, candidate.newest)
+                    partial(verify, self._snapshotter.bucket, candidate.newest)
                 )
             except (ObjectDamagedError, ObjectMissingError) as error:
                 logger.error(
@@ -224,11 +224,11 @@ class Cooler:
                 )
                 # While there is a file, there can be another.
                 await self._run_in_thread(partial(self._disown, candidate))
-                self._tiering.add(candidate.store)
+                self._snapshotter.add(candidate.store)
             else:
                 verified.append(candidate)
         async with contextlib.AsyncExitStack() as stack:
-            opened: list[tuple[Candidate, StoreFile]] = []
+            opened: list[tuple[ColdCandidate, StoreFile]] = []
             for candidate in verified:
                 file = await stack.enter_async_context(self._locked(candidate))
                 if file is not None:
@@ -240,15 +240,15 @@ class Cooler:
             )
             gone = [each for each, is_cold in zip(opened, recorded, strict=True) if is_cold]
             await self._run_in_thread(lambda: self._unlink([file for _, file in gone]))
-        self._tiering.counts.cooled += len(gone)
+        self._snapshotter.counts.cooled += len(gone)
         if gone:
             logger.info("tier.cooled server=%s stores=%d", self._server, len(gone))
         return len(gone)
 
     @contextlib.asynccontextmanager
-    async def _locked(self, candidate: Candidate) -> AsyncIterator[StoreFile | None]:
+    async def _locked(self, candidate: ColdCandidate) -> AsyncIterator[StoreFile | None]:
         """Have a store's file open, if it is exactly as its snapshot has it."""
-        async with self._tiering.held(candidate.store) as mine:
+        async with self._snapshotter.held(candidate.store) as mine:
             if not mine:
                 yield None
                 return
@@ -271,15 +271,15 @@ class Cooler:
                     with contextlib.suppress(HoldfastError):
                         file.close()
 
-    def _open_exact(self, candidate: Candidate) -> StoreFile | None:
-        file = self._tiering.open_closed(candidate.store)
+    def _open_exact(self, candidate: ColdCandidate) -> StoreFile | None:
+        file = self._snapshotter.open_closed(candidate.store)
         if file is None:
             return None
         if (file.meta.epoch, file.meta.revision) == candidate.newest.order:
             return file
         file.close()
         # It has changed since, be it only its epoch.
-        self._tiering.add(candidate.store)
+        self._snapshotter.add(candidate.store)
         return None
 
     def _unlink(self, files: Sequence[StoreFile]) -> None:
@@ -300,7 +300,7 @@ class Cooler:
         for folder in folders:
             self._disk.sync_directory(folder)
 
-    def _disown(self, candidate: Candidate) -> None:
+    def _disown(self, candidate: ColdCandidate) -> None:
         """Take a version out of its manifest that cannot be read. Blocking."""
 
         def change(entry: StoreEntry | None) -> StoreEntry | None:
@@ -308,7 +308,7 @@ class Cooler:
                 return entry
             return replace(entry, versions=entry.versions[1:])
 
-        self._tiering.manifests().update_entry(candidate.store, change)
+        self._snapshotter.manifests().update_entry(candidate.store, change)
 
     def _free_ratio(self) -> float:
         try:

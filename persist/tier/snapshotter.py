@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tier_policy import Extent, TierPolicy
@@ -85,7 +85,7 @@ class TierCounts:
     failed_passes: int = 0
 
 
-class Tiering:
+class Snapshotter:
     """The snapshots of one incarnation."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Tiering:
         disk: Disk,
         layout: Layout,
         gate: FenceGate,
-        ownership: Ownership,
+        open_stores: OpenStores,
         with_durable: WithDurable,
         run_in_thread: RunInThread,
         publish_in_thread: RunInThread,
@@ -117,7 +117,7 @@ class Tiering:
         self._disk = disk
         self._layout = layout
         self._gate = gate
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._with_durable = with_durable
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
@@ -162,7 +162,7 @@ class Tiering:
 
     def request(self, stores: Sequence[StoreId] | None) -> int:
         """Have stores snapshotted soon, or all that are open; return how many."""
-        wanted = [each.id for each in self._ownership.stores()] if stores is None else stores
+        wanted = [each.id for each in self._open_stores.stores()] if stores is None else stores
         self._requested.update(dict.fromkeys(wanted))
         self._wake.set()
         return len(wanted)
@@ -184,7 +184,7 @@ class Tiering:
     @asynccontextmanager
     async def held(self, store: StoreId) -> AsyncIterator[bool]:
         """Keep others from opening a closed store meanwhile; False if that cannot be."""
-        if store in self._held or self._ownership.in_use(store) or not self._is_running():
+        if store in self._held or self._open_stores.in_use(store) or not self._is_running():
             yield False
             return
         released = self._held[store] = asyncio.Event()
@@ -237,7 +237,7 @@ class Tiering:
                 await self._snapshot(self._chunks(taken))
             except BaseException:
                 for each in taken:
-                    if self._ownership.in_use(each):
+                    if self._open_stores.in_use(each):
                         self._requested[each] = None
                     else:
                         self.add(each)
@@ -257,7 +257,7 @@ class Tiering:
             while waiting and len(chosen) < _CHUNK_STORES:
                 store = next(iter(waiting))
                 del waiting[store]
-                if waiting is self._backlog and self._ownership.in_use(store):
+                if waiting is self._backlog and self._open_stores.in_use(store):
                     self._missed[store] = True
                 else:
                     chosen.append(store)
@@ -267,7 +267,7 @@ class Tiering:
         """Ask for snapshots of the open stores that have changed much."""
         least = self.policy.min_change_bytes
         unknown = []
-        for store in self._ownership.stores():
+        for store in self._open_stores.stores():
             if store.file is None or store.busy or store.file.in_memory:
                 continue
             now = Extent(store.revision, store.count, store.bytes)
@@ -279,7 +279,7 @@ class Tiering:
                 self._requested[store.id] = None
         for store in unknown:
             newest = await self._newest(store.id)
-            if self._ownership.find(store.id) is not store:
+            if self._open_stores.find(store.id) is not store:
                 continue
             self._snapshotted[store.id] = (
                 Extent(newest.revision, newest.count, newest.bytes)
@@ -383,7 +383,7 @@ class Tiering:
         return made
 
     async def _image(self, store: StoreId) -> Image | None:
-        opened = self._ownership.find(store)
+        opened = self._open_stores.find(store)
         if opened is not None:
             image = await self._with_durable(opened, self._take)
             if image is None and (opened.file is None or not opened.file.in_memory):
@@ -392,7 +392,7 @@ class Tiering:
             return image
         async with self.held(store) as mine:
             if not mine:
-                if self._ownership.in_use(store):
+                if self._open_stores.in_use(store):
                     self._missed[store] = True
                 return None
             closed: Image | None = await self._run_in_thread(lambda: self._image_of_closed(store))
@@ -459,7 +459,7 @@ class Tiering:
                 self._missed[store] = True
                 continue
             self.counts.snapshots += outcomes[store] is Published.NEWEST
-            opened = self._ownership.find(store)
+            opened = self._open_stores.find(store)
             if opened is not None:
                 self._snapshotted[store] = Extent(version.revision, version.count, version.bytes)
             self._published(store, version)

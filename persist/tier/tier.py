@@ -1,7 +1,7 @@
 """A server's side of the bucket: snapshots, cooling, cold stores, and what that costs.
 
 One object for `service.py`, made with a bucket only: a server without one has none of this. The parts
-are in `tiering.py` (snapshots), `cooling.py` (files that leave) and `cold_stores.py` (and come back).
+are in `snapshotter.py` (snapshots), `cooling.py` (files that leave) and `cold_stores.py` (and come back).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.store.open_stores import Ownership, Wanted
+from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.persist.tier.publishing import PARALLEL_SHARDS
-from holdfast.persist.tier.snapshotter import Tiering, WithDurable
+from holdfast.persist.tier.snapshotter import Snapshotter, WithDurable
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.write_path.archive_reads import PARALLEL_READS
 from holdfast.persist.write_path.pipeline import RunInThread
@@ -55,13 +55,13 @@ class Tier:
         disk: Disk,
         layout: Layout,
         gate: FenceGate,
-        ownership: Ownership,
+        open_stores: OpenStores,
         coordination: Coordination,
         run_in_thread: RunInThread | None,
         clock_ms: Callable[[], int],
         is_running: Callable[[], bool],
         with_durable: WithDurable,
-        ask_again: Callable[[Wanted], None],
+        ask_again: Callable[[WantedStore], None],
         refuse: Callable[[StoreId, HoldfastError], None],
         published: Callable[[StoreId, SnapshotVersion], None] = lambda store, version: None,
     ) -> None:
@@ -84,14 +84,14 @@ class Tier:
         )
         #: For whoever waits for the archive.
         self.archive_threads = run_in_thread or self._made("archive", PARALLEL_READS)
-        self.tiering = Tiering(
+        self.snapshotter = Snapshotter(
             bucket,
             server=server,
             incarnation=incarnation,
             disk=disk,
             layout=layout,
             gate=gate,
-            ownership=ownership,
+            open_stores=open_stores,
             with_durable=with_durable,
             run_in_thread=snapshot_threads,
             publish_in_thread=publish_threads,
@@ -101,7 +101,7 @@ class Tier:
             published=published,
         )
         self.cooler = Cooler(
-            self.tiering,
+            self.snapshotter,
             server=server,
             disk=disk,
             layout=layout,
@@ -114,7 +114,7 @@ class Tier:
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """Return what is to run beside everything else, until cancelled."""
-        return [self.tiering.run(), self.cooler.run(), self._measure()]
+        return [self.snapshotter.run(), self.cooler.run(), self._measure()]
 
     def stop(self) -> None:
         """End the threads; the bucket is the caller's."""
@@ -124,7 +124,7 @@ class Tier:
     @property
     def backlog(self) -> int:
         """How many stores wait for a snapshot."""
-        return self.tiering.backlog
+        return self.snapshotter.backlog
 
     def requests_in_last_hour(self) -> int:
         """Return how many requests were made of the bucket, in the last hour or since the start."""
@@ -135,19 +135,19 @@ class Tier:
 
     def closed(self, store: Store, file: StoreFile) -> None:
         """A store's file has been closed because nobody uses it."""
-        self.tiering.closed(store, file)
+        self.snapshotter.closed(store, file)
 
     def request(self, stores: Sequence[StoreId] | None) -> int:
         """Have stores snapshotted soon, or all that are open; return how many."""
-        return self.tiering.request(stores)
+        return self.snapshotter.request(stores)
 
     def is_held(self, store: StoreId) -> bool:
         """Tell if the file of a closed store is open in the tier: who opens it waits for `free`."""
-        return self.tiering.is_held(store)
+        return self.snapshotter.is_held(store)
 
     async def free(self, store: StoreId) -> None:
         """Return once it is not."""
-        await self.tiering.free(store)
+        await self.snapshotter.free(store)
 
     def _used(self) -> Usage:
         return self._bucket.usage.total() - self._samples[0]
@@ -157,7 +157,7 @@ class Tier:
             for _ in range(_SAMPLES):
                 await asyncio.sleep(_SAMPLE_SECONDS)
                 self._samples.append(self._bucket.usage.total())
-            used, counts = self._used(), self.tiering.counts
+            used, counts = self._used(), self.snapshotter.counts
             logger.info(
                 "tier.usage server=%s puts=%d gets=%d heads=%d lists=%d deletes=%d failed=%d "
                 "sent_bytes=%d received_bytes=%d backlog=%d snapshots=%d cooled=%d",

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import PendingTick, Store
 from holdfast.persist.store.upkeep import Upkeep
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
@@ -135,7 +135,7 @@ class Checkpointer:
         *,
         log: Log,
         gate: FenceGate,
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Pipeline,
         run_in_thread: RunInThread,
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
@@ -153,7 +153,7 @@ class Checkpointer:
         was closed and does not exist: nobody ever wrote to it."""
         self._log = log
         self._gate = gate
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._run_in_thread = run_in_thread
         self._confirm = confirm
@@ -170,9 +170,9 @@ class Checkpointer:
     async def run_pass(self, now: float) -> None:
         """Close what is idle, checkpoint what holds the oldest segments, retire segments."""
         choice = choose(
-            self._ownership.upkeep,
+            self._open_stores.upkeep,
             last_use=now - self._idle_close_seconds,
-            excess=self._ownership.open_count - self._max_open_stores,
+            excess=self._open_stores.open_count - self._max_open_stores,
             segment=self._log.segment,
             synced_tick=self._pipeline.synced_tick,
         )
@@ -195,7 +195,7 @@ class Checkpointer:
         def may_close(store: Store) -> bool:
             return _settled(store, synced_tick)
 
-        upkeep = self._ownership.upkeep
+        upkeep = self._open_stores.upkeep
         chosen = upkeep.spread_unused(count, may_close, last_use=now - _IN_USE_SECONDS)
         if not chosen:
             chosen = upkeep.longest_unused(count, may_close)
@@ -210,16 +210,16 @@ class Checkpointer:
     async def close_all(self) -> list[StoreId]:
         """Checkpoint and close every store; return those that could not be. Nothing may arrive."""
         for _ in range(3):
-            open_stores = list(self._ownership.stores())
-            await self._checkpoint(open_stores)
-            for store in open_stores:
+            stores_now = list(self._open_stores.stores())
+            await self._checkpoint(stores_now)
+            for store in stores_now:
                 self._close_if_clean(store, used_at=None)
                 await asyncio.sleep(0)
             if self._set_aside is not None:
                 await self._set_aside()
         self.retire()
         await self._tell_of_closed()
-        return [store.id for store in self._ownership.stores()]
+        return [store.id for store in self._open_stores.stores()]
 
     async def close_held(self, stores: list[Store]) -> list[Store]:
         """Make durable and close stores that the caller holds (`busy`), with every change synced.
@@ -281,7 +281,7 @@ class Checkpointer:
     def retire(self) -> None:
         """Remove the segments that no open store needs. Raises FencedError: then they are the next
         owner's, whose copy of a file may lack what this one has made durable since."""
-        needed = self._ownership.upkeep.oldest_segment()
+        needed = self._open_stores.upkeep.oldest_segment()
         first_needed = self._log.segment if needed is None else min(needed, self._log.segment)
         if self._log.oldest_segment >= first_needed:
             return
@@ -438,7 +438,7 @@ class Checkpointer:
         """Close a store that is durable and, as its last use is still that at `used_at`, that
         nobody has used since it was chosen; return whether it is closed."""
         if (
-            self._ownership.find(store.id) is not store
+            self._open_stores.find(store.id) is not store
             or store.busy
             or store.pending
             or store.mark is not None
@@ -455,10 +455,10 @@ class Checkpointer:
                 self._note_closed(store, store.file)
             if self._closed is not None:
                 self._closed(store, store.file)
-        self._ownership.closed(store)
+        self._open_stores.closed(store)
         # Somebody may wait for it to be opened again, to be written, which the coordinator may have granted
         # already, of the same epoch: given back, it would have two owners.
-        is_wanted = self._ownership.in_use(store.id)
+        is_wanted = self._open_stores.in_use(store.id)
         if store.file is None and self._unwritten is not None and not is_wanted:
             self._unwritten(store)
         return True

@@ -12,7 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
 from holdfast.protocol.limits import ELEMENT_BYTES, GROUP_BYTES, MAX_NESTING
@@ -30,14 +30,14 @@ class Incoming(NamedTuple):
     refusals: list[tuple[int, HoldfastError]]
 
 
-def take_apart(tenant: str, payload: bytes, reply: str, ownership: Ownership) -> Incoming:
+def take_apart(tenant: str, payload: bytes, reply: str, open_stores: OpenStores) -> Incoming:
     """Return what a frame of `tenant` holds. Raises ProtocolError, InvalidNameError."""
     check_tenant(tenant)
     writer, groups = frames.decode_request(payload)
     incoming = Incoming([], [])
     if not groups:
         return incoming
-    find = ownership.find
+    find = open_stores.find
     arrivals = incoming.arrivals
     share_bytes = len(payload) // len(groups) + GROUP_BYTES
     for index, group in enumerate(groups):

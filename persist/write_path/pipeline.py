@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
 from holdfast.persist.store import eviction
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.releasing import MATERIALISE_OPERATIONS, Release, Releaser
@@ -94,7 +94,7 @@ class Pipeline:
         gate: FenceGate,
         bus: Bus,
         subjects: Subjects,
-        ownership: Ownership,
+        open_stores: OpenStores,
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         want_stores: Callable[[], None],
@@ -114,7 +114,7 @@ class Pipeline:
         self._server = server
         self._log = log
         self._gate = gate
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._want_stores = want_stores
@@ -130,7 +130,7 @@ class Pipeline:
             gate=gate,
             bus=bus,
             subjects=subjects,
-            ownership=ownership,
+            open_stores=open_stores,
             synced_tick=lambda: self._synced_tick,
             submit_again=self.submit_again,
             refuse=self.refuse_waiting,
@@ -376,12 +376,12 @@ class Pipeline:
     def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
         """Return False if the group still counts as waiting: for its store or, a read, for its turn
         after the sync."""
-        store = self._ownership.find(arrival.store)
+        store = self._open_stores.find(arrival.store)
         if store is not None and store.busy and not self._goes_on(store, arrival):
             return self._hold(tick, store, arrival)
         writes = arrival.group.counter > 0
         if store is None or (writes and not store.writable):
-            self._ownership.wait(arrival)
+            self._open_stores.wait(arrival)
             self._want_stores()
             return False
         store.used_at = now
@@ -406,7 +406,7 @@ class Pipeline:
         refusal = error if isinstance(error, HoldfastError) else internal_error("a group", error)
         tick.mishaps.append(error)
         tick.refuse(arrival, refusal)
-        store = self._ownership.find(arrival.store)
+        store = self._open_stores.find(arrival.store)
         if store is not None and store.mark is not None:
             tick.abort(store, refusal)
 
@@ -427,7 +427,7 @@ class Pipeline:
 
     def _expire(self, tick: Tick, store: Store) -> bool:
         """Remove what is due from an open store; return False if there may be more."""
-        if store.busy or self._ownership.find(store.id) is not store:
+        if store.busy or self._open_stores.find(store.id) is not store:
             return True
         try:
             if tick.expire(store):
@@ -442,7 +442,7 @@ class Pipeline:
         return False
 
     def _archive(self, tick: Tick, store: Store, end_seq: int, table: str) -> None:
-        if store.busy or not store.writable or self._ownership.find(store.id) is not store:
+        if store.busy or not store.writable or self._open_stores.find(store.id) is not store:
             return
         try:
             tick.archive(store, end_seq, table)
@@ -579,7 +579,7 @@ class Pipeline:
                     and store.revision - store.file_revision <= limit
                 ):
                     continue
-                if store.busy or self._ownership.find(store.id) is not store:
+                if store.busy or self._open_stores.find(store.id) is not store:
                     continue
                 if store.removes_much(self._synced_tick):
                     self._apply_much(store)

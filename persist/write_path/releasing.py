@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.persist.store import reads
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.tick import Answers
@@ -91,7 +91,7 @@ class Releaser:
         gate: FenceGate,
         bus: Bus,
         subjects: Subjects,
-        ownership: Ownership,
+        open_stores: OpenStores,
         synced_tick: Callable[[], int],
         submit_again: Callable[[list[Arrival]], None],
         refuse: Callable[[list[Arrival], HoldfastError], None],
@@ -108,7 +108,7 @@ class Releaser:
         self._gate = gate
         self._bus = bus
         self._subjects = subjects
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._synced_tick = synced_tick
         self._submit_again = submit_again
         self._refuse = refuse
@@ -247,7 +247,7 @@ class Releaser:
         self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
     ) -> int:
         """Execute a group of reads; return how many bytes the answer takes."""
-        if store.busy or self._ownership.find(store.id) is not store:
+        if store.busy or self._open_stores.find(store.id) is not store:
             self._submit_again([arrival])
             return 0
         if store.removes_much(self._synced_tick()) and not store.apply_failed:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
 from holdfast.protocol import frames
@@ -48,7 +48,7 @@ class SettingAside:
         disk: Disk,
         layout: Layout,
         gate: FenceGate,
-        ownership: Ownership,
+        open_stores: OpenStores,
         pipeline: Callable[[], Pipeline],
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
@@ -61,7 +61,7 @@ class SettingAside:
         self._disk = disk
         self._layout = layout
         self._gate = gate
-        self._ownership = ownership
+        self._open_stores = open_stores
         self._pipeline = pipeline
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
@@ -69,8 +69,8 @@ class SettingAside:
 
     async def run_pass(self) -> None:
         """Set aside what is known to be damaged. Raises FencedError."""
-        for store, error in self._ownership.upkeep.damaged():
-            if store.busy or self._ownership.find(store.id) is not store:
+        for store, error in self._open_stores.upkeep.damaged():
+            if store.busy or self._open_stores.find(store.id) is not store:
                 continue
             store.busy = True
             is_aside = False
@@ -99,7 +99,7 @@ class SettingAside:
             logger.error("store.set_aside_failed store=%s reason=%s", store.id, failed)
             return False
         store.file = None
-        self._ownership.closed(store)
+        self._open_stores.closed(store)
         if self._settle_bucket_log is not None:
             pipeline.unhold(store.id)
         else:

@@ -22,7 +22,7 @@ from holdfast.persist.store import eviction, operations, uploads
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.persist.store.writers import Verdict
+from holdfast.persist.store.writers import Admission
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     BusyError,
@@ -126,7 +126,7 @@ class Tick:
     def write(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of writes now. Its answer waits."""
         reply, position, writer_id, _, group, _, _ = arrival
-        _, _, counter, floor, durability, group_operations = group
+        _, _, counter, first_unacked, durability, group_operations = group
         if not durability:
             durability = self._default if store.retention is None else self._default_of(store)
         if durability != self._log_level:
@@ -137,10 +137,10 @@ class Tick:
             if self._log_level == _STORED:
                 durability = _STORED
         writer = store.writers.get(writer_id) or store.writer(writer_id)
-        verdict, known = writer.judge(counter, floor)
-        if verdict is Verdict.NEW and (not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES):
-            verdict = store.admit_writer(writer_id, writer, counter, floor)
-        if verdict is not Verdict.NEW:
+        verdict, known = writer.judge(counter, first_unacked)
+        if verdict is Admission.NEW and (not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES):
+            verdict = store.admit_writer(writer_id, writer, counter, first_unacked)
+        if verdict is not Admission.NEW:
             if not writer.last:
                 # Nothing of it is known: whoever makes up writers shall not fill the memory.
                 store.writers.pop(writer_id, None)
@@ -156,10 +156,10 @@ class Tick:
         results = operations.execute(store, group_operations, self.mishaps)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         before_bytes = writer.size_bytes
-        writer.record(counter, floor, outcome)
+        writer.record(counter, first_unacked, outcome)
         store.outcome_bytes += writer.size_bytes - before_bytes
         # As `WriterOutcome._make` does, in half the time.
-        kept = tuple.__new__(WriterOutcome, (writer_id, counter, floor, time, outcome))
+        kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, outcome))
         store.outcomes.append(kept)
         self._writes.append(arrival)
         if durability == self._log_level:
@@ -265,7 +265,7 @@ class Tick:
         self,
         store: Store,
         arrival: Arrival,
-        verdict: Verdict,
+        verdict: Admission,
         known: bytes | None,
         expected: int,
         durability: int,
@@ -274,7 +274,7 @@ class Tick:
         self.wait_for = max(self.wait_for, store.last_tick)
         if store.mark is not None:
             self.wait_for = self.number
-        if verdict is Verdict.KNOWN:
+        if verdict is Admission.KNOWN:
             assert known is not None
             if any(
                 (kept.writer, kept.counter) == (arrival.writer, counter)
@@ -287,9 +287,9 @@ class Tick:
                 self.stored.append((store, arrival.reply, [arrival.position, 0, known]))
             else:
                 self.answer(arrival, known)
-        elif verdict is Verdict.FULL:
+        elif verdict is Admission.FULL:
             self.refuse(arrival, BusyError(what=f"the memory of {store.id} for its writers"))
-        elif verdict is Verdict.GAP:
+        elif verdict is Admission.GAP:
             self.refuse(arrival, WriterGapError(counter=counter, expected=expected))
         else:
             self.refuse(arrival, StaleWriteError(counter=counter))

@@ -43,7 +43,7 @@ THE_BUS: Final = ""
 STRANGER: Final = "stranger"
 
 
-class Delivery(NamedTuple):
+class MemoryDelivery(NamedTuple):
     """One message on its way to one subscription. `sender` and `receiver` are connections' names."""
 
     sender: str
@@ -53,14 +53,14 @@ class Delivery(NamedTuple):
 
 
 #: Returns the delays in seconds after which a delivery arrives: none loses it, two double it.
-Policy = Callable[[Delivery], Sequence[float]]
+Policy = Callable[[MemoryDelivery], Sequence[float]]
 #: Sees everything that is published, as it is: the sender's name and the message.
 Tap = Callable[[str, BusMessage], None]
 #: Tells if a connection may do something, `publish to` or `subscribe to`, with a subject.
 Permits = Callable[[str, str], bool]
 
 
-def deliver_at_once(delivery: Delivery) -> Sequence[float]:
+def deliver_at_once(delivery: MemoryDelivery) -> Sequence[float]:
     """The policy of a bus without faults: in order, in the next turn of the loop."""
     return (0.0,)
 
@@ -130,7 +130,7 @@ class MemoryNetwork:
         loop = asyncio.get_running_loop()
         context = subscription.context
         arrive, session = subscription.arrive, subscription.bus.session
-        delivery = Delivery(sender, subscription.bus.name, message.subject, message.payload)
+        delivery = MemoryDelivery(sender, subscription.bus.name, message.subject, message.payload)
         for delay_seconds in self.policy(delivery):
             if delay_seconds > 0:
                 loop.call_later(delay_seconds, arrive, message, session, context=context)

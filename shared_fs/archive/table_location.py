@@ -31,7 +31,7 @@ _MISSING: Final = frozenset(["404", "NoSuchKey", "NoSuchBucket"])
 _OPTIONS: Final = frozenset(["endpoint", "region"])
 
 
-class FoundFile(NamedTuple):
+class TableFile(NamedTuple):
     """A file of the table's folder. `modified` is milliseconds since the epoch."""
 
     path: str
@@ -146,21 +146,21 @@ class TableLocation:
             return self.folder / path
         return _S3File(self._client, self._bucket, self._key(path))
 
-    def list(self, prefix: str = "") -> Iterator[FoundFile]:
+    def list(self, prefix: str = "") -> Iterator[TableFile]:
         """Yield the files below `prefix`, a folder of the table."""
         if not self.is_s3:
             for path in sorted((self.folder / prefix).rglob("*")):
                 if path.is_file():
                     found = path.stat()
                     name = str(path.relative_to(self.folder))
-                    yield FoundFile(name, found.st_size, found.st_mtime_ns // 1_000_000)
+                    yield TableFile(name, found.st_size, found.st_mtime_ns // 1_000_000)
             return
         start = self._key(prefix and f"{prefix}/")
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self._bucket, Prefix=start):
             for one in page.get("Contents", ()):
                 modified = int(one["LastModified"].timestamp() * 1000)
-                yield FoundFile(one["Key"].removeprefix(self._key("")), one["Size"], modified)
+                yield TableFile(one["Key"].removeprefix(self._key("")), one["Size"], modified)
 
     def delete(self, path: str) -> None:
         """Delete a file; a missing one is fine."""

@@ -68,7 +68,7 @@ from holdfast.shared_fs.bucket.bucket_writing import (
     OWN_METADATA,
     PART_BYTES,
     SHA256_METADATA,
-    Writer,
+    BucketWriter,
 )
 from holdfast.shared_fs.disk.disk import Disk
 
@@ -111,7 +111,7 @@ class Bucket:
         #: Does the bucket heed `expected_version` in `delete`? The probe finds out.
         self.conditional_deletes = True
         self._calls = Calls(retry, surroundings, self.usage)
-        self._writer = Writer(backend, self._calls, surroundings.nonce)
+        self._writer = BucketWriter(backend, self._calls, surroundings.nonce)
 
     @property
     def name(self) -> str:

@@ -111,7 +111,7 @@ class Reading:
     chunks: Iterator[bytes]
 
 
-class Upload(NamedTuple):
+class BucketUpload(NamedTuple):
     """An object that is being put in parts, invisible until it is completed."""
 
     key: str
@@ -154,21 +154,21 @@ class Backend(ABC):
         """Return at most `limit` objects whose key begins with `prefix` and is above `start_after`."""
 
     @abstractmethod
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload: ...
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload: ...
 
     @abstractmethod
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         """Store part `number` (from 1) and return its tag. Raises UploadGoneError."""
 
     @abstractmethod
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         """Make the parts one object, durably, and return its version.
 
         Raises PreconditionError, UploadGoneError.
         """
 
     @abstractmethod
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         """Drop the parts; an upload that is gone is fine."""
 
     @abstractmethod

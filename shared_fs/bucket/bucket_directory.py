@@ -31,6 +31,7 @@ from holdfast.protocol.errors import NewerFormatError, StorageFailedError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ListedObject,
@@ -40,7 +41,6 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     PreconditionError,
     Reading,
     TransientError,
-    Upload,
     UploadGoneError,
 )
 from holdfast.shared_fs.bucket.bucket_errors import (
@@ -189,18 +189,18 @@ class DirectoryBackend(Backend):
                     objects.append(read_listed(key.decode(), path))
         return Page(objects, more=False)
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         tmp = self._tmp_path()
         with self._errors(key), tmp.open("xb", buffering=0) as file:
             _write_all(file.fileno(), encode_header(metadata), 0)
-        return Upload(key, tmp.name)
+        return BucketUpload(key, tmp.name)
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         with self._errors(upload.key), self._uploading(upload) as descriptor:
             _write_all(descriptor, body, HEADER_BYTES + offset)
         return str(number)
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         tmp = self._tmp / upload.id
         with self._errors(upload.key):
             with self._uploading(upload) as descriptor:
@@ -210,7 +210,7 @@ class DirectoryBackend(Backend):
             tmp.unlink(missing_ok=True)
         return version_of(header)
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         with self._errors(upload.key):
             (self._tmp / upload.id).unlink(missing_ok=True)
 
@@ -308,7 +308,7 @@ class DirectoryBackend(Backend):
             mutex.release()
 
     @contextlib.contextmanager
-    def _uploading(self, upload: Upload) -> Iterator[int]:
+    def _uploading(self, upload: BucketUpload) -> Iterator[int]:
         try:
             descriptor = os.open(self._tmp / upload.id, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:

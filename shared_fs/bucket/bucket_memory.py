@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ListedObject,
@@ -23,7 +24,6 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     Page,
     PreconditionError,
     Reading,
-    Upload,
     UploadGoneError,
 )
 from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
@@ -84,25 +84,25 @@ class MemoryBackend(Backend):
         ]
         return Page(objects, more=len(keys) > limit)
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         with self._lock:
             self._begun_count += 1
-            upload = Upload(key, str(self._begun_count))
+            upload = BucketUpload(key, str(self._begun_count))
             self._uploads[upload.id] = _Begun(dict(metadata), {})
         return upload
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         self._begun(upload).parts[number] = bytes(body)
         return str(number)
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         begun = self._begun(upload)
         body = b"".join(begun.parts[int(tag)] for tag in tags)
         version = self.put(upload.key, body, begun.metadata, condition)
         self.abort_upload(upload)
         return version
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         with self._lock:
             self._uploads.pop(upload.id, None)
 
@@ -116,7 +116,7 @@ class MemoryBackend(Backend):
             raise ObjectMissingError(key=key)
         return stored
 
-    def _begun(self, upload: Upload) -> _Begun:
+    def _begun(self, upload: BucketUpload) -> _Begun:
         with self._lock:
             begun = self._uploads.get(upload.id)
         if begun is None:

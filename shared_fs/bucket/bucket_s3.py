@@ -39,6 +39,7 @@ from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket.bucket_backend import (
     MAX_KEY_BYTES,
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ListedObject,
@@ -48,7 +49,6 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     PreconditionError,
     Reading,
     TransientError,
-    Upload,
     UploadGoneError,
 )
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError, ObjectMissingError
@@ -196,21 +196,21 @@ class S3Backend(Backend):
         ]
         return Page(objects, more=bool(objects) and answer["IsTruncated"])
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         with self._errors(key):
             answer = self._client.create_multipart_upload(
                 **self._object(key), Metadata=dict(metadata)
             )
-        return Upload(key, answer["UploadId"])
+        return BucketUpload(key, answer["UploadId"])
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         with self._errors(upload.key):
             answer = self._client.upload_part(
                 **self._object(upload.key), UploadId=upload.id, PartNumber=number, Body=body
             )
         return str(answer["ETag"])
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         parts = [{"PartNumber": at + 1, "ETag": tag} for at, tag in enumerate(tags)]
         with self._errors(upload.key):
             answer = self._client.complete_multipart_upload(
@@ -221,7 +221,7 @@ class S3Backend(Backend):
             )
         return _version(answer)
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         try:
             with self._errors(upload.key):
                 self._client.abort_multipart_upload(**self._object(upload.key), UploadId=upload.id)

@@ -23,12 +23,12 @@ from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     Condition,
     NewObject,
     ObjectHead,
     PreconditionError,
     TransientError,
-    Upload,
     UploadGoneError,
     Version,
     check_key,
@@ -55,7 +55,7 @@ _REPLACED: Final = "hf-replaced"
 OWN_METADATA: Final = (SHA256_METADATA, _NONCE, _REPLACED)
 
 
-class Writer:
+class BucketWriter:
     """The writes of a bucket."""
 
     def __init__(self, backend: Backend, calls: Calls, nonce: Callable[[], str]) -> None:
@@ -106,7 +106,7 @@ class Writer:
                     self._backend.abort_upload(upload)
                 raise
 
-    def _put_parts(self, upload: Upload, file: BufferedReader | BytesIO, digest: str) -> list[str]:
+    def _put_parts(self, upload: BucketUpload, file: BufferedReader | BytesIO, digest: str) -> list[str]:
         tags: list[str] = []
         sent = hashlib.sha256()
         file.seek(0)
@@ -119,7 +119,7 @@ class Writer:
             raise StorageFailedError(reason=f"the file of {upload.key!r} changed meanwhile")
         return tags
 
-    def _complete(self, upload: Upload, tags: Sequence[str], nonce: str, tries: Tries) -> str:
+    def _complete(self, upload: BucketUpload, tags: Sequence[str], nonce: str, tries: Tries) -> str:
         while True:
             try:
                 with self._calls.counted(RequestClass.PUT):

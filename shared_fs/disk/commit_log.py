@@ -6,7 +6,7 @@ A segment is a run of frames, one for each tick that wrote:
     magic "HFlg" | u32 length | u64 tick | u64 synced | u32 crc32 of the three and the body | body
 
 little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch, previous_revision,
-revision, [changes payload, ...], [[writer, counter, floor, time, outcome], ...]]`. The payloads are
+revision, [changes payload, ...], [[writer, counter, first_unacked, time, outcome], ...]]`. The payloads are
 byte for byte what is broadcast. Invariants:
 
 - Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
@@ -42,7 +42,7 @@ _SUFFIX: Final = ".log"
 
 class LogRecord(NamedTuple):
     """What one tick did to one store. `payloads` are `frames.encode_changes`, in order; `outcomes`
-    are `(writer, counter, floor, time, outcome)`."""
+    are `(writer, counter, first_unacked, time, outcome)`."""
 
     store: StoreId
     epoch: int

@@ -40,7 +40,7 @@ _WELL: Final = (FileState.SOUND, FileState.PARTLY_CHECKED, FileState.IN_USE, Fil
 
 
 @dataclass(slots=True)
-class Verdict:
+class StoreVerdict:
     """What was found of one store. The words are `-` for what there is none of."""
 
     store: StoreId
@@ -74,9 +74,9 @@ class Verifier:
             found.update(store for store, entry in self._manifests.entries() if entry.versions)
         return sorted(found)
 
-    def verify(self, store: StoreId) -> Verdict:
+    def verify(self, store: StoreId) -> StoreVerdict:
         """Look at one store. Raises BucketUnavailableError, StorageFailedError."""
-        verdict = Verdict(store)
+        verdict = StoreVerdict(store)
         entry = None
         if self._manifests is not None:
             entry = self._manifests.find(store)
@@ -88,7 +88,7 @@ class Verifier:
         self._compare(file, newest, verdict)
         return verdict
 
-    def _look_at_file(self, store: StoreId, verdict: Verdict) -> FileVerdict | None:
+    def _look_at_file(self, store: StoreId, verdict: StoreVerdict) -> FileVerdict | None:
         if self._layout is None:
             return None
         generations = self._layout.generations(self._disk, store)
@@ -105,7 +105,7 @@ class Verifier:
             verdict.problems.append(f"its file: {found.reason or found.state.value}")
         return found
 
-    def _look_at_snapshot(self, version: SnapshotVersion, verdict: Verdict) -> None:
+    def _look_at_snapshot(self, version: SnapshotVersion, verdict: StoreVerdict) -> None:
         assert self._manifests is not None
         verdict.snapshot_revision = version.revision
         with tempfile.TemporaryDirectory(prefix="holdfast-verify-") as folder:
@@ -123,7 +123,7 @@ class Verifier:
             else:
                 verdict.snapshot = "sound"
 
-    def _look_at_log(self, entry: StoreEntry | None, verdict: Verdict) -> None:
+    def _look_at_log(self, entry: StoreEntry | None, verdict: StoreVerdict) -> None:
         """Follow the log from the newest snapshot on: nothing may be missing."""
         covered = self._covered.get(verdict.store, [])
         entry = entry or StoreEntry()
@@ -148,7 +148,7 @@ class Verifier:
         verdict.log_revision = revision
 
     def _compare(
-        self, file: FileVerdict | None, newest: SnapshotVersion | None, verdict: Verdict
+        self, file: FileVerdict | None, newest: SnapshotVersion | None, verdict: StoreVerdict
     ) -> None:
         if newest is None or file is None or file.meta is None or file.left_open:
             return

@@ -92,7 +92,7 @@ class WriterOutcome(NamedTuple):
 
     writer: bytes
     counter: int
-    floor: int
+    first_unacked: int
     time: int
     outcome: bytes
 
@@ -208,19 +208,19 @@ def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
 
 def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> None:
     """Write what retries of these groups are to be answered, and drop what none can ask for."""
-    # Several groups of one writer may be applied at once: only what its last floor has not
+    # Several groups of one writer may be applied at once: only what its last first_unacked has not
     # passed is worth a row.
-    floors: dict[bytes, int] = {}
-    for writer, counter, floor, _, _ in outcomes:
-        floors[writer] = min(floor, counter)
-    if floors:
-        cursor.executemany(schema.DELETE_OUTCOMES_BELOW, floors.items())
+    first_unacked_of: dict[bytes, int] = {}
+    for writer, counter, first_unacked, _, _ in outcomes:
+        first_unacked_of[writer] = min(first_unacked, counter)
+    if first_unacked_of:
+        cursor.executemany(schema.DELETE_OUTCOMES_BELOW, first_unacked_of.items())
         cursor.executemany(
             schema.UPSERT_OUTCOME,
             [
                 (writer, counter, time, outcome)
                 for writer, counter, _, time, outcome in outcomes
-                if counter >= floors[writer]
+                if counter >= first_unacked_of[writer]
             ],
         )
 

@@ -40,7 +40,7 @@ from holdfast.shared_fs.snapshots.manifest import (
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin
-from holdfast.spark.rows.planning import Plan, Task, plan
+from holdfast.spark.rows.planning import ExportPlan, Task, plan
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
 from holdfast.spark.tables.watermarks import Watermark, Watermarks
@@ -206,7 +206,7 @@ class _Round:
     def _commit(
         self,
         version: int,
-        planned: Plan,
+        planned: ExportPlan,
         outcomes: Sequence[TaskOutcome],
         before: Watermarks,
         report: ExportReport,
@@ -236,7 +236,7 @@ class _Round:
 class _Taken:
     """What of a job's outcomes can be committed together."""
 
-    def __init__(self, planned: Plan, outcomes: Sequence[TaskOutcome], before: Watermarks) -> None:
+    def __init__(self, planned: ExportPlan, outcomes: Sequence[TaskOutcome], before: Watermarks) -> None:
         self.files: list[AddedFile] = []
         self.changed: dict[StoreId, Watermark] = {}
         self.damaged: list[str] = []

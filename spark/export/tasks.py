@@ -25,7 +25,15 @@ from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.spark.rows.images import Images
 from holdfast.spark.rows.log_rows import LogRows
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
-from holdfast.spark.rows.rows import DROP, Batch, Gathering, Origin, Piece, Row, Shape
+from holdfast.spark.rows.rows import (
+    DROP,
+    ExportedRow,
+    Piece,
+    RowBatch,
+    RowGathering,
+    RowOrigin,
+    Shape,
+)
 from holdfast.spark.tables.table import AddedFile
 from holdfast.spark.tables.watermarks import Watermark
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
@@ -108,7 +116,7 @@ class _Output:
 
     def __init__(self, writer: TableWriter) -> None:
         self._writer = writer
-        self._gathering = Gathering()
+        self._gathering = RowGathering()
 
     @property
     def row_count(self) -> int:
@@ -125,7 +133,7 @@ class _Output:
         self._write(self._gathering.rest())
         return self._writer.finish()
 
-    def _write(self, batches: Iterable[Batch]) -> None:
+    def _write(self, batches: Iterable[RowBatch]) -> None:
         for batch in batches:
             self._writer.write(batch.tenant, batch.rows)
 
@@ -133,8 +141,8 @@ class _Output:
 def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:
     tombstone = work.tombstone
     revision = max(tombstone.revision, work.since.revision)
-    row = Row(DROP, revision, None, None, tombstone.time, None, None)
-    origin = Origin(work.store, tombstone.epoch, job.run, "tombstone")
+    row = ExportedRow(DROP, revision, None, None, tombstone.time, None, None)
+    origin = RowOrigin(work.store, tombstone.epoch, job.run, "tombstone")
     output.add(Piece(origin, Shape.CHANGES, [row]))
     mark = Watermark(tombstone.epoch, tombstone.revision, time=tombstone.time, dropped=True)
     return StoreOutcome(work.store, 1, 1, mark)

@@ -41,9 +41,9 @@ from holdfast.spark.rows.rows import (
     BATCH_ROWS,
     RESET,
     SET,
-    Origin,
+    ExportedRow,
     Piece,
-    Row,
+    RowOrigin,
     Shape,
     rows_of_change,
 )
@@ -102,7 +102,7 @@ _LAST_REPLACED_TIME: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ImageReading:
     """What a part of an image is about to yield: the changes after `after` up to `upto`."""
 
     after: int
@@ -165,24 +165,24 @@ class StoreImage:
         meta = self.meta
         return Watermark(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created)
 
-    def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> Reading:
+    def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> ImageReading:
         """Return what the `part`-th of `parts` equal parts of all that came since is."""
         after = 0 if since is None else since.revision
         is_reset = since is not None and not self._continues(since)
         if is_reset:
             after = 0
         length = self.meta.revision - after
-        return Reading(
+        return ImageReading(
             after + length * part // parts,
             after + length * (part + 1) // parts,
             is_reset and part == 0,
         )
 
-    def pieces(self, reading: Reading, run: int, source: str) -> Iterator[Piece]:
+    def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece]:
         """Yield the changes of a reading, in the order of revisions."""
-        origin = Origin(self.store, self.meta.epoch, run, source)
+        origin = RowOrigin(self.store, self.meta.epoch, run, source)
         if reading.is_reset:
-            reset = Row(RESET, reading.after, None, None, self.meta.time, None, None)
+            reset = ExportedRow(RESET, reading.after, None, None, self.meta.time, None, None)
             yield Piece(origin, Shape.CHANGES, [reset])
         try:
             if self.store.kind == StoreKind.STREAM:
@@ -226,7 +226,7 @@ class StoreImage:
         mean_bytes = self.meta.bytes // max(1, self.meta.count) + 1
         return max(1, min(BATCH_ROWS, BATCH_BYTES // mean_bytes))
 
-    def _changes(self, reading: Reading) -> Iterator[Row]:
+    def _changes(self, reading: ImageReading) -> Iterator[ExportedRow]:
         if not self._has_changes:
             return
         found = self._connection.execute(_SELECT_CHANGES, (reading.after, reading.upto))
@@ -234,7 +234,7 @@ class StoreImage:
             yield from rows_of_change(frames.unpack(change), revision, time)
 
     # Streams
-    def _messages(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
+    def _messages(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
         appended: Iterator[Any] = self._connection.execute(
             self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
@@ -244,7 +244,7 @@ class StoreImage:
         others = _Queue(self._replaced_and_changes(reading))
         yield from self._interleaved(origin, appended, others, reading.upto)
 
-    def _brought_back(self, reading: Reading) -> Iterator[tuple[Any, ...]]:
+    def _brought_back(self, reading: ImageReading) -> Iterator[tuple[Any, ...]]:
         """Yield the archived messages of a reading as rows: for a table that has them not, or that is
         to hold the store anew."""
         wanted = takewhile(
@@ -266,11 +266,11 @@ class StoreImage:
                     pack_headers(headers),
                 )
 
-    def _replaced_and_changes(self, reading: Reading) -> Iterator[Row]:
+    def _replaced_and_changes(self, reading: ImageReading) -> Iterator[ExportedRow]:
         if not self._has_replaced:
             return self._changes(reading)
         replaced = (
-            Row(SET, revision, seq, None, time, headers, value)
+            ExportedRow(SET, revision, seq, None, time, headers, value)
             for seq, revision, time, value, headers in self._connection.execute(
                 self._with_value(_SELECT_REPLACED), (reading.after, reading.upto)
             )
@@ -292,14 +292,14 @@ class StoreImage:
         return low
 
     # Kvs
-    def _entries(self, origin: Origin, reading: Reading) -> Iterator[Piece]:
+    def _entries(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
         entries = self._connection.execute(
             self._with_value(_SELECT_ENTRIES), (reading.after, reading.upto)
         )
         yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
 
     def _interleaved(
-        self, origin: Origin, sets: Iterator[Any], others: _Queue, upto: int
+        self, origin: RowOrigin, sets: Iterator[Any], others: _Queue, upto: int
     ) -> Iterator[Piece]:
         """Yield rows of messages or entries and other changes in one order. Where there are no
         others, which is nearly everywhere, no row is touched one by one."""
@@ -332,7 +332,7 @@ class StoreImage:
 class _Queue:
     """Rows in the order of revisions, with a look at the next one."""
 
-    def __init__(self, rows: Iterator[Row]) -> None:
+    def __init__(self, rows: Iterator[ExportedRow]) -> None:
         self._rows = rows
         self._next = next(rows, None)
 
@@ -340,21 +340,21 @@ class _Queue:
     def revision(self) -> int | None:
         return None if self._next is None else self._next.revision
 
-    def take_up_to(self, revision: int, count: int) -> list[Row]:
-        taken: list[Row] = []
+    def take_up_to(self, revision: int, count: int) -> list[ExportedRow]:
+        taken: list[ExportedRow] = []
         while self._next is not None and self._next.revision <= revision and len(taken) < count:
             taken.append(self._next)
             self._next = next(self._rows, None)
         return taken
 
 
-def _set_row(row: tuple[Any, ...], is_stream: bool) -> Row:
+def _set_row(row: tuple[Any, ...], is_stream: bool) -> ExportedRow:
     name, revision, time, value, headers = row
     seq, key = (name, None) if is_stream else (None, name)
-    return Row(SET, revision, seq, key, time, headers, value)
+    return ExportedRow(SET, revision, seq, key, time, headers, value)
 
 
-def _merged(first: Iterator[Row], second: Iterator[Row]) -> Iterator[Row]:
+def _merged(first: Iterator[ExportedRow], second: Iterator[ExportedRow]) -> Iterator[ExportedRow]:
     """Yield two sequences of rows, each in the order of revisions, as one."""
     left, right = _Queue(first), _Queue(second)
     while left.revision is not None or right.revision is not None:

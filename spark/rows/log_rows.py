@@ -18,7 +18,14 @@ from holdfast.shared_fs.bucket_log.log_object import (
     index_bytes,
 )
 from holdfast.spark.rows.planning import Coverage, LogWork, order_of
-from holdfast.spark.rows.rows import BATCH_ROWS, Origin, Piece, Row, Shape, rows_of_change
+from holdfast.spark.rows.rows import (
+    BATCH_ROWS,
+    ExportedRow,
+    Piece,
+    RowOrigin,
+    Shape,
+    rows_of_change,
+)
 from holdfast.spark.tables.watermarks import Watermark
 
 #: Indexes read at once: what S3 takes 25 ms for each of.
@@ -73,7 +80,7 @@ class LogRows:
     def __init__(self, bucket: Bucket, works: Sequence[LogWork]) -> None:
         """Read them all. Raises ObjectMissingError for one that was retired, ObjectDamagedError,
         BucketError."""
-        self._rows: dict[StoreId, list[tuple[int, str, Row]]] = {}
+        self._rows: dict[StoreId, list[tuple[int, str, ExportedRow]]] = {}
         self._marks: dict[StoreId, Watermark] = {}
         for work in works:
             self._read(bucket, work)
@@ -95,7 +102,7 @@ class LogRows:
                     or end - start == BATCH_ROWS
                 ):
                     epoch, key, _ = rows[start]
-                    origin = Origin(store, epoch, run, key)
+                    origin = RowOrigin(store, epoch, run, key)
                     found = [row for _, _, row in rows[start:end]]
                     yield Piece(origin, Shape.CHANGES, found)
                     start = end

@@ -19,7 +19,7 @@ from typing import Final, Self
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketError, BucketRefusedError
 from holdfast.shared_fs.snapshots.pins import Pinning
-from holdfast.spark.rows.planning import Plan, SnapshotWork
+from holdfast.spark.rows.planning import ExportPlan, SnapshotWork
 
 _PIN_SECONDS: Final = 3600.0
 _RENEW_SECONDS: Final = 1200.0
@@ -58,7 +58,7 @@ class ExportPin:
         """Pin all that there is. Raises BucketError."""
         self._hold((), logs=True, everything=True)
 
-    def hold_only(self, plan: Plan) -> None:
+    def hold_only(self, plan: ExportPlan) -> None:
         """Pin what the tasks of a plan read, in the place of everything. Raises BucketError."""
         keys = {
             work.version.key

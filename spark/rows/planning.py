@@ -95,7 +95,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExportPlan:
     """One run."""
 
     tasks: tuple[Task, ...]
@@ -118,7 +118,7 @@ def plan(
     coverage: Mapping[StoreId, Sequence[Coverage]],
     watermarks: Mapping[StoreId, Watermark],
     cores: int,
-) -> Plan:
+) -> ExportPlan:
     """Return what is to be read, spread over tasks."""
     gathered = _Gathered()
     known = set()
@@ -130,7 +130,7 @@ def plan(
             _plan_store(store, StoreEntry(), covered, watermarks.get(store), gathered)
     gathered.works.sort(key=lambda work: order_of(work.store))
     tasks = [*_store_tasks(gathered.works, cores), *_log_tasks(gathered)]
-    return Plan(tuple(tasks), len(gathered.stores), frozenset(gathered.stacked))
+    return ExportPlan(tuple(tasks), len(gathered.stores), frozenset(gathered.stacked))
 
 
 def order_of(store: StoreId) -> tuple[str, str, str]:

@@ -41,7 +41,7 @@ _MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
 _TIME_TYPE: Final = FILE_SCHEMA.field("time").type
 
 
-class Row(NamedTuple):
+class ExportedRow(NamedTuple):
     """One change. `headers` is a map, its packed form, or None."""
 
     operation: str
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     value: bytes | None
 
 
-class Origin(NamedTuple):
+class RowOrigin(NamedTuple):
     """What all rows of a batch have in common."""
 
     store: StoreId
@@ -62,23 +62,23 @@ class Origin(NamedTuple):
     source: str
 
 
-def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[Row]:
+def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[ExportedRow]:
     """Return the rows of one change of the wire, of the log or of the change log of a file."""
     number = change[0]
     if number == frames.CHANGE_SET_MESSAGE:
         headers = change[3] if len(change) > 3 else None
-        return [Row(SET, revision, change[1], None, time, headers, _held(change[2]))]
+        return [ExportedRow(SET, revision, change[1], None, time, headers, _held(change[2]))]
     if number == frames.CHANGE_SET_ENTRY:
         headers = change[3] if len(change) > 3 else None
-        return [Row(SET, revision, None, change[1], time, headers, _held(change[2]))]
+        return [ExportedRow(SET, revision, None, change[1], time, headers, _held(change[2]))]
     if number == frames.CHANGE_DELETE_MESSAGES:
-        return [Row(DELETE, revision, seq, None, time, None, None) for seq in change[1]]
+        return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in change[1]]
     if number == frames.CHANGE_DELETE_ENTRIES:
-        return [Row(DELETE, revision, None, key, time, None, None) for key in change[1]]
+        return [ExportedRow(DELETE, revision, None, key, time, None, None) for key in change[1]]
     if number == frames.CHANGE_TRIM:
-        return [Row(TRIM, revision, change[1], None, time, None, None)]
+        return [ExportedRow(TRIM, revision, change[1], None, time, None, None)]
     if number == frames.CHANGE_CLEAR:
-        return [Row(CLEAR, revision, None, None, time, None, None)]
+        return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
     # What else there is changes no message and no entry.
     return []
 
@@ -95,14 +95,14 @@ class Shape(StrEnum):
     MESSAGES = "messages"
     #: `(key, revision, time, value, headers)`, as a kv's file has entries; all of them sets.
     ENTRIES = "entries"
-    #: `Row`
+    #: `ExportedRow`
     CHANGES = "changes"
 
 
 class Piece(NamedTuple):
     """Changes of one store in the order of revisions, at least one."""
 
-    origin: Origin
+    origin: RowOrigin
     shape: Shape
     rows: Sequence[tuple[Any, ...]]
 
@@ -119,7 +119,7 @@ _HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
 }
 
 
-class Gathering:
+class RowGathering:
     """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows takes
     as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
 
@@ -130,12 +130,12 @@ class Gathering:
         #: Rows that were added, and are in batches or in here.
         self.row_count = 0
 
-    def add(self, piece: Piece) -> Iterator[Batch]:
+    def add(self, piece: Piece) -> Iterator[RowBatch]:
         """Yield what is full."""
         for exported_piece in _exported(piece):
             yield from self._add(exported_piece)
 
-    def _add(self, piece: Piece) -> Iterator[Batch]:
+    def _add(self, piece: Piece) -> Iterator[RowBatch]:
         if self._pieces and not _go_together(self._pieces[-1], piece):
             yield from self.rest()
         self._pieces.append(piece)
@@ -147,12 +147,12 @@ class Gathering:
         if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
             yield from self.rest()
 
-    def rest(self) -> Iterator[Batch]:
+    def rest(self) -> Iterator[RowBatch]:
         """Yield what is left, if anything is."""
         pieces, self._pieces = self._pieces, []
         self._row_count = self._value_bytes = 0
         if pieces:
-            yield Batch(pieces[0].origin.store.tenant, batch_of(pieces))
+            yield RowBatch(pieces[0].origin.store.tenant, batch_of(pieces))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
         """Take back the last `row_count` rows, all of one store; False if some are in a batch already."""
@@ -168,7 +168,7 @@ class Gathering:
         return True
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """Rows of one tenant."""
 
     tenant: str
@@ -235,7 +235,7 @@ def _exported(piece: Piece) -> Iterator[Piece]:
 
 
 def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    if isinstance(row, Row):
+    if isinstance(row, ExportedRow):
         value, headers = exported(row.value, row.headers)
         return row._replace(value=value, headers=headers)
     value, headers = exported(row[3], row[4])

@@ -53,7 +53,7 @@ class BatchId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChunkMark:
     """Which chunk begins with a message."""
 
     id: BatchId
@@ -81,7 +81,7 @@ class Chunk:
     """Rows that are stored together, as the `number`-th of their stream, from 0."""
 
     stream: str
-    mark: Mark
+    mark: ChunkMark
     rows: list[OutputRow]
 
     def messages(self) -> list[tuple[bytes, Headers]]:
@@ -129,7 +129,7 @@ class Chunker:
         self._held_bytes -= self._sizes.pop(stream)
         number = self._numbers.get(stream, 0)
         self._numbers[stream] = number + 1
-        yield Chunk(stream, Mark(self._batch, number, len(rows), _digest(rows)), rows)
+        yield Chunk(stream, ChunkMark(self._batch, number, len(rows), _digest(rows)), rows)
 
 
 def _digest(rows: list[OutputRow]) -> str:

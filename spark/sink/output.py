@@ -29,7 +29,7 @@ from holdfast.protocol.errors import WrongLastSeqError, WrongRevisionError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import quote
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
-from holdfast.spark.sink.chunks import BatchId, Chunk, Mark
+from holdfast.spark.sink.chunks import BatchId, Chunk, ChunkMark
 
 DEFAULT_LEDGER: Final = "spark-sink"
 #: Each is lost to somebody else's append that was not. Far beyond what tasks of one job do to each other.
@@ -127,7 +127,7 @@ class StreamOutput:
         self._batch = batch
         self._durability = durability
         self._known_seq = 0
-        self._stored: dict[int, Mark] = {}
+        self._stored: dict[int, ChunkMark] = {}
         #: Another try has written everything.
         self._is_committed = False
 
@@ -176,7 +176,7 @@ class StreamOutput:
         expected_seq = self._known_seq + 1
         head = await self._stream.head()
         async for message in self._stream.get_all(start_seq=expected_seq, end_seq=head.last_seq):
-            mark = Mark.of(message.headers)
+            mark = ChunkMark.of(message.headers)
             if mark is not None and mark.id == self._batch:
                 self._stored[mark.number] = mark
         after = await self._stream.head()

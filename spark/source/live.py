@@ -30,15 +30,15 @@ from holdfast.spark.columns import (
     BATCH_BYTES,
     BATCH_ROWS,
     BatchMaker,
+    ColumnRows,
     Gathering,
-    Rows,
     rows_of_entries,
     rows_of_messages,
 )
 from holdfast.spark.errors import MessagesLostError
 from holdfast.spark.event_loop import connecting, running_loop
 from holdfast.spark.options import Connection, NamePattern
-from holdfast.spark.source.ranges import Extent, SeqRange
+from holdfast.spark.source.ranges import SeqRange, StoreExtent
 
 #: Heads asked for at once: they travel together, a frame to each server.
 _ASKED_AT_ONCE: Final = 2048
@@ -55,9 +55,9 @@ async def extents(
     client: Client,
     patterns: Iterable[tuple[StoreKind, NamePattern]],
     accepts: Callable[[StoreKind, str], bool] = lambda kind, name: True,
-) -> list[Extent]:
+) -> list[StoreExtent]:
     """Return the stores that match, are accepted and were ever written, by kind and name."""
-    found: list[Extent] = []
+    found: list[StoreExtent] = []
     for kind, pattern in patterns:
         names = [
             store.name
@@ -69,21 +69,21 @@ async def extents(
     return found
 
 
-async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> list[Extent]:
+async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> list[StoreExtent]:
     """Return how these stores stand, but those that were never written."""
 
-    async def extent(name: str) -> Extent:
+    async def extent(name: str) -> StoreExtent:
         handle = client.stream(name) if kind is StoreKind.STREAM else client.kv(name)
         head = await handle.head()
-        return Extent(kind, name, head.first_seq, head.last_seq, head.count, head.bytes)
+        return StoreExtent(kind, name, head.first_seq, head.last_seq, head.count, head.bytes)
 
     return [one for one in await _in_groups(extent, names) if one.last_seq or one.row_count]
 
 
-async def since_time(client: Client, found: Sequence[Extent], start_time: int) -> list[Extent]:
+async def since_time(client: Client, found: Sequence[StoreExtent], start_time: int) -> list[StoreExtent]:
     """Return of each stream the part that was appended from `start_time` on."""
 
-    async def since(extent: Extent) -> Extent:
+    async def since(extent: StoreExtent) -> StoreExtent:
         if extent.kind is StoreKind.KV or extent.row_count == 0:
             return extent
         first_seq = extent.last_seq + 1
@@ -138,7 +138,7 @@ async def _batches(
 
 async def _pieces(
     client: Client, ranges: Sequence[SeqRange], fail_on_data_loss: bool
-) -> AsyncGenerator[Rows, None]:
+) -> AsyncGenerator[ColumnRows, None]:
     for is_small, found in groupby(ranges, lambda one: one.weight <= _SMALL_WEIGHT):
         group = list(found)
         for start in range(0, len(group), _SMALL_READS if is_small else 1):
@@ -155,11 +155,11 @@ async def _pieces(
                 await asyncio.gather(*(_check_loss(client, one) for one in some))
 
 
-async def _whole(client: Client, one: SeqRange) -> list[Rows]:
+async def _whole(client: Client, one: SeqRange) -> list[ColumnRows]:
     return [rows async for rows in _read_one(client, one)]
 
 
-async def _read_one(client: Client, one: SeqRange) -> AsyncGenerator[Rows, None]:
+async def _read_one(client: Client, one: SeqRange) -> AsyncGenerator[ColumnRows, None]:
     if one.kind is StoreKind.STREAM:
         messages = client.stream(one.name).get_all(start_seq=one.start_seq, end_seq=one.end_seq)
         async for some in _in_lists(messages):

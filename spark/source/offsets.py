@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from holdfast.protocol.names import StoreKind
-from holdfast.spark.source.ranges import Extent, SeqRange
+from holdfast.spark.source.ranges import SeqRange, StoreExtent
 
 Offsets = dict[str, list[int]]
 
@@ -27,8 +27,8 @@ class Loss(NamedTuple):
 
 
 def bounded(
-    start: Offsets, extents: Iterable[Extent], start_seq: int, end_seq: int | None
-) -> list[Extent]:
+    start: Offsets, extents: Iterable[StoreExtent], start_seq: int, end_seq: int | None
+) -> list[StoreExtent]:
     """Return what of the streams is to be read. `start_seq` is where a stream begins that is not
     read yet; beyond `end_seq` nothing is read, but that what was read remains so."""
     found = []
@@ -44,7 +44,7 @@ def bounded(
     return found
 
 
-def losses(start: Offsets, extents: Iterable[Extent]) -> list[Loss]:
+def losses(start: Offsets, extents: Iterable[StoreExtent]) -> list[Loss]:
     """Return what was removed before it was read, or was there and is not: a stream that is behind
     where it has been is an older one restored, or another of the same name."""
     found = []
@@ -57,7 +57,7 @@ def losses(start: Offsets, extents: Iterable[Extent]) -> list[Loss]:
     return found
 
 
-def advance(start: Offsets, extents: Iterable[Extent], max_rows: int | None) -> Offsets:
+def advance(start: Offsets, extents: Iterable[StoreExtent], max_rows: int | None) -> Offsets:
     """Return how far the next batch shall read, with at most `max_rows` seqs in it.
 
     When not everything fits, streams get equal shares; what one does not need the others have. With
@@ -87,7 +87,7 @@ def advance(start: Offsets, extents: Iterable[Extent], max_rows: int | None) -> 
 
 
 def between(
-    start: Offsets, end: Offsets, extents: Mapping[str, Extent] | None = None
+    start: Offsets, end: Offsets, extents: Mapping[str, StoreExtent] | None = None
 ) -> list[SeqRange]:
     """Return what lies between two offsets. How much that is of the streams in `extents` is
     reckoned by their means."""

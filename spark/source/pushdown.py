@@ -28,7 +28,7 @@ from holdfast.protocol.names import StoreKind
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PushedFilters:
     """What may pass all filters. `stores` and `kinds` None: any."""
 
     start_seq: int = 1
@@ -48,7 +48,7 @@ class Wanted:
             and (self.kinds is None or kind.word in self.kinds)
         )
 
-    def within(self, start_seq: int, end_seq: int | None) -> Wanted:
+    def within(self, start_seq: int, end_seq: int | None) -> PushedFilters:
         """Return what is wanted of the seqs from `start_seq` to `end_seq`, or on."""
         ends = [end for end in (self.end_seq, end_seq) if end is not None]
         return replace(
@@ -58,15 +58,15 @@ class Wanted:
         )
 
 
-def wanted_of(filters: Iterable[Filter]) -> Wanted:
+def wanted_of(filters: Iterable[Filter]) -> PushedFilters:
     """Return what may pass `filters`, all of which have to hold."""
-    wanted = Wanted()
+    wanted = PushedFilters()
     for one in filters:
         wanted = _narrowed(wanted, one)
     return wanted
 
 
-def _narrowed(wanted: Wanted, one: Filter) -> Wanted:
+def _narrowed(wanted: PushedFilters, one: Filter) -> PushedFilters:
     match one:
         case EqualTo(("seq",), int(seq)) | EqualNullSafe(("seq",), int(seq)):
             return _seqs(wanted, seq, seq)
@@ -91,19 +91,19 @@ def _narrowed(wanted: Wanted, one: Filter) -> Wanted:
     return wanted
 
 
-def _seqs(wanted: Wanted, start_seq: int, end_seq: int | None) -> Wanted:
+def _seqs(wanted: PushedFilters, start_seq: int, end_seq: int | None) -> PushedFilters:
     # An entry has no seq, and so passes no comparison of it.
     streams = _both(wanted.kinds, frozenset([StoreKind.STREAM.word]))
     return replace(wanted.within(start_seq, end_seq), kinds=streams)
 
 
-def _since(wanted: Wanted, time: Any) -> Wanted:
+def _since(wanted: PushedFilters, time: Any) -> PushedFilters:
     if not isinstance(time, datetime.datetime) or time.tzinfo is None:
         return wanted
     return replace(wanted, since=max(wanted.since or 0, int(time.timestamp() * 1000)))
 
 
-def _words(wanted: Wanted, column: str, words: frozenset[str]) -> Wanted:
+def _words(wanted: PushedFilters, column: str, words: frozenset[str]) -> PushedFilters:
     match column:
         case "store":
             return replace(wanted, stores=_both(wanted.stores, words))

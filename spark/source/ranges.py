@@ -18,7 +18,7 @@ _STORE_ROWS: Final = 200
 _ROW_BYTES: Final = 1024
 
 
-class Extent(NamedTuple):
+class StoreExtent(NamedTuple):
     """A store as it stands: which of its seqs there are, and how much that is."""
 
     kind: StoreKind
@@ -45,7 +45,7 @@ class SeqRange(NamedTuple):
     weight: int
 
 
-def limited(extent: Extent, start_seq: int, end_seq: int | None) -> SeqRange | None:
+def limited(extent: StoreExtent, start_seq: int, end_seq: int | None) -> SeqRange | None:
     """Return what of a store lies between two seqs, None if nothing does."""
     if extent.kind is StoreKind.KV:
         return SeqRange(extent.kind, extent.name, 0, 0, extent.weight) if extent.row_count else None

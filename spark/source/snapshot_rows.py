@@ -25,9 +25,9 @@ from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, Rows
+from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, ColumnRows
 from holdfast.spark.options import NamePattern
-from holdfast.spark.source.ranges import Extent, SeqRange, limited, tasks
+from holdfast.spark.source.ranges import SeqRange, StoreExtent, limited, tasks
 
 #: A snapshot is fetched by each task that reads a part of it, so only a large one is cut.
 _TASKS_ROWS: Final = 16
@@ -94,7 +94,7 @@ def plan(
 
 def read(
     bucket: Bucket, tenant: str, parts: Iterable[Part], start_time: int | None
-) -> Iterator[Rows]:
+) -> Iterator[ColumnRows]:
     """Yield what the parts hold, in lists that are small enough for a batch.
 
     Raises ObjectMissingError if a snapshot was replaced and collected meanwhile, ObjectDamagedError,
@@ -111,10 +111,10 @@ def read(
                 file.abandon()
 
 
-def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> Extent:
+def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> StoreExtent:
     """Return how a store stood. The seq of its first message is an estimate, and never too low."""
     first_seq = max(1, version.last_seq - version.count + 1)
-    return Extent(kind, name, first_seq, version.last_seq, version.count, version.bytes)
+    return StoreExtent(kind, name, first_seq, version.last_seq, version.count, version.bytes)
 
 
 def _opened(bucket: Bucket, store: StoreId, version: SnapshotVersion, path: Path) -> StoreFile:
@@ -126,7 +126,7 @@ def _opened(bucket: Bucket, store: StoreId, version: SnapshotVersion, path: Path
 
 def _rows(
     file: StoreFile, one: SeqRange, start_time: int | None, archive: Archive
-) -> Iterator[Rows]:
+) -> Iterator[ColumnRows]:
     size = _batch_rows(file)
     rows: Iterator[Any]
     if one.kind is StoreKind.STREAM:
@@ -145,7 +145,7 @@ def _rows(
         if list in set(map(type, values)):
             # What stands for a large value, which stays in its store.
             values = tuple(None if type(value) is list else value for value in values)
-        yield Rows(one.kind, one.name, ids, revisions, times, headers, values)
+        yield ColumnRows(one.kind, one.name, ids, revisions, times, headers, values)
 
 
 def _brought_back(rows: list[Any], archive: Archive) -> list[Any]:

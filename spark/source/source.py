@@ -39,7 +39,7 @@ from holdfast.spark.event_loop import run_connected
 from holdfast.spark.options import ReadOptions, read_options, write_options
 from holdfast.spark.sink.sink import BatchSink, StreamSink
 from holdfast.spark.source import live, snapshot_rows
-from holdfast.spark.source.pushdown import Wanted, wanted_of
+from holdfast.spark.source.pushdown import PushedFilters, wanted_of
 from holdfast.spark.source.ranges import SeqRange, limited, tasks
 from holdfast.spark.source.stream_reader import StreamReader
 
@@ -97,7 +97,7 @@ class Reader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._wanted = Wanted(options.start_seq, options.end_seq)
+        self._wanted = PushedFilters(options.start_seq, options.end_seq)
         # Here, so that a wrong column is told before anything runs.
         BatchMaker(schema, options.tenant)
 

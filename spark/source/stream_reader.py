@@ -38,10 +38,10 @@ from holdfast.spark.event_loop import run_connected
 from holdfast.spark.options import Connection, NamePattern, ReadOptions
 from holdfast.spark.source import live
 from holdfast.spark.source.offsets import Offsets, advance, between, bounded, losses
-from holdfast.spark.source.ranges import Extent, SeqRange, tasks
-from holdfast.spark.source.survey import Survey
+from holdfast.spark.source.ranges import SeqRange, StoreExtent, tasks
+from holdfast.spark.source.survey import StoreSurvey
 
-_NOWHERE: Final = Extent(StoreKind.STREAM, "", 1, 0, 0, 0)
+_NOWHERE: Final = StoreExtent(StoreKind.STREAM, "", 1, 0, 0, 0)
 
 
 class RangesPartition(InputPartition):
@@ -67,11 +67,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         #: With `availableNow`: the last seq of each stream that is still read.
         self._last_seqs: dict[str, int] | None = None
-        self._survey = Survey(connection, streams)
+        self._survey = StoreSurvey(connection, streams)
         #: How large messages are, for the size of tasks.
-        self._extents: dict[str, Extent] = {}
+        self._extents: dict[str, StoreExtent] = {}
         #: With `start_time`: where streams begin that are not read yet.
-        self._begins: dict[str, Extent] = {}
+        self._begins: dict[str, StoreExtent] = {}
         BatchMaker(schema, options.tenant)
 
     def initialOffset(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._survey.close()
 
-    def _look(self, start: Offsets) -> list[Extent]:
+    def _look(self, start: Offsets) -> list[StoreExtent]:
         """Return how the streams stand, as far as they are to be read."""
         options = self._options
         found = self._survey.look()
@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._last_seqs
         return [bounded(start, [one], 1, ends.get(one.name, 0))[0] for one in found]
 
-    def _since(self, start: Offsets, found: list[Extent], start_time: int) -> list[Extent]:
+    def _since(self, start: Offsets, found: list[StoreExtent], start_time: int) -> list[StoreExtent]:
         """Leave out of streams that are not read yet what is older; asked anew when there is more."""
         unknown = [
             extent
@@ -145,5 +145,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
 
-async def _extents_of(names: list[str], client: Client) -> list[Extent]:
+async def _extents_of(names: list[str], client: Client) -> list[StoreExtent]:
     return await live.extents_of(client, StoreKind.STREAM, names)

@@ -24,23 +24,23 @@ from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.options import Connection, NamePattern
 from holdfast.spark.source import live
-from holdfast.spark.source.ranges import Extent
+from holdfast.spark.source.ranges import StoreExtent
 
 #: A broadcast is lost only with a connection, as far as is known; this is for what is not known.
 _ASK_ALL_SECONDS: Final = 300.0
 
 
-class Survey:
+class StoreSurvey:
     """How the streams of a pattern stand. For one thread."""
 
     def __init__(self, connection: Connection, pattern: NamePattern) -> None:
         self._connection = connection
         self._pattern = pattern
         self._link: _Link | None = None
-        self._known: dict[str, Extent] = {}
+        self._known: dict[str, StoreExtent] = {}
         self._ask_all_at = 0.0
 
-    def look(self) -> list[Extent]:
+    def look(self) -> list[StoreExtent]:
         """Return how the streams stand now, by name. Raises what any read raises."""
         if self._link is None:
             self._link = _Link(self._connection)
@@ -57,7 +57,7 @@ class Survey:
         self._ask_all_at = ask_all_at
         return [self._known[name] for name in sorted(self._known)]
 
-    def since(self, found: Iterable[Extent], start_time: int) -> list[Extent]:
+    def since(self, found: Iterable[StoreExtent], start_time: int) -> list[StoreExtent]:
         """Return of each stream the part that was appended from `start_time` on."""
         assert self._link is not None, "it was looked at"
         return self._link.since(list(found), start_time)
@@ -96,13 +96,13 @@ class _Link:
 
         return self._loop.run(take())
 
-    def ask_all(self, pattern: NamePattern) -> list[Extent]:
+    def ask_all(self, pattern: NamePattern) -> list[StoreExtent]:
         return self._loop.run(live.extents(self._client, [(StoreKind.STREAM, pattern)]))
 
-    def ask(self, names: list[str]) -> list[Extent]:
+    def ask(self, names: list[str]) -> list[StoreExtent]:
         return self._loop.run(live.extents_of(self._client, StoreKind.STREAM, names))
 
-    def since(self, found: list[Extent], start_time: int) -> list[Extent]:
+    def since(self, found: list[StoreExtent], start_time: int) -> list[StoreExtent]:
         return self._loop.run(live.since_time(self._client, found, start_time))
 
     def close(self) -> None:

@@ -34,12 +34,12 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ObjectHead,
     Page,
     Reading,
-    Upload,
 )
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log import bucket_log
@@ -227,24 +227,24 @@ class CallerBackend(Backend):
         objects = self._cluster.objects
         return self._call("list", prefix, lambda: objects.list_page(prefix, start_after, limit))
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         return self._call(
             "begin", key, lambda: self._cluster.objects.begin_upload(key, metadata)
         )
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         objects = self._cluster.objects
         return self._call(
             "part", upload.key, lambda: objects.put_part(upload, number, offset, body)
         )
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         objects = self._cluster.objects
         return self._call(
             "complete", upload.key, lambda: objects.complete_upload(upload, tags, condition)
         )
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         self._call("abort", upload.key, lambda: self._cluster.objects.abort_upload(upload))
 
     def close(self) -> None:

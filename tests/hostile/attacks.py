@@ -619,8 +619,8 @@ def odd_counters(rng: random.Random, world: World, inbox: bytes) -> Volley:
     sent = []
     for _ in range(100):
         counter = rng.choice((1, 2, 3, 10**6, 2**62, 2**63 - 1, rng.randrange(1, 1_000)))
-        floor = rng.choice((0, 1, counter, counter, counter - 1, rng.randint(0, counter)))
-        groups = [[STREAM, _stream(rng), counter, floor, 0, [[frames.APPEND, b"c"]]]]
+        first_unacked = rng.choice((0, 1, counter, counter, counter - 1, rng.randint(0, counter)))
+        groups = [[STREAM, _stream(rng), counter, first_unacked, 0, [[frames.APPEND, b"c"]]]]
         payload = frames.encode_request(b"odd-%d" % rng.randrange(3), groups)
         server = _server_subject(world, world.owner(STREAM, groups[0][1], rng))
         sent.append(publication(server, payload, _reply(inbox, rng)))

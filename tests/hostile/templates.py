@@ -276,7 +276,7 @@ def group(rng: random.Random, world: World, size: int = 0) -> list[Any]:
 
 
 def numbered(groups: list[Any], writer: bytes, world: World) -> list[Any]:
-    """Give each group of writes the next number of `writer`, and that as its floor."""
+    """Give each group of writes the next number of `writer`, and that as its first_unacked."""
     for each in groups:
         if each[2]:
             each[2] = each[3] = world.next_counter(writer, each[0], each[1])

@@ -256,7 +256,7 @@ class FakeServer:
             return kept[group.counter]
         if group.counter <= last:
             raise StaleWriteError(counter=group.counter)
-        if group.counter > max(last + 1, group.floor):
+        if group.counter > max(last + 1, group.first_unacked):
             raise WriterGapError(counter=group.counter, expected=last + 1)
         before = store.revision
         changes: list[Any] = []
@@ -266,7 +266,7 @@ class FakeServer:
         durability = group.durability or Durability.SYNCED
         outcome = frames.encode_outcome(store.epoch, now, durability, results)
         kept[group.counter] = outcome
-        for old in [counter for counter in kept if counter < min(group.floor, group.counter)]:
+        for old in [counter for counter in kept if counter < min(group.first_unacked, group.counter)]:
             del kept[old]
         if changes:
             self.cluster.broadcast(key, frames.encode_changes(store.epoch, before, now, changes))

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ListedObject,
@@ -27,7 +28,6 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     PreconditionError,
     Reading,
     TransientError,
-    Upload,
     UploadGoneError,
 )
 from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
@@ -128,18 +128,18 @@ class FaultyBackend(Backend):
             raise TransientError(str(fault), uncertain=True)
         return self._stale(page, prefix, start_after) if fault is Fault.STALE_LIST else page
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         return self._write("begin_upload", lambda: self._inner.begin_upload(key, metadata))
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         return self._write("put_part", lambda: self._inner.put_part(upload, number, offset, body))
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         return self._write(
             "complete_upload", lambda: self._inner.complete_upload(upload, tags, condition)
         )
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         self._write("abort_upload", lambda: self._inner.abort_upload(upload))
 
     def close(self) -> None:

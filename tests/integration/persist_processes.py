@@ -207,13 +207,13 @@ class Peer:
         counter: int,
         *operations: list[Any],
         kind: StoreKind = StoreKind.STREAM,
-        floor: int | None = None,
+        first_unacked: int | None = None,
         durability: int = 0,
         **options: Any,
     ) -> frames.Outcome:
         """Send one group of writes until it is answered, as a client does."""
-        floor = counter if floor is None else floor
-        group = (kind, name, counter, floor, durability, list(operations))
+        first_unacked = counter if first_unacked is None else first_unacked
+        group = (kind, name, counter, first_unacked, durability, list(operations))
         return await self._patiently(name, kind, group, options)
 
     async def read(

@@ -17,7 +17,7 @@ from holdfast.bench.compare.compare_jetstream import PLANS, compare
 from holdfast.bench.compare.side_holdfast import HoldfastSide
 from holdfast.bench.harness import FORMAT
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.read_back import Row, WrongReadBackError
+from holdfast.bench.read_back import ReadBackRow, WrongReadBackError
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
 
@@ -79,7 +79,7 @@ def test_a_message_that_comes_back_changed_ends_the_comparison(
 
     async def read(
         self: HoldfastSide, name: str, start_seq: int, count: int, variant: str
-    ) -> list[Row]:
+    ) -> list[ReadBackRow]:
         rows = await honest(self, name, start_seq, count, variant)
         return [*rows[:-1], rows[-1]._replace(value=b"something else")]
 

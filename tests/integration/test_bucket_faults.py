@@ -12,7 +12,7 @@ from faulty_bucket import Fault, FaultyBackend
 from holdfast.protocol.errors import StorageError, StorageFailedError
 from holdfast.shared_fs.bucket import bucket_writing
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.bucket_backend import Condition, NewObject, Upload
+from holdfast.shared_fs.bucket.bucket_backend import BucketUpload, Condition, NewObject
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketError,
     BucketRefusedError,
@@ -310,7 +310,7 @@ def test_an_upload_that_expired_is_begun_again(tmp_path: Path) -> None:
     class Expiring(MemoryBackend):
         expired = False
 
-        def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+        def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
             if not self.expired:
                 self.expired = True
                 self.abort_upload(upload)
@@ -328,7 +328,7 @@ def test_a_file_that_changes_during_its_upload_is_not_stored(tmp_path: Path) -> 
     path.write_bytes(bytes(25))
 
     class Changing(MemoryBackend):
-        def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+        def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
             path.write_bytes(b"x" * 25)
             return super().begin_upload(key, metadata)
 
@@ -351,7 +351,7 @@ class Careless(MemoryBackend):
             condition = NewObject()
         return super().put(key, body, metadata, condition)
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         if self._complete:
             super().delete(upload.key, None)
         return super().complete_upload(upload, tags, condition)

@@ -14,7 +14,7 @@ from raw_nats import raw_nats
 from stalling_proxy import stalling_proxy
 
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
 
@@ -608,7 +608,7 @@ def test_a_connection_takes_replies_under_its_own_prefix_only_where_that_is_the_
 def test_the_policy_of_the_one_in_memory_loses_doubles_and_delays() -> None:
     fates = {b"lost": (), b"doubled": (0.0, 0.0), b"late": (0.02,), b"early": (0.0,)}
 
-    def policy(delivery: Delivery) -> tuple[float, ...]:
+    def policy(delivery: MemoryDelivery) -> tuple[float, ...]:
         assert (delivery.sender, delivery.receiver) == ("sender", "receiver")
         return fates[delivery.payload]
 

@@ -44,8 +44,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pattern_feed", "_HOPELESS_SECONDS"),
         ("pattern_feed", "PATTERN_LIST_SECONDS"),
     ]:
-        where = f"holdfast.client.{module}.{name}"
-        module_seconds = __import__(f"holdfast.client.{module}", fromlist=[name])
+        where = f"holdfast.client.following.{module}.{name}"
+        module_seconds = __import__(f"holdfast.client.following.{module}", fromlist=[name])
         monkeypatch.setattr(where, getattr(module_seconds, name) / 40)
 
 

@@ -15,8 +15,8 @@ from holdfast_up import COMMAND, DEADLINE_SECONDS, running_up, started_holdfast,
 from small_repository import FILE_COUNT, make_repository
 
 from holdfast.cli.demo.git_history import BlobReader
-from holdfast.cli.demo.plan import Plan, plan_repository
-from holdfast.cli.demo.verify import Verdict, verify
+from holdfast.cli.demo.plan import DemoPlan, plan_repository
+from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.client import Client, connect
 
 
@@ -127,8 +127,8 @@ def test_kept_data_is_there_for_a_later_up_and_the_judge_sees_every_fault(
 
 
 async def _judge(
-    nats: str, plan: Plan, change: Callable[[Client], Awaitable[None]] | None = None
-) -> Verdict:
+    nats: str, plan: DemoPlan, change: Callable[[Client], Awaitable[None]] | None = None
+) -> DemoVerdict:
     async with connect(nats) as client, BlobReader(Path(plan.repository)) as blobs:
         if change is not None:
             await change(client)

@@ -76,7 +76,7 @@ BAD_FRAMES: dict[str, bytes] = {
     "a short group": request((STREAM, "a", 1)),
     "a negative counter": request((STREAM, "a", -1, -1, 0, [[1, b"v"]])),
     "a counter beyond 63 bits": request((STREAM, "a", 1 << 63, 1, 0, [[1, b"v"]])),
-    "a floor above the counter": request((STREAM, "a", 1, 2, 0, [[1, b"v"]])),
+    "a `first_unacked` above the counter": request((STREAM, "a", 1, 2, 0, [[1, b"v"]])),
     "no operations": request((STREAM, "a", 1, 1, 0, [])),
     "an empty operation": request((STREAM, "a", 1, 1, 0, [[]])),
     "an operation by name": request((STREAM, "a", 1, 1, 0, [["append", b"v"]])),
@@ -294,7 +294,7 @@ def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
         first = await peer.write("retry", 1, operation, kind=kind)
         for _ in range(3):
             assert await peer.write("retry", 1, operation, kind=kind) == first
-        await peer.write("retry", 5, operation, kind=kind, floor=5)
+        await peer.write("retry", 5, operation, kind=kind, first_unacked=5)
         late = await refusal(peer.write("retry", 3, operation, kind=kind))
         assert late.code == "stale_write"
         assert (await peer.read("retry", [frames.HEAD], kind=kind))[0][0] == 2

@@ -34,7 +34,7 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
@@ -144,7 +144,7 @@ class World:
         self._coordinator.stop()
         await self._coordinating
 
-    def _deliveries(self, delivery: Delivery) -> Sequence[float]:
+    def _deliveries(self, delivery: MemoryDelivery) -> Sequence[float]:
         return () if (delivery.sender, delivery.receiver) in self.cut else (0.0,)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.coordinator.batch import Batch, Reply, execute
+from holdfast.coordinator.batch import Reply, RequestBatch, execute
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.requests import (
@@ -32,17 +32,17 @@ from holdfast.coordinator.requests import (
     Open,
     OpenStore,
     Request,
-    Resolve,
+    ResolveRequest,
 )
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk import opening
 from holdfast.persist.shared_disk.opening import StoreOpener
-from holdfast.persist.store.open_stores import Ownership, Wanted
+from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
-from holdfast.persist.tier.cooling import Candidate, Cooler
-from holdfast.persist.tier.snapshotter import Tiering
+from holdfast.persist.tier.cooling import ColdCandidate, Cooler
+from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, ServerState
@@ -146,7 +146,7 @@ class Cluster:
 
     def ask(self, server: Server, request: Request, *records: Any) -> Any:
         member = MemberView("s1", server.incarnation, ServerState.LIVE, 0.1, True, 0, 0, 0.0)
-        outcome = execute(self.state, Batch(records, [request], [member], 1000))
+        outcome = execute(self.state, RequestBatch(records, [request], [member], 1000))
         assert outcome.failure is None
         reply: Reply = outcome.replies[0]
         assert not isinstance(reply, HoldfastError), reply
@@ -163,7 +163,7 @@ class Cluster:
                 connection.close(True)
         fence(Disk(), self.layout.fence("s1", server.incarnation))
         dead = RecordDead("s1", server.incarnation, "killed", released=False)
-        execute(self.state, Batch([dead], [], [], 1000))
+        execute(self.state, RequestBatch([dead], [], [], 1000))
 
     def files(self) -> list[str]:
         return sorted(path.name for path in (self.layout.root / "stores").rglob("*.*"))
@@ -180,10 +180,10 @@ class Server:
         cluster.backend.steps = steps
         Disk().make_directory(layout.incarnation("s1", incarnation))
         create_fence(Disk(), layout.fence("s1", incarnation))
-        execute(cluster.state, Batch([RecordLive("s1", incarnation)], [], [], 1000))
+        execute(cluster.state, RequestBatch([RecordLive("s1", incarnation)], [], [], 1000))
         gate = FenceGate(Disk(), layout.fence("s1", incarnation), "s1", incarnation)
         bucket = Bucket(cluster.backend)
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.asked_again = asyncio.Event()
         self.refusals: list[HoldfastError] = []
         self.cold_stores = ColdStores(
@@ -208,14 +208,14 @@ class Server:
             confirm=self.created,
             cold_stores=self.cold_stores,
         )
-        self.tiering = Tiering(
+        self.snapshotter = Snapshotter(
             bucket,
             server="s1",
             incarnation=incarnation,
             disk=disk,
             layout=layout,
             gate=gate,
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             with_durable=never,
             run_in_thread=at_once,
             publish_in_thread=at_once,
@@ -224,7 +224,7 @@ class Server:
             policy=TierPolicy(cold_after_seconds=0.001),
         )
         self.cooler = Cooler(
-            self.tiering,
+            self.snapshotter,
             server="s1",
             disk=disk,
             layout=layout,
@@ -251,7 +251,7 @@ class Server:
 
     # What clients do
     async def open(self, store: StoreId, *, to_read: bool) -> Store:
-        self.cluster.ask(self, Resolve((store,)))
+        self.cluster.ask(self, ResolveRequest((store,)))
         while True:
             wanted = OpenStore(store, not to_read)
             reply = self.cluster.ask(self, Open("s1", self.incarnation, (wanted,)))
@@ -261,7 +261,7 @@ class Server:
             except StoreIsColdError:
                 self.asked_again.clear()
                 bringing = asyncio.create_task(
-                    self.cold_stores.bring(Wanted(store, not to_read), grant)
+                    self.cold_stores.bring(WantedStore(store, not to_read), grant)
                 )
                 again = asyncio.create_task(self.asked_again.wait())
                 try:
@@ -272,14 +272,14 @@ class Server:
                 finally:
                     again.cancel()
                 continue
-            self.ownership.opened(opened)
+            self.open_stores.opened(opened)
             return opened
 
     def close(self, opened: Store) -> None:
         if opened.file is not None:
             opened.file.close()
-            self.tiering.closed(opened, opened.file)
-        self.ownership.closed(opened)
+            self.snapshotter.closed(opened, opened.file)
+        self.open_stores.closed(opened)
 
     async def read(self, store: StoreId) -> list[bytes]:
         opened = await self.open(store, to_read=True)
@@ -315,11 +315,11 @@ async def never(*arguments: Any) -> Any:
 async def a_life(server: Server) -> None:
     """A store goes cold, is read and written as a cold one, and goes cold again."""
     await server.append(A, b"first")
-    await server.tiering.run_pass()
+    await server.snapshotter.run_pass()
     await server.cooler.sweep()
     await check(server)
     await server.append(A, b"of a restored one")
-    await server.tiering.run_pass()
+    await server.snapshotter.run_pass()
     await server.cooler.sweep()
     await check(server)
 
@@ -338,7 +338,7 @@ async def the_next_life(server: Server) -> None:
     await check(server)
     await server.append(A, b"again")
     server.cluster.acknowledged[A] = await server.read(A)
-    await server.tiering.run_pass()
+    await server.snapshotter.run_pass()
     await server.cooler.sweep()
     # Nor any draft of the life before.
     assert server.cluster.files() == []
@@ -397,15 +397,15 @@ def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
     async def body(world: Cluster) -> None:
         zombie = world.start(None)
         await zombie.append(A, b"one")
-        await zombie.tiering.run_pass()
+        await zombie.snapshotter.run_pass()
         # It has read its fence, and stops right before it unlinks.
-        file = zombie.tiering.open_closed(A)
+        file = zombie.snapshotter.open_closed(A)
         assert file is not None
         await zombie.cold([(A, file.meta.epoch, file.meta.revision)])
-        monkeypatch.setattr(zombie.tiering._gate, "check", lambda: None)
+        monkeypatch.setattr(zombie.snapshotter._gate, "check", lambda: None)
         fence(Disk(), world.layout.fence("s1", zombie.incarnation))
         dead = RecordDead("s1", zombie.incarnation, "stopped", released=False)
-        execute(world.state, Batch([dead], [], [], 1000))
+        execute(world.state, RequestBatch([dead], [], [], 1000))
 
         owner = world.start(None)
         with pytest.raises(BusyError):
@@ -425,14 +425,14 @@ def test_a_store_that_changed_since_its_snapshot_does_not_leave() -> None:
     async def body(world: Cluster) -> None:
         server = world.start(None)
         await server.append(A, b"one")
-        await server.tiering.run_pass()
-        entry = server.tiering.manifests().find(A)
+        await server.snapshotter.run_pass()
+        entry = server.snapshotter.manifests().find(A)
         assert entry is not None and entry.newest is not None
         await server.append(A, b"two")
-        candidate = Candidate(A, 1, entry.newest)
+        candidate = ColdCandidate(A, 1, entry.newest)
         assert await server.cooler.cool([candidate]) == 0
         assert world.files() == ["a.stream.1.db"]
-        assert server.tiering.backlog == 1
+        assert server.snapshotter.backlog == 1
 
     with cluster() as world:
         asyncio.run(body(world))
@@ -442,7 +442,7 @@ def test_a_store_that_somebody_uses_does_not_leave() -> None:
     async def body(world: Cluster) -> None:
         server = world.start(None)
         await server.append(A, b"one")
-        await server.tiering.run_pass()
+        await server.snapshotter.run_pass()
         opened = await server.open(A, to_read=True)
         await server.cooler.sweep()
         assert opened.file is not None
@@ -466,7 +466,7 @@ def test_a_cold_store_s_leftover_that_is_damaged_or_older_gives_way_to_the_snaps
         older = path.read_bytes()
         await server.append(A, b"two")
         content = bytearray(path.read_bytes())
-        await server.tiering.run_pass()
+        await server.snapshotter.run_pass()
         await server.cooler.sweep()
         assert world.files() == []
         content[len(content) // 2] ^= 1

@@ -95,7 +95,7 @@ class DoomedStream:
         server, process = node.server, node.process
         if not node.running or server is None or process is None:
             return False
-        store = server._ownership.find(self._store)
+        store = server._open_stores.find(self._store)
         if store is None or store.mark is not None or store.busy:
             return False
 
@@ -154,7 +154,7 @@ class DoomedStream:
         """Return how much of its log a server keeps for changes of the stream that are in no file."""
         if not node.running or node.server is None:
             return 0
-        store = node.server._ownership.find(self._store)
+        store = node.server._open_stores.find(self._store)
         if store is None or not store.pending:
             return 0
         return node.server._log.segment - store.pending[0].segment + 1

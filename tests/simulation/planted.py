@@ -21,13 +21,13 @@ from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
-from holdfast.persist.recovery.takeover import Plan, plan
+from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import opening
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store import operations
-from holdfast.persist.store.consumers import Consumer
+from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.store import Store
-from holdfast.persist.tier.cooling import Candidate, Cooler
+from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.persist.write_path.tick import Tick
@@ -68,8 +68,8 @@ def replay_old_epochs() -> Iterator[None]:
 
     def plan_without_bounds(
         store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
-    ) -> Plan:
-        found = Plan([], [])
+    ) -> TakeoverPlan:
+        found = TakeoverPlan([], [])
         revision = file_revision
         for record in sorted(records, key=lambda each: each.epoch):
             if record.previous_revision == revision:
@@ -90,7 +90,7 @@ def replay_old_epochs() -> Iterator[None]:
 def forget_outcomes_in_a_takeover() -> Iterator[None]:
     """What writers were answered by the dead owner is not taken over, only what they wrote."""
 
-    def plan_without_outcomes(*arguments: Any, **options: Any) -> Plan:
+    def plan_without_outcomes(*arguments: Any, **options: Any) -> TakeoverPlan:
         return plan(*arguments, **options)._replace(outcomes=[])
 
     with patch.object(opening, "plan", plan_without_outcomes):
@@ -127,8 +127,8 @@ def follow_over_gaps() -> Iterator[None]:
 def evict_what_was_not_published() -> Iterator[None]:
     """A file leaves the file system though its snapshot does not have its last changes."""
 
-    def open_any(cooler: Cooler, candidate: Candidate) -> StoreFile | None:
-        return cooler._tiering.open_closed(candidate.store)
+    def open_any(cooler: Cooler, candidate: ColdCandidate) -> StoreFile | None:
+        return cooler._snapshotter.open_closed(candidate.store)
 
     with patch.object(Cooler, "_open_exact", open_any):
         yield
@@ -188,7 +188,7 @@ def commit_without_conditions() -> Iterator[None]:
 @contextlib.contextmanager
 def deliver_again_at_once() -> Iterator[None]:
     """A fetch gives whatever nobody has acknowledged, however long ago it was delivered."""
-    with patch.object(Consumer, "due", lambda consumer, now: sorted(consumer.pending)):
+    with patch.object(ConsumerState, "due", lambda consumer, now: sorted(consumer.pending)):
         yield
 
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol, TypeVar
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
+    BucketUpload,
     ByteRange,
     Condition,
     ObjectHead,
@@ -24,7 +25,6 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     PreconditionError,
     Reading,
     TransientError,
-    Upload,
 )
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
@@ -140,15 +140,15 @@ class _CallerBackend(Backend):
             "list", prefix, lambda: self._objects.list_page(prefix, start_after, limit)
         )
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> Upload:
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         return self._call("begin", key, lambda: self._objects.begin_upload(key, metadata))
 
-    def put_part(self, upload: Upload, number: int, offset: int, body: bytes) -> str:
+    def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         return self._call(
             "part", upload.key, lambda: self._objects.put_part(upload, number, offset, body)
         )
 
-    def complete_upload(self, upload: Upload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
         return self._call(
             "complete",
             upload.key,
@@ -156,7 +156,7 @@ class _CallerBackend(Backend):
             changes=True,
         )
 
-    def abort_upload(self, upload: Upload) -> None:
+    def abort_upload(self, upload: BucketUpload) -> None:
         self._call("abort", upload.key, lambda: self._objects.abort_upload(upload))
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from holdfast.persist.threads.loop_watch import Turns
 from holdfast.persist.write_path import checkpointing, pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
-from holdfast.protocol.bus.bus_memory import Delivery, MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
 from holdfast.protocol.subjects import Subjects, inboxes_of
@@ -238,7 +238,7 @@ class Simulation:
             await asyncio.sleep(0.05)
 
     # --- the bus -----------------------------------------------------------------------------
-    def _deliveries(self, delivery: Delivery) -> Sequence[float]:
+    def _deliveries(self, delivery: MemoryDelivery) -> Sequence[float]:
         sender, receiver, subject, payload = delivery
         weather, chance = self.weather, self._network_chance
         if sender in self.cut_off or receiver in self.cut_off or receiver in self.deaf:

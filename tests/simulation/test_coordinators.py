@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.coordinator.service import Coordinator
 from holdfast.protocol.bus.bus import BusMessage
-from holdfast.protocol.bus.bus_memory import Delivery, MemoryBus, MemoryNetwork
+from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryDelivery, MemoryNetwork
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     AlreadyRunningError,
@@ -73,7 +73,7 @@ class World:
         self.layout = open_layout(root, self.disk)
         self._answers: set[asyncio.Task[None]] = set()
 
-    def _policy(self, delivery: Delivery) -> Sequence[float]:
+    def _policy(self, delivery: MemoryDelivery) -> Sequence[float]:
         return () if delivery.receiver in self.deaf else (0.001,)
 
     async def start(

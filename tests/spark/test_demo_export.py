@@ -21,16 +21,16 @@ from small_repository import FILE_COUNT, make_repository
 from holdfast.cli.demo import export as demo_export
 from holdfast.cli.demo.export import judge, missing_for_export
 from holdfast.cli.demo.git_history import BlobReader
-from holdfast.cli.demo.plan import Plan, PlannedFile, PlannedMessage, blob_id, plan_repository
-from holdfast.cli.demo.verify import Verdict, verify
+from holdfast.cli.demo.plan import DemoPlan, PlannedFile, PlannedMessage, blob_id, plan_repository
+from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.client import connect
 from holdfast.protocol.distribution import how_to_install
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.replay import Target, import_table
+from holdfast.spark.replay import ReplayTarget, import_table
 from holdfast.spark.state import latest, state_sql
 
 
-def blobs_of(plan: Plan) -> dict[str, bytes]:
+def blobs_of(plan: DemoPlan) -> dict[str, bytes]:
     async def read() -> dict[str, bytes]:
         async with BlobReader(Path(plan.repository)) as blobs:
             wanted = {one.blob for file in plan.files for one in file.messages if one.blob}
@@ -93,9 +93,9 @@ def test_a_demo_s_history_is_rebuilt_byte_for_byte_by_spark_duckdb_and_a_client(
         sql = f"SELECT store, seq, value FROM ({state_sql('changes')}) WHERE kind = 'stream'"
         assert documents(database.execute(sql).fetchall()) == expected
 
-    import_table(spark, table, Target(cluster.nats, tenant="demo"))
+    import_table(spark, table, ReplayTarget(cluster.nats, tenant="demo"))
 
-    async def read_by_a_client() -> Verdict:
+    async def read_by_a_client() -> DemoVerdict:
         async with connect(cluster.nats, tenant="demo") as client, BlobReader(repository) as reader:
             return await verify(client, reader, plan, lambda count: None)
 
@@ -107,7 +107,7 @@ def test_a_table_that_differs_from_the_history_is_told() -> None:
     commit = "a" * 40
     headers = {"commit": commit}
     messages = [PlannedMessage("b" * 40, headers), PlannedMessage("", headers)]
-    plan = Plan("r", "demo.r.", [PlannedFile("f", "demo.r.files.f", messages, "c" * 40)])
+    plan = DemoPlan("r", "demo.r.", [PlannedFile("f", "demo.r.files.f", messages, "c" * 40)])
     first = {"store": "demo.r.files.f", "seq": 1, "headers": headers, "blob": "b" * 40}
     second = {**first, "seq": 2, "blob": blob_id(b"", commit)}
     entries = [{"key": "f", "blob": "c" * 40}]

@@ -11,11 +11,11 @@ from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     TRIM,
-    Batch,
-    Gathering,
-    Origin,
+    ExportedRow,
     Piece,
-    Row,
+    RowBatch,
+    RowGathering,
+    RowOrigin,
     Shape,
 )
 from holdfast.spark.tables.table import FILE_SCHEMA
@@ -24,11 +24,11 @@ from holdfast.spark.tables.table import FILE_SCHEMA
 def messages(store: StoreId, count: int, value: bytes = b"v") -> Piece:
     headers = msgpack.packb({"user": store.name})
     rows = [(seq, seq + 5, 1000 + seq, value, headers if seq % 2 else None) for seq in range(count)]
-    return Piece(Origin(store, 3, 7, f"snapshots/{store.name}"), Shape.MESSAGES, rows)
+    return Piece(RowOrigin(store, 3, 7, f"snapshots/{store.name}"), Shape.MESSAGES, rows)
 
 
-def gathered(*pieces: Piece) -> list[Batch]:
-    gathering = Gathering()
+def gathered(*pieces: Piece) -> list[RowBatch]:
+    gathering = RowGathering()
     batches = [batch for piece in pieces for batch in gathering.add(piece)]
     return [*batches, *gathering.rest()]
 
@@ -51,8 +51,8 @@ def test_small_stores_share_a_batch_and_every_row_knows_its_store() -> None:
 
 
 def test_batches_end_with_a_tenant_with_a_shape_and_when_they_are_full() -> None:
-    origin = Origin(kv("k"), 1, 1, "log/1")
-    trim = Piece(origin, Shape.CHANGES, [Row(TRIM, 9, 4, None, 1, None, None)])
+    origin = RowOrigin(kv("k"), 1, 1, "log/1")
+    trim = Piece(origin, Shape.CHANGES, [ExportedRow(TRIM, 9, 4, None, 1, None, None)])
     entries = Piece(origin, Shape.ENTRIES, [("a", 1, 1, b"x", None), ("b", 2, 2, b"", None)])
     half = bytes(BATCH_BYTES // 2)
     batches = gathered(
@@ -74,7 +74,7 @@ def test_batches_end_with_a_tenant_with_a_shape_and_when_they_are_full() -> None
 
 
 def test_the_rows_of_a_damaged_store_are_taken_back_unless_they_are_in_a_batch() -> None:
-    gathering = Gathering()
+    gathering = RowGathering()
     whole, damaged = stream("whole"), stream("damaged")
     assert not [*gathering.add(messages(whole, 4)), *gathering.add(messages(damaged, 2))]
     assert not [*gathering.add(messages(damaged, 3))]

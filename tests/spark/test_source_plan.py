@@ -32,19 +32,19 @@ from holdfast.spark.sink.chunks import (
     BatchId,
     Chunk,
     Chunker,
-    Mark,
+    ChunkMark,
     OutputRow,
 )
 from holdfast.spark.sink.sink import BatchSink, _rows
 from holdfast.spark.source.offsets import Loss, Offsets, advance, between, bounded, losses
 from holdfast.spark.source.pushdown import wanted_of
-from holdfast.spark.source.ranges import Extent, limited, tasks
+from holdfast.spark.source.ranges import StoreExtent, limited, tasks
 
 NATS = {"nats": "nats://127.0.0.1:4222"}
 
 
-def extent(name: str, first_seq: int, last_seq: int, size_bytes: int = 0) -> Extent:
-    return Extent(
+def extent(name: str, first_seq: int, last_seq: int, size_bytes: int = 0) -> StoreExtent:
+    return StoreExtent(
         StoreKind.STREAM, name, first_seq, last_seq, last_seq - first_seq + 1, size_bytes
     )
 
@@ -311,13 +311,13 @@ def test_chunks_are_bounded_by_rows_and_by_bytes() -> None:
 def test_a_chunk_is_known_by_the_headers_of_its_first_message() -> None:
     (chunk,) = chunks_of([("s", b"one"), ("s", b"two")])
     (_, first), (_, second) = chunk.messages()
-    assert Mark.of(first) == chunk.mark
-    assert Mark.of(second) is None
-    assert Mark.of({"holdfast-chunk": "what/is/this"}) is None
+    assert ChunkMark.of(first) == chunk.mark
+    assert ChunkMark.of(second) is None
+    assert ChunkMark.of({"holdfast-chunk": "what/is/this"}) is None
 
 
 def test_other_rows_or_another_order_make_another_mark() -> None:
-    def mark(*rows: OutputRow) -> Mark:
+    def mark(*rows: OutputRow) -> ChunkMark:
         chunker = Chunker(BATCH)
         for row in rows:
             assert not list(chunker.add("s", row))

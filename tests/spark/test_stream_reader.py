@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.client import Client, connect
 from holdfast.spark.options import Connection, NamePattern
-from holdfast.spark.source.survey import Survey
+from holdfast.spark.source.survey import StoreSurvey
 
 Seen = list[tuple[int, str, int, bytes]]
 
@@ -156,7 +156,7 @@ def test_a_survey_asks_only_for_streams_that_it_has_heard_of(cluster: RunningUp)
         asyncio.run(work())
 
     append("a", "b", "other")
-    survey = Survey(Connection(cluster.nats, tenant), NamePattern("a,b,c"))
+    survey = StoreSurvey(Connection(cluster.nats, tenant), NamePattern("a,b,c"))
     try:
         assert [(one.name, one.last_seq) for one in survey.look()] == [("a", 1), ("b", 1)]
         # Only to be seen by who is asked: what a survey was told it believes.

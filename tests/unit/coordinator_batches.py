@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from holdfast.coordinator.batch import Batch, Record, Reply, execute
+from holdfast.coordinator.batch import Record, Reply, RequestBatch, execute
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.requests import Open, OpenStore, Request
@@ -30,7 +30,7 @@ def run(
     records: tuple[Record, ...] = (),
     members: tuple[MemberView, ...] = (),
 ) -> list[Reply]:
-    outcome = execute(state, Batch(records, requests, members, now_ms=1_000))
+    outcome = execute(state, RequestBatch(records, requests, members, now_ms=1_000))
     assert outcome.failure is None
     return outcome.replies
 

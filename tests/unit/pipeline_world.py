@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
@@ -33,7 +33,7 @@ class World:
         disk.make_directory(layout.incarnation("a", "1"))
         create_fence(disk, layout.fence("a", "1"))
         self.log = CommitLog(disk, layout.log("a", "1"))
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.peer = network.connect("peer")
         self.pipeline = Pipeline(
             server="a",
@@ -41,7 +41,7 @@ class World:
             gate=FenceGate(disk, layout.fence("a", "1"), "a", "1"),
             bus=network.connect("server"),
             subjects=Subjects(),
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             run_in_thread=self._run_at_once,
             clock_ms=lambda: 1000,
             want_stores=lambda: None,
@@ -57,7 +57,7 @@ class World:
         path = layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
-        self.ownership.opened(store)
+        self.open_stores.opened(store)
         return store
 
     async def _run_at_once(self, function: Callable[[], Any]) -> Any:

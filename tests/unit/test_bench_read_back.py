@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from holdfast.bench.read_back import Checker, Row, WrongReadBackError
+from holdfast.bench.read_back import Checker, ReadBackRow, WrongReadBackError
 
 CHECKER = Checker("holdfast", "append_64")
 STORED = {3: b"c", 4: b"d", 5: b"e"}
-ROWS = [Row(3, b"c"), Row(4, b"d"), Row(5, b"e")]
+ROWS = [ReadBackRow(3, b"c"), ReadBackRow(4, b"d"), ReadBackRow(5, b"e")]
 
 
 def test_what_was_stored_is_accepted() -> None:
@@ -24,14 +24,14 @@ def test_what_was_stored_is_accepted() -> None:
     ("rows", "reason"),
     [
         (ROWS[:2], "holds 2 where 3"),
-        ([*ROWS, Row(6, b"f")], "holds 4 where 3"),
-        ([Row(3, b"c"), Row(4, b"x"), Row(5, b"e")], "seq 4 is b'x', not b'd'"),
-        ([Row(3, b"c"), Row(4, b"d"), Row(7, b"e")], "seq 7 was never"),
-        ([Row(3, b"c"), Row(5, b"e"), Row(4, b"d")], "seq 4 came after seq 5"),
-        ([Row(3, b"c"), Row(3, b"c"), Row(5, b"e")], "seq 3 came after seq 3"),
+        ([*ROWS, ReadBackRow(6, b"f")], "holds 4 where 3"),
+        ([ReadBackRow(3, b"c"), ReadBackRow(4, b"x"), ReadBackRow(5, b"e")], "seq 4 is b'x', not b'd'"),
+        ([ReadBackRow(3, b"c"), ReadBackRow(4, b"d"), ReadBackRow(7, b"e")], "seq 7 was never"),
+        ([ReadBackRow(3, b"c"), ReadBackRow(5, b"e"), ReadBackRow(4, b"d")], "seq 4 came after seq 5"),
+        ([ReadBackRow(3, b"c"), ReadBackRow(3, b"c"), ReadBackRow(5, b"e")], "seq 3 came after seq 3"),
     ],
 )
-def test_other_messages_are_refused(rows: Sequence[Row], reason: str) -> None:
+def test_other_messages_are_refused(rows: Sequence[ReadBackRow], reason: str) -> None:
     with pytest.raises(WrongReadBackError, match=reason) as raised:
         CHECKER.messages(STORED, rows)
     assert (raised.value.side, raised.value.work) == ("holdfast", "append_64")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.users.client import Follower
+from holdfast.bench.users.client import FollowingUser
 from holdfast.bench.users.histogram import Histogram
 from holdfast.bench.users.plan import (
     MAX_EDITS,
@@ -90,12 +90,12 @@ def message(seq: int) -> Change:
     return Change(ChangeKind.SET, seq, 0, message=content)
 
 
-def follower_of(*changes: Change) -> Follower:
+def follower_of(*changes: Change) -> FollowingUser:
     async def told() -> AsyncIterator[Change]:
         for change in changes:
             yield change
 
-    follower = Follower(1, 2, Histogram())
+    follower = FollowingUser(1, 2, Histogram())
     asyncio.run(follower.follow(told()))
     return follower
 

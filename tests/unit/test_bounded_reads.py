@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.persist.store import reads
-from holdfast.persist.store.consumers import Consumer
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.consumers import ConsumerState
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.releasing import Release, Releaser
 from holdfast.protocol import frames
@@ -116,8 +116,8 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
     async def scenario(store: Store) -> None:
         now = 100.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
-        ownership = Ownership()
-        ownership.opened(store)
+        open_stores = OpenStores()
+        open_stores.opened(store)
         bus = MemoryNetwork().connect("s1")
 
         async def publish(subject: str, payload: bytes, reply: str = "") -> None:
@@ -130,7 +130,7 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
             gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
             bus=bus,
             subjects=Subjects("hf"),
-            ownership=ownership,
+            open_stores=open_stores,
             synced_tick=lambda: 1,
             submit_again=lambda arrivals: pytest.fail("nothing is busy"),
             refuse=lambda arrivals, error: pytest.fail(str(error)),
@@ -177,7 +177,7 @@ class Counted(dict[int, tuple[int, int]]):
 
 def test_any_number_of_fetches_look_through_what_is_pending_once(tmp_path: Path) -> None:
     pending = Counted(dict.fromkeys(range(1, 10_001), (50, 1)))
-    consumer = Consumer(1, "workers", ConsumerConfig(), 10_001, pending=pending)
+    consumer = ConsumerState(1, "workers", ConsumerConfig(), 10_001, pending=pending)
     delivered = []
     for _ in range(2000):
         seq = next(consumer.due(100))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path import checkpointing
 from holdfast.persist.write_path.checkpointing import Checkpointer, choose
@@ -46,7 +46,7 @@ class World:
         self.root = root
         create_fence(self.disk, root / "fence")
         self.log = CommitLog(self.disk, root / "log")
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.pipeline = Waiting()
         self.confirmed: list[StoreId] = []
         self.told: list[tuple[StoreId, int, int]] = []
@@ -58,7 +58,7 @@ class World:
         self.checkpointer = Checkpointer(
             log=self.log,
             gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=cast(Pipeline, self.pipeline),
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
@@ -92,7 +92,7 @@ class World:
 
         file = StoreFile.open(path, store_id) if path.exists() else None
         store = Store(store_id, 1, file, create, confirmed=confirmed)
-        self.ownership.opened(store)
+        self.open_stores.opened(store)
         return store
 
     def write(self, store: Store, *, synced: bool = True) -> None:
@@ -112,7 +112,7 @@ class World:
         asyncio.run(self.checkpointer.run_pass(now))
 
     def close(self) -> None:
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             if store.file is not None:
                 store.file.abandon()
         self.log.close()
@@ -154,7 +154,7 @@ def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: Wor
     assert world.told == [], "it is open"
     world.away = True
     world.run_pass(now=100.0)
-    assert world.ownership.find(store.id) is None
+    assert world.open_stores.find(store.id) is None
     world.away = False
     world.run_pass(now=101.0)
     assert world.told == [], "not with every pass"
@@ -164,7 +164,7 @@ def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: Wor
     store = world.open_store("a")
     store.known_revision = 1
     world.run_pass(now=200.0)
-    assert world.ownership.find(store.id) is None
+    assert world.open_stores.find(store.id) is None
     world.run_pass(now=300.0)
     assert len(world.told) == 1, "it knows"
     world.told.clear()
@@ -211,7 +211,7 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
     assert not store.takes_appends
     world.run_pass(now=100.0)
     world.run_pass(now=200.0)
-    assert world.ownership.find(store.id) is None
+    assert world.open_stores.find(store.id) is None
 
 
 def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
@@ -274,7 +274,7 @@ def test_an_idle_store_is_checkpointed_and_closed(world: World) -> None:
     store = world.open_store("a")
     world.write(store)
     world.run_pass(now=100.0)
-    assert world.ownership.find(store.id) is None
+    assert world.open_stores.find(store.id) is None
     again = world.open_store("a")
     assert again.last_seq == 1
     assert again.file is not None
@@ -285,7 +285,7 @@ def test_an_idle_store_with_an_unsynced_change_is_not_closed(world: World) -> No
     store = world.open_store("a")
     world.write(store, synced=False)
     world.run_pass(now=100.0)
-    assert world.ownership.find(store.id) is store
+    assert world.open_stores.find(store.id) is store
 
 
 def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) -> None:
@@ -297,7 +297,7 @@ def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) 
 
     world.on_checkpoint = use
     world.run_pass(now=100.0)
-    assert world.ownership.find(store.id) is store
+    assert world.open_stores.find(store.id) is store
 
 
 def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: World) -> None:
@@ -309,13 +309,13 @@ def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: W
 
     world.on_confirm = refuse
     world.run_pass(now=100.0)
-    assert world.ownership.find(store.id) is store
+    assert world.open_stores.find(store.id) is store
     assert (store.confirmed, store.oldest_segment) == (False, 1)
     assert world.log.oldest_segment == 1
     world.on_confirm = lambda: None
     world.run_pass(now=100.0)
     assert world.confirmed == [store.id]
-    assert world.ownership.find(store.id) is None
+    assert world.open_stores.find(store.id) is None
 
 
 def test_what_is_applied_while_the_coordinator_is_asked_is_not_taken_for_durable(
@@ -343,7 +343,7 @@ def test_close_all_leaves_nothing_open_and_nothing_in_the_log(world: World) -> N
         world.write(store)
     left = asyncio.run(world.checkpointer.close_all())
     assert left == []
-    assert world.ownership.open_count == 0
+    assert world.open_stores.open_count == 0
     assert world.log.oldest_segment == world.log.segment
 
 
@@ -376,7 +376,7 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
         store.oldest_segment = segment
         store.used_at = 10.0
     stores[0].used_at = 5.0
-    upkeep = world.ownership.upkeep
+    upkeep = world.open_stores.upkeep
 
     def chosen(last_use: float, limit: int, excess: int = 0) -> tuple[str, str]:
         choice = choose(
@@ -415,11 +415,11 @@ def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(
     world = World(tmp_path)
     read, wanted = (StoreId("acme", StoreKind.STREAM, name) for name in ("read", "wanted"))
     for store_id in (read, wanted):
-        world.ownership.opened(Store(store_id, 1, None, lambda: pytest.fail("nothing is written")))
+        world.open_stores.opened(Store(store_id, 1, None, lambda: pytest.fail("nothing is written")))
     group = frames.Group(1, "wanted", 1, 0, 0, [[frames.APPEND, b"v"]])
-    world.ownership.wait(Arrival("reply", 0, b"w", wanted, group))
+    world.open_stores.wait(Arrival("reply", 0, b"w", wanted, group))
     for store_id in (read, wanted):
-        store = world.ownership.find(store_id)
+        store = world.open_stores.find(store_id)
         assert store is not None
         assert world.checkpointer._close_if_clean(store, None)
     assert world.given_back == [read]

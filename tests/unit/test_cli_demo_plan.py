@@ -7,18 +7,18 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.demo.git_history import Commit, Version
-from holdfast.cli.demo.plan import Plan, Skipped, Step, blob_id, make_plan, stream_name
+from holdfast.cli.demo.git_history import Commit, FileVersion
+from holdfast.cli.demo.plan import DemoPlan, DemoStep, Skipped, blob_id, make_plan, stream_name
 from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.names import check_store
 
 REPOSITORY = Path("/src/my.project")
 
 
-def version(number: int, path: str | bytes, status: str = "M", blob: str = "b1") -> Version:
+def version(number: int, path: str | bytes, status: str = "M", blob: str = "b1") -> FileVersion:
     raw = path if isinstance(path, bytes) else path.encode()
     mode, blob = ("", "") if status == "D" else ("100644", blob)
-    return Version(Commit(f"c{number}", "Ada", "2026-01-02T03:04:05Z"), raw, status, mode, blob)
+    return FileVersion(Commit(f"c{number}", "Ada", "2026-01-02T03:04:05Z"), raw, status, mode, blob)
 
 
 def test_each_path_is_a_stream_and_each_version_a_message() -> None:
@@ -29,7 +29,7 @@ def test_each_path_is_a_stream_and_each_version_a_message() -> None:
         2,
     )
     assert [(one.path, len(one.messages)) for one in plan.files] == [("a", 2), ("b", 1)]
-    assert plan.steps == [Step(0, 1), Step(1, 1), Step(0, 2)]
+    assert plan.steps == [DemoStep(0, 1), DemoStep(1, 1), DemoStep(0, 2)]
     assert plan.message_count == 3
     assert plan.commit_count == 2
     assert plan.content_bytes == 10
@@ -60,7 +60,7 @@ def test_a_version_that_is_too_large_is_skipped_and_counted() -> None:
     )
     assert plan.skipped == {Skipped.TOO_LARGE: 1}
     assert plan.message_count == 2
-    assert plan.steps[1] == Step(0, 0)
+    assert plan.steps[1] == DemoStep(0, 0)
     assert plan.latest() == {"b": "limit"}
 
 
@@ -88,7 +88,7 @@ def test_all_versions_of_a_file_belong_to_one_writer_and_the_load_is_even() -> N
 def test_a_saved_plan_is_the_same_when_loaded(tmp_path: Path) -> None:
     plan = make_plan(REPOSITORY, [version(1, "ä b"), version(2, "ä b", "D")], {"b1": 3}, 3)
     plan.save(tmp_path / "plan")
-    loaded = Plan.load(tmp_path / "plan")
+    loaded = DemoPlan.load(tmp_path / "plan")
     assert (loaded.files, loaded.steps, loaded.writers) == (plan.files, plan.steps, plan.writers)
     assert (loaded.prefix, loaded.kv, loaded.repository) == (plan.prefix, plan.kv, plan.repository)
 

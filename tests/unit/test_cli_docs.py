@@ -19,9 +19,9 @@ from holdfast.cli.commands.collect import collect_report
 from holdfast.cli.commands.rebuild import rebuild_report
 from holdfast.cli.commands.servers import tenant_row
 from holdfast.cli.commands.verify import verdict_row
-from holdfast.cli.demo.plan import Plan
+from holdfast.cli.demo.plan import DemoPlan
 from holdfast.cli.demo.report import DemoReport
-from holdfast.cli.demo.verify import Verdict
+from holdfast.cli.demo.verify import DemoVerdict
 from holdfast.cli.render import (
     ack_json,
     change_json,
@@ -48,7 +48,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
-from holdfast.shared_fs.inspection.verification import Verdict as StoreVerdict
+from holdfast.shared_fs.inspection.verification import StoreVerdict
 from holdfast.shared_fs.snapshots.collecting import Collected
 from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
@@ -195,7 +195,7 @@ def test_what_is_printed_has_the_documented_shape(path: str, printed: Any) -> No
 
 
 def test_the_demo_s_report_has_the_documented_shape() -> None:
-    report = DemoReport(Plan("r", "demo.r."), 2, 4, [], None, Verdict(), 0, [], 1.0)
+    report = DemoReport(DemoPlan("r", "demo.r."), 2, 4, [], None, DemoVerdict(), 0, [], 1.0)
     assert shape(report.to_json()) == documented("demo")
 
 

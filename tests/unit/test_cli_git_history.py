@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.cli.demo.git_history import (
     BlobReader,
+    FileVersion,
     GitError,
-    Version,
     blob_sizes,
     read_versions,
     repository_root,
@@ -59,7 +59,7 @@ def changes(repository: Path) -> list[tuple[str, bytes]]:
     return [(one.status, one.path) for one in read_versions(repository)]
 
 
-def contents(repository: Path, versions: list[Version]) -> list[bytes]:
+def contents(repository: Path, versions: list[FileVersion]) -> list[bytes]:
     async def read() -> list[bytes]:
         async with BlobReader(repository) as blobs:
             return [await blobs.read(one.blob) for one in versions]

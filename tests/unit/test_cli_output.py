@@ -34,7 +34,7 @@ from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import MAX_VALUE_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.serving.process import ZonedFormatter
-from holdfast.shared_fs.inspection.verification import Verdict
+from holdfast.shared_fs.inspection.verification import StoreVerdict
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 SERVER = ServerInfo(
@@ -75,7 +75,7 @@ TABLES = {
         [version_row(STORE, VERSION)], with_tenant=True
     ),
     "verify": lambda monkeypatch: verify._print(
-        [verdict_row(Verdict(STORE, "damaged", "damaged", "gap", 1_234_567, problems=["p"]))], []
+        [verdict_row(StoreVerdict(STORE, "damaged", "damaged", "gap", 1_234_567, problems=["p"]))], []
     ),
 }
 

@@ -9,13 +9,13 @@ from holdfast.cli.cluster.restart import (
     MAX_DELAY_SECONDS,
     RAN_SECONDS,
     RestartPolicy,
-    Verdict,
+    RestartVerdict,
 )
 
 
 def test_a_part_that_ran_and_was_killed_comes_back_at_once() -> None:
     decision = RestartPolicy().ended(-9, RAN_SECONDS)
-    assert decision.verdict is Verdict.RESTART
+    assert decision.verdict is RestartVerdict.RESTART
     assert decision.delay_seconds == FIRST_DELAY_SECONDS
 
 
@@ -36,23 +36,23 @@ def test_the_delay_starts_over_once_the_part_ran() -> None:
 
 
 def test_wrong_usage_is_not_tried_again() -> None:
-    assert RestartPolicy().ended(2, 0.3).verdict is Verdict.GIVE_UP
+    assert RestartPolicy().ended(2, 0.3).verdict is RestartVerdict.GIVE_UP
 
 
 def test_three_failed_starts_in_a_row_are_the_end() -> None:
     policy = RestartPolicy()
     verdicts = [policy.ended(1, 0.3).verdict for _ in range(3)]
-    assert verdicts == [Verdict.RESTART, Verdict.RESTART, Verdict.GIVE_UP]
+    assert verdicts == [RestartVerdict.RESTART, RestartVerdict.RESTART, RestartVerdict.GIVE_UP]
 
 
 def test_a_kill_between_failed_starts_starts_the_count_over() -> None:
     policy = RestartPolicy()
     verdicts = [policy.ended(code, 0.3).verdict for code in (1, 1, -9, 1, 1)]
-    assert Verdict.GIVE_UP not in verdicts
+    assert RestartVerdict.GIVE_UP not in verdicts
 
 
 def test_a_part_that_once_ran_is_never_given_up() -> None:
     policy = RestartPolicy()
     policy.ended(1, RAN_SECONDS)
     verdicts = {policy.ended(code, 0.3).verdict for code in (1, 1, 1, 1, 2, 1)}
-    assert verdicts == {Verdict.RESTART}
+    assert verdicts == {RestartVerdict.RESTART}

@@ -23,7 +23,7 @@ from holdfast.client.wire.credit import Credit
 from holdfast.client.wire.frame import FrameBuilder
 from holdfast.client.wire.operations import append_operation, pack_batch
 from holdfast.client.wire.store_queue import StoreKey, StoreQueue
-from holdfast.persist.store.writers import Verdict, Writer
+from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
@@ -268,7 +268,7 @@ def test_an_unanswered_group_is_sent_again_unchanged_before_newer_ones() -> None
     client.append(b"2")
     client.turn()
     (third,) = client.tick(FRAME_TIMEOUT_SECONDS * 4)
-    assert [(g.counter, g.floor) for g in groups_of(third)] == [(1, 1), (2, 1)]
+    assert [(g.counter, g.first_unacked) for g in groups_of(third)] == [(1, 1), (2, 1)]
 
 
 def test_a_late_answer_to_the_first_copy_counts_and_the_second_is_ignored() -> None:
@@ -463,11 +463,11 @@ def test_the_floor_passes_what_is_answered() -> None:
     client.reply(sent[0], answered(0, [1, 1]))
     client.append()
     (third,) = client.turn()
-    assert groups_of(third)[0].floor == 2
+    assert groups_of(third)[0].first_unacked == 2
     client.reply(sent[1], answered(0, [2, 2]))
     client.append()
     (fourth,) = client.turn()
-    assert groups_of(fourth)[0].floor == 3
+    assert groups_of(fourth)[0].first_unacked == 3
 
 
 def test_the_floor_passes_a_group_whose_callers_have_all_given_up() -> None:
@@ -481,7 +481,7 @@ def test_the_floor_passes_a_group_whose_callers_have_all_given_up() -> None:
     assert isinstance(expired.error, OperationTimeoutError)
     client.append()
     (third,) = client.turn()
-    assert [(g.counter, g.floor) for g in groups_of(third)] == [(3, 3)]
+    assert [(g.counter, g.first_unacked) for g in groups_of(third)] == [(3, 3)]
     assert client.core.pending_count == 1
 
 
@@ -504,7 +504,7 @@ def test_a_group_error_reaches_each_caller_as_its_own_exception() -> None:
     assert first.error is not second.error
     client.append()
     (after,) = client.turn()
-    assert groups_of(after)[0].floor == groups_of(after)[0].counter == 2
+    assert groups_of(after)[0].first_unacked == groups_of(after)[0].counter == 2
 
 
 def test_a_refusal_of_the_whole_frame_concerns_every_group() -> None:
@@ -629,7 +629,7 @@ def test_an_error_of_the_coordinator_that_no_retry_helps_is_the_answer() -> None
 
 
 def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_memory() -> None:
-    """The floor stays while a `stored` write waits: what comes after it is answered meanwhile, and kept by the
+    """`first_unacked` stays while a `stored` write waits: what comes after it is answered meanwhile, and kept by the
     owner, up to a bound; the rest goes on when the first is answered."""
     client = Client()
     stored = client.append(durability=Durability.STORED)
@@ -641,7 +641,7 @@ def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_mem
             caller = client.append()
             for frame in client.turn():
                 for index, group in enumerate(groups_of(frame)):
-                    assert group.counter - group.floor < window
+                    assert group.counter - group.first_unacked < window
                     client.core.reply(
                         frame.number, frames.encode([answered(index, [1, 1])]), client.now
                     )
@@ -652,7 +652,7 @@ def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_mem
         assert stored.done()
         (frame,) = client.turn()
         [group] = groups_of(frame)
-        assert (group.counter, group.floor) == (window + 1, window + 1)
+        assert (group.counter, group.first_unacked) == (window + 1, window + 1)
         assert len(group.operations) == 2 * window + 1
 
 
@@ -694,8 +694,8 @@ def test_a_forgotten_store_comes_back_above_all_counters_that_were_forgotten(
     client.append(key=(1, "s0"))
     (frame,) = client.turn()
     (group,) = groups_of(frame)
-    assert group.counter == group.floor > 2
-    assert Writer(last=2).judge(group.counter, group.floor)[0] is Verdict.NEW
+    assert group.counter == group.first_unacked > 2
+    assert WriterState(last=2).judge(group.counter, group.first_unacked)[0] is Admission.NEW
 
 
 def test_a_group_formed_under_a_higher_limit_still_fits_when_it_is_sent_again() -> None:
@@ -710,10 +710,10 @@ def test_a_group_formed_under_a_higher_limit_still_fits_when_it_is_sent_again() 
 
 
 class Server:
-    """Applies groups as the persist server does: `Writer` decides what is new."""
+    """Applies groups as the persist server does: `WriterState` decides what is new."""
 
     def __init__(self) -> None:
-        self.writers: dict[StoreKey, Writer] = {}
+        self.writers: dict[StoreKey, WriterState] = {}
         self.values: dict[StoreKey, list[bytes]] = {}
 
     def handle(self, payload: bytes, owner: dict[StoreKey, str], me: str) -> list[list[Any]]:
@@ -727,19 +727,19 @@ class Server:
                 some = max(1, len(group.operations) // 2)
                 elements.append(answered(index, *[len(values)] * some))
             else:
-                writer = self.writers.setdefault(key, Writer())
-                verdict, known = writer.judge(group.counter, group.floor)
-                assert verdict is not Verdict.FULL
-                if verdict is Verdict.NEW:
+                writer = self.writers.setdefault(key, WriterState())
+                verdict, known = writer.judge(group.counter, group.first_unacked)
+                assert verdict is not Admission.FULL
+                if verdict is Admission.NEW:
                     results = []
                     for operation in group.operations:
                         values.append(operation[1])
                         results.append([len(values), len(values)])
                     known = frames.encode_outcome(1, 0, 2, results)
-                    writer.record(group.counter, group.floor, known)
+                    writer.record(group.counter, group.first_unacked, known)
                 if known is not None:
                     elements.append([index, 0, known])
-                elif verdict is Verdict.GAP:
+                elif verdict is Admission.GAP:
                     elements.append([index, 1, "writer_gap", {}])
                 else:
                     elements.append([index, 1, "stale_write", {}])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.store.open_stores import Wanted
+from holdfast.persist.store.open_stores import WantedStore
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.protocol.control import Grant, StoreState
@@ -64,7 +64,7 @@ class World:
 
         return run()
 
-    def ask_again(self, wanted: Wanted) -> None:
+    def ask_again(self, wanted: WantedStore) -> None:
         self.order.append(wanted.store)
         brought = self.cold_stores.take(wanted.store, self.grant)
         assert brought is not None
@@ -80,7 +80,7 @@ class World:
         async with asyncio.TaskGroup() as tasks:
             for name in names:
                 tasks.create_task(
-                    self.cold_stores.bring(Wanted(store(name), create=False), self.grant)
+                    self.cold_stores.bring(WantedStore(store(name), create=False), self.grant)
                 )
                 await asyncio.sleep(0)
             self.let_go.set()
@@ -154,7 +154,7 @@ def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> 
         for name in names:
             world.publish(name)
 
-        def refused_by_the_coordinator(wanted: Wanted) -> None:
+        def refused_by_the_coordinator(wanted: WantedStore) -> None:
             world.order.append(wanted.store)
             world.cold_stores.forget(wanted.store)
 

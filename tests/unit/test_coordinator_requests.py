@@ -10,7 +10,7 @@ from holdfast.coordinator.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,
-    Resolve,
+    ResolveRequest,
     parse,
 )
 from holdfast.protocol.errors import (
@@ -31,7 +31,7 @@ def resolve_payload(*stores: list[object]) -> bytes:
 
 def test_a_wrong_name_fails_in_its_own_slot() -> None:
     request = parse("acme", "resolve", resolve_payload([1, "ok"], [1, "no name"], [3, "ok"]))
-    assert isinstance(request, Resolve)
+    assert isinstance(request, ResolveRequest)
     good, bad_name, bad_kind = request.stores
     assert good == StoreId("acme", 1, "ok")
     assert isinstance(bad_name, InvalidNameError)

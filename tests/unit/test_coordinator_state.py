@@ -19,22 +19,22 @@ from holdfast.coordinator.requests import (
     Cool,
     Created,
     CreatedStore,
-    Deleted,
+    DeletedRequest,
     Drain,
     ListServers,
     ListStores,
     Open,
     OpenStore,
     Register,
-    Release,
     ReleasedStore,
+    ReleaseRequest,
     Request,
-    Resolve,
+    ResolveRequest,
     Vacate,
     parse,
 )
 from holdfast.coordinator.state import state_file
-from holdfast.coordinator.state.lost_state import FoundStore
+from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.state_file import IncarnationState, StateFile, open_state_file
 from holdfast.protocol.control import ServerState, StoreState
 from holdfast.protocol.errors import (
@@ -68,7 +68,7 @@ def test_a_restart_keeps_owners_epochs_and_states_and_begins_a_new_term(path: Pa
             if term == 1:
                 own(state, ONE, records=(LIVE_A,), members=(member("a"),))
                 run(state, Open("a", "a1", (OpenStore(ONE, True),)), members=(member("a"),))
-            (reply,) = run(state, Resolve((ONE,)))
+            (reply,) = run(state, ResolveRequest((ONE,)))
             assert (fields(reply)["term"], fields(reply)["owners"]) == (term, [["a", "a1", 1]])
             with state.transaction():
                 row = state.store(ONE)
@@ -92,7 +92,7 @@ def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
         log = path.with_name("state.db-wal").read_bytes()
         (copies / "state.db-wal").write_bytes(log)
     with closing(open_state_file(copies / "state.db", Disk())) as state:
-        (reply,) = run(state, Resolve((ONE,)))
+        (reply,) = run(state, ResolveRequest((ONE,)))
         assert (fields(reply)["term"], fields(reply)["owners"]) == (2, [["a", "a1", 1]])
 
 
@@ -100,7 +100,7 @@ def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
     state: StateFile,
 ) -> None:
     own(state, ONE, TWO, records=(LIVE_A,), members=(member("a"),))
-    (reply,) = run(state, Resolve((ONE,)), records=(DEAD_A, LIVE_B), members=(member("b"),))
+    (reply,) = run(state, ResolveRequest((ONE,)), records=(DEAD_A, LIVE_B), members=(member("b"),))
     assert fields(reply)["owners"] == [["b", "b1", 2]]
     with state.transaction():
         assert state.present() == {("b", "b1"): 1}
@@ -109,7 +109,7 @@ def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
 
 def test_a_suspect_owner_keeps_its_stores_but_gets_no_new_one(state: StateFile) -> None:
     own(state, ONE, records=(LIVE_A,), members=(member("a"),))
-    (reply,) = run(state, Resolve((ONE, TWO)), members=(member("a", ServerState.SUSPECT),))
+    (reply,) = run(state, ResolveRequest((ONE, TWO)), members=(member("a", ServerState.SUSPECT),))
     kept, refused = fields(reply)["owners"]
     assert kept == ["a", "a1", 1]
     assert refused == [None, "no_server", {}]
@@ -118,7 +118,7 @@ def test_a_suspect_owner_keeps_its_stores_but_gets_no_new_one(state: StateFile) 
 def test_a_burst_of_new_stores_is_spread_over_the_servers(state: StateFile) -> None:
     stores = tuple(StoreId("acme", 2, f"s{number}") for number in range(10))
     members = (member("a"), member("b"))
-    run(state, Resolve(stores), records=(LIVE_A, LIVE_B), members=members)
+    run(state, ResolveRequest(stores), records=(LIVE_A, LIVE_B), members=members)
     with state.transaction():
         assert state.present() == {("a", "a1"): 5, ("b", "b1"): 5}
 
@@ -126,7 +126,7 @@ def test_a_burst_of_new_stores_is_spread_over_the_servers(state: StateFile) -> N
 def test_a_member_that_is_not_recorded_gets_no_store(state: StateFile) -> None:
     resolved, opened = run(
         state,
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         Open("a", "a1", (OpenStore(TWO, True),)),
         members=(member("a"),),
     )
@@ -136,7 +136,7 @@ def test_a_member_that_is_not_recorded_gets_no_store(state: StateFile) -> None:
 
 def test_open_grants_the_owner_alone_and_remembers_the_creation(state: StateFile) -> None:
     members = (member("a"), member("b"))
-    run(state, Resolve((ONE,)), records=(LIVE_A, LIVE_B), members=members)
+    run(state, ResolveRequest((ONE,)), records=(LIVE_A, LIVE_B), members=members)
     replies = run(
         state,
         Open("b", "b1", (OpenStore(ONE, True),)),
@@ -182,12 +182,12 @@ def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> N
     replies = run(
         state,
         Created("a", "a1", (CreatedStore(ONE),)),
-        Release("b", "b1", (ReleasedStore(ONE),)),
-        Resolve((ONE,)),
-        Release("a", "a1", (ReleasedStore(ONE), ReleasedStore(TWO))),
-        Release("a", "a1", (ReleasedStore(ONE),)),
+        ReleaseRequest("b", "b1", (ReleasedStore(ONE),)),
+        ResolveRequest((ONE,)),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE), ReleasedStore(TWO))),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         members=(member("a"),),
     )
     assert fields(replies[2])["owners"] == [["a", "a1", 1]]
@@ -222,7 +222,7 @@ def test_of_two_drains_at_once_the_one_that_would_leave_nobody_is_refused(
         Drain("a", True),
         Drain("b", True),
         Drain("a", True),
-        Resolve((ONE, TWO)),
+        ResolveRequest((ONE, TWO)),
         records=(LIVE_A, LIVE_B),
         members=members,
     )
@@ -246,14 +246,14 @@ def test_a_drain_is_remembered_through_restarts_and_deaths_until_a_release(path:
 
 def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) -> None:
     members = (member("a"),)
-    run(state, Resolve((ONE,)), records=(LIVE_A,), members=members)
+    run(state, ResolveRequest((ONE,)), records=(LIVE_A,), members=members)
     replies = run(
         state,
         Open("a", "a1", (OpenStore(ONE, False, 7), OpenStore(TWO, False, 3))),
         Open("a", "a1", (OpenStore(ONE, False, 7),)),
         Open("a", "a1", (OpenStore(ONE, False, 2),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         members=members,
     )
     assert fields(replies[0])["grants"] == [[8, 0, 0], [4, 0, 0]]
@@ -267,7 +267,7 @@ def test_who_does_not_own_a_store_cannot_raise_its_epoch(state: StateFile) -> No
     refused, kept = run(
         state,
         Open("b", "b1", (OpenStore(ONE, False, 7),)),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         records=(LIVE_B,),
         members=members,
     )
@@ -280,9 +280,9 @@ def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) ->
     replies = run(
         state,
         Open("a", "a1", (OpenStore(ONE, True),)),
-        Release("a", "a1", (ReleasedStore(ONE, 1),)),
-        Resolve((ONE,)),
-        Release("a", "a1", (ReleasedStore(ONE, 1),)),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1),)),
+        ResolveRequest((ONE,)),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
         records=(LIVE_A,),
         members=members,
@@ -300,7 +300,7 @@ def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
         ListStores("acme", None, "", None, 10),
         Open("a", "a1", (OpenStore(ONE, True),)),
         Register("a", "a1"),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         records=(LIVE_B,),
         members=(member("a", ServerState.DRAINING), member("b")),
     )
@@ -322,7 +322,7 @@ def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_s
         state,
         Open("a", "a1", (OpenStore(ONE, True),)),
         Vacate("a", "a1", 1),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         Vacate("a", "a1", 1),
         Open("a", "a1", (OpenStore(ONE, False),)),
         Vacate("a", "a1", 2),
@@ -348,10 +348,10 @@ def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile)
     listed, resolved = run(
         state,
         ListStores("acme", None, "", None, 10),
-        Resolve((ONE, TWO)),
+        ResolveRequest((ONE, TWO)),
         records=(
-            RecordFound((FoundStore(ONE, 1, durable), FoundStore(TWO, 3, StoreState.CREATED))),
-            RecordFound((FoundStore(TWO, 4, durable), FoundStore(TWO, 5, StoreState.CREATED))),
+            RecordFound((SurveyedStore(ONE, 1, durable), SurveyedStore(TWO, 3, StoreState.CREATED))),
+            RecordFound((SurveyedStore(TWO, 4, durable), SurveyedStore(TWO, 5, StoreState.CREATED))),
             RecordSurveyed(),
         ),
         members=members,
@@ -405,9 +405,9 @@ def test_a_grant_tells_how_far_a_file_has_been_durable(state: StateFile) -> None
     # Late, of another epoch, of another server, of no store.
     none = Closed("a", "a1", (ClosedStore(TWO, 1, 99),))
     assert bound(closed(7), closed(99, epoch=2), closed(99, server="b"), none) == [None, 9]
-    release = Release("a", "a1", (ReleasedStore(ONE, 1, False, 12),))
-    assert bound(release, Resolve((ONE,))) == [None, 12]
-    late = Release("a", "a1", (ReleasedStore(ONE, 1, False, 99),))
+    release = ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1, False, 12),))
+    assert bound(release, ResolveRequest((ONE,))) == [None, 12]
+    late = ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1, False, 99),))
     assert bound(late) == [None, 12], "it has a later epoch by now"
     (reply,) = run(state, Adopt("a", "a1", (ONE,)), members=(member("a"),))
     assert fields(reply)["grants"] == [[2, 2, 2, None, 12]]
@@ -418,9 +418,9 @@ def test_nothing_is_known_of_a_store_that_took_the_place_of_a_deleted_one(state:
         state,
         Open("a", "a1", (OpenStore(ONE, True),)),
         Created("a", "a1", (CreatedStore(ONE, 9),)),
-        Deleted("a", "a1", (ReleasedStore(ONE, 1),)),
+        DeletedRequest("a", "a1", (ReleasedStore(ONE, 1),)),
         Closed("a", "a1", (ClosedStore(ONE, 1, 9),)),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         Open("a", "a1", (OpenStore(ONE, True),)),
         Closed("a", "a1", (ClosedStore(ONE, 1, 9),)),
         Open("a", "a1", (OpenStore(ONE, False),)),
@@ -438,7 +438,7 @@ def test_only_the_owner_of_the_epoch_makes_a_store_cold(state: StateFile) -> Non
         Open("a", "a1", (OpenStore(ONE, True),)),
         Cool("b", "b1", (ColdStore(ONE, 1, 5),)),
         Cool("a", "a1", (ColdStore(ONE, 2, 5),)),
-        Release("a", "a1", (ReleasedStore(ONE),)),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE),)),
         Cool("a", "a1", (ColdStore(ONE, 1, 5),)),
         records=(LIVE_A, LIVE_B),
         members=members,
@@ -453,9 +453,9 @@ def test_a_store_that_nobody_owns_can_be_adopted(state: StateFile) -> None:
         state,
         Adopt("b", "b1", (ONE, TWO)),
         Adopt("a", "a1", (ONE,)),
-        Release("a", "a1", (ReleasedStore(ONE),)),
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE),)),
         Adopt("b", "b1", (ONE,)),
-        Resolve((ONE,)),
+        ResolveRequest((ONE,)),
         members=members,
     )
     refused = [None, "not_owner", {"server": "b"}]
@@ -467,7 +467,7 @@ def test_a_store_that_nobody_owns_can_be_adopted(state: StateFile) -> None:
 
 def test_a_server_that_drains_adopts_nothing(state: StateFile) -> None:
     run(state, Open("a", "a1", (OpenStore(ONE, True),)), records=(LIVE_A,), members=(member("a"),))
-    run(state, Release("a", "a1", (ReleasedStore(ONE),)))
+    run(state, ReleaseRequest("a", "a1", (ReleasedStore(ONE),)))
     (reply,) = run(
         state, Adopt("a", "a1", (ONE,)), members=(member("a", ServerState.DRAINING),)
     )
@@ -476,10 +476,10 @@ def test_a_server_that_drains_adopts_nothing(state: StateFile) -> None:
 
 def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: StateFile) -> None:
     members = (member("a"),)
-    found = FoundStore(ONE, 1, StoreState.DURABLE)
+    found = SurveyedStore(ONE, 1, StoreState.DURABLE)
     with state.transaction():
         state.set_surveying(True)
-    run(state, Resolve((ONE,)), records=(LIVE_A, RecordFound((found,))), members=members)
+    run(state, ResolveRequest((ONE,)), records=(LIVE_A, RecordFound((found,))), members=members)
     replies = run(
         state,
         Open("a", "a1", (OpenStore(ONE, True), OpenStore(TWO, True))),
@@ -492,7 +492,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
     replies = run(
         state,
         Open("a", "a1", tuple(OpenStore(each, False) for each in (ONE, TWO))),
-        Resolve((three,)),
+        ResolveRequest((three,)),
         Open("a", "a1", (OpenStore(StoreId("acme", 1, "new"), True),)),
         records=(
             RecordFoundCold(((ONE, 9, 70), (TWO, 9, 80), (three, 9, 90))),
@@ -567,7 +567,7 @@ def test_names_that_are_only_asked_for_leave_no_row_and_are_kept_in_a_bounded_me
     names = [StoreId("acme", 1, f"random.{number}") for number in range(100)]
     run(state, records=(LIVE_A, LIVE_B))
     for name in names:
-        (first, again) = run(state, Resolve((name,)), Resolve((name,)), members=members)
+        (first, again) = run(state, ResolveRequest((name,)), ResolveRequest((name,)), members=members)
         assert fields(first)["owners"] == fields(again)["owners"]
     with state.transaction():
         assert all(state.store(name) is None for name in names[:-4])
@@ -590,7 +590,7 @@ def test_a_store_that_was_only_read_leaves_no_row_and_no_epoch_of_it_is_used_aga
 ) -> None:
     members = (member("a"),)
     read = Open("a", "a1", (OpenStore(ONE, False),))
-    let_go = Release("a", "a1", (ReleasedStore(ONE, 1, nothing=True),))
+    let_go = ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1, nothing=True),))
     listed = ListStores("acme", None, "", None, 10)
     replies = run(state, read, listed, let_go, records=(LIVE_A,), members=members)
     assert fields(replies[0])["grants"] == [[1, 0, 0]]
@@ -608,7 +608,7 @@ def test_a_store_that_was_only_read_leaves_no_row_and_no_epoch_of_it_is_used_aga
 def test_a_store_that_exists_is_not_forgotten_whatever_a_release_says(state: StateFile) -> None:
     own(state, ONE)
     run(state, Created("a", "a1", (CreatedStore(ONE),)))
-    run(state, Release("a", "a1", (ReleasedStore(ONE, 1, nothing=True),)))
+    run(state, ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1, nothing=True),)))
     with state.transaction():
         row = state.store(ONE)
         assert row is not None and row.state == StoreState.DURABLE
@@ -623,5 +623,5 @@ def test_what_a_dead_server_only_read_is_forgotten_and_what_it_may_have_written_
     with state.transaction():
         assert state.store(ONE) is None
         assert state.store(TWO) is not None
-    (reply,) = run(state, Resolve((ONE, TWO)), members=(member("b"),))
+    (reply,) = run(state, ResolveRequest((ONE, TWO)), members=(member("b"),))
     assert fields(reply)["owners"] == [["b", "b1", 2], ["b", "b1", 2]]

@@ -11,7 +11,7 @@ import apsw
 import pytest
 from coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
-from holdfast.coordinator.batch import Batch, execute
+from holdfast.coordinator.batch import RequestBatch, execute
 from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.requests import (
     Closed,
@@ -19,7 +19,7 @@ from holdfast.coordinator.requests import (
     Open,
     OpenStore,
     ReleaseAll,
-    Resolve,
+    ResolveRequest,
 )
 from holdfast.coordinator.state.state_file import (
     APPLICATION_ID,
@@ -69,7 +69,7 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
     for term in (2, 3):
         with closing(open_state_file(path, Disk())) as state:
             assert state.term == term
-            (reply,) = run(state, Resolve((ONE,)))
+            (reply,) = run(state, ResolveRequest((ONE,)))
             assert fields(reply)["owners"] == [["a", "a1", 1]]
             with state.transaction():
                 assert state.drains() == set()
@@ -108,7 +108,7 @@ def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(
     successor = TermFile(Disk(), path.with_name("term"))
     successor.begin()
     with pytest.raises(DeposedError) as deposed:
-        run(state, Resolve((TWO,)), members=(member("b"),))
+        run(state, ResolveRequest((TWO,)), members=(member("b"),))
     assert deposed.value.fields == {"term": 1, "newer_term": 2}
     state.close()
     assert (path.read_bytes(), log.read_bytes()) == before
@@ -132,11 +132,11 @@ def test_a_term_file_that_cannot_be_read_fails_requests_and_deposes_nobody(
     content = term.read_bytes()
     term.unlink()
     term.mkdir()
-    outcome = execute(state, Batch((), (Resolve((ONE,)),), (), 0))
+    outcome = execute(state, RequestBatch((), (ResolveRequest((ONE,)),), (), 0))
     assert isinstance(outcome.replies[0], StorageFailedError)
     term.rmdir()
     term.write_bytes(content)
-    assert fields(run(state, Resolve((ONE,)))[0])["term"] == 1
+    assert fields(run(state, ResolveRequest((ONE,)))[0])["term"] == 1
 
 
 def test_a_term_never_goes_back_when_the_state_file_or_the_term_file_is_lost(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: Sta
     new = Open("a", "a1", tuple(OpenStore(name, True) for name in names))
     limit = connection.pragma("max_page_count")
     connection.pragma("max_page_count", connection.pragma("page_count"))
-    outcome = execute(state, Batch((), (Resolve((ONE,)), new), (member("a"),), 0))
+    outcome = execute(state, RequestBatch((), (ResolveRequest((ONE,)), new), (member("a"),), 0))
     assert outcome.failure is None
     assert fields(outcome.replies[0])["owners"] == [["a", "a1", 1]]
     assert isinstance(outcome.replies[1], StorageFailedError)
@@ -182,7 +182,7 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
     connection.pragma("query_only", True)
     away = path.rename(path.with_name("away.db"))
     dead = RecordDead("a", "a1", "released", released=True)
-    outcome = execute(state, Batch((dead,), (ReleaseAll("a", "a1"),), (), 0))
+    outcome = execute(state, RequestBatch((dead,), (ReleaseAll("a", "a1"),), (), 0))
     assert isinstance(outcome.failure, StorageFailedError)
     assert isinstance(outcome.replies[0], StorageFailedError)
     assert not path.exists(), "a file that went missing is not made anew"
@@ -195,7 +195,7 @@ def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
     with pytest.raises(StorageFailedError), state.transaction():
         state.assign(ONE, Owner("a", "a1", 9))
         raise apsw.IOError("disk gone")
-    (reply,) = run(state, Resolve((ONE,)))
+    (reply,) = run(state, ResolveRequest((ONE,)))
     assert fields(reply)["owners"] == [["a", "a1", 1]]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -46,14 +46,14 @@ class World:
         create_fence(disk, layout.fence("a", "1"))
         gate = FenceGate(disk, layout.fence("a", "1"), "a", "1")
         self.log = CommitLog(disk, layout.log("a", "1"))
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.pipeline = Pipeline(
             server="a",
             log=self.log,
             gate=gate,
             bus=self.bus,
             subjects=SUBJECTS,
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             run_in_thread=self._run_sync,
             clock_ms=lambda: 1_000,
             want_stores=lambda: None,
@@ -70,7 +70,7 @@ class World:
         checkpointer = Checkpointer(
             log=self.log,
             gate=gate,
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=self.pipeline,
             run_in_thread=asyncio.to_thread,
             confirm=self.coordination.created,
@@ -78,7 +78,7 @@ class World:
         self.give_up = False
         self.drainer = Drainer(
             server="a",
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=self.pipeline,
             checkpointer=checkpointer,
             coordination=self.coordination,
@@ -104,7 +104,7 @@ class World:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             if store.file is not None:
                 store.file.abandon()
         self.log.close()
@@ -141,7 +141,7 @@ class World:
 
         store = Store(store_id, 1, None, create_file, confirmed=False)
         store.used_at = used_at
-        self.ownership.opened(store)
+        self.open_stores.opened(store)
         return store
 
     def append(self, store: Store) -> str:
@@ -201,7 +201,7 @@ def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served_on(
         store.file.checkpoint = checkpoint  # type: ignore[method-assign]
         await world.drainer.step()
         assert world.stores_asked("release") == ["good", "bad"]
-        assert world.ownership.open_count == 0
+        assert world.open_stores.open_count == 0
 
     run(tmp_path, body)
 
@@ -230,7 +230,7 @@ def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_new_is_
         assert set(world.stores_asked("release")) == released
         await world.until(lambda: held in world.answers)
         assert world.answers[held][2] == "not_owner"
-        assert world.ownership.open_count == len(stores) - HAND_OVER_STORES
+        assert world.open_stores.open_count == len(stores) - HAND_OVER_STORES
 
     run(tmp_path, body)
 
@@ -250,7 +250,7 @@ def test_who_gives_up_waiting_never_serves_a_closed_store_again(tmp_path: Path) 
         world.coordination.release = _Away().ask  # type: ignore[method-assign]
         await world.drainer.step()
         assert world.drainer.released_count == 0
-        assert world.ownership.find(store.id) is None
+        assert world.open_stores.find(store.id) is None
 
     run(tmp_path, body)
 

@@ -11,7 +11,14 @@ from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.errors import TableDamagedError
-from holdfast.spark.rows.planning import Coverage, DropWork, LogRange, Plan, SnapshotWork, plan
+from holdfast.spark.rows.planning import (
+    Coverage,
+    DropWork,
+    ExportPlan,
+    LogRange,
+    SnapshotWork,
+    plan,
+)
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.watermarks import Watermark
 
@@ -42,17 +49,17 @@ def coverage(key: str, epoch: int, previous: int, revision: int) -> Coverage:
 
 def planned(
     entry: StoreEntry | None, covered: list[Coverage], since: Watermark | None, cores: int = 2
-) -> Plan:
+) -> ExportPlan:
     entries = [] if entry is None else [(STORE, entry)]
     marks = {} if since is None else {STORE: since}
     return plan(entries, {STORE: covered} if covered else {}, marks, cores)
 
 
-def snapshots_of(found: Plan) -> list[SnapshotWork | DropWork]:
+def snapshots_of(found: ExportPlan) -> list[SnapshotWork | DropWork]:
     return [work for task in found.tasks for work in task.stores]
 
 
-def ranges_of(found: Plan) -> list[LogRange]:
+def ranges_of(found: ExportPlan) -> list[LogRange]:
     return [
         one for task in found.tasks for work in task.logs for one in work.ranges.get(STORE, ())
     ]

@@ -125,7 +125,7 @@ def test_a_request_with_flipped_bytes_is_a_request_or_refused(data: st.DataObjec
     except ProtocolError:
         return
     for group in groups:
-        assert 0 <= group.floor <= group.counter < 1 << 63
+        assert 0 <= group.first_unacked <= group.counter < 1 << 63
         assert all(type(operation[0]) is int for operation in group.operations)
 
 

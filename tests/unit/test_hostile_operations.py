@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.persist.store import eviction, reads
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.incoming import take_apart
 from holdfast.persist.write_path.tick import Tick
@@ -84,7 +84,7 @@ def one_group(draw: st.DrawFn) -> list[Any]:
         draw(st.one_of(st.integers(1, 2), values)),
         draw(st.one_of(st.just("a.b"), st.just("a.b"), values)),
         draw(st.sampled_from(["write", "read", 1 << 62, (1 << 63) - 1, (1 << 64) - 1, -1])),
-        draw(st.sampled_from(["floor", 0, -1, (1 << 63) - 1])),
+        draw(st.sampled_from(["first_unacked", 0, -1, (1 << 63) - 1])),
         draw(st.one_of(st.sampled_from([0, 1, 2, 3]), values)),
         wanted,
     ]
@@ -95,7 +95,7 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.number = 0
         #: Stands still, so that nothing expires.
         self.time = 1000
@@ -110,7 +110,7 @@ class Server:
         def create() -> StoreFile:
             return StoreFile.create(self.path(store), store, time=1000)
 
-        self.ownership.opened(Store(store, 7, file, create))
+        self.open_stores.opened(Store(store, 7, file, create))
 
     def send(self, groups: list[Any], writer: Any = b"w") -> list[list[Any]]:
         """Send one frame; return the elements of its reply, each by the group that it answers."""
@@ -122,10 +122,10 @@ class Server:
                 group[2] = 1
             elif group[2] == "read":
                 group[2] = 0
-            if group[3] == "floor":
+            if group[3] == "first_unacked":
                 group[3] = group[2]
         try:
-            incoming = take_apart("acme", payload([writer, groups]), "r", self.ownership)
+            incoming = take_apart("acme", payload([writer, groups]), "r", self.open_stores)
         except HoldfastError as error:
             assert isinstance(error, ProtocolError | RequestError), error
             return [frames.error_result(-1, error)]
@@ -148,12 +148,12 @@ class Server:
             results = reads.execute(store, "s1", arrival.group.operations)
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
             elements.append([arrival.position, 0, outcome])
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             store.validate()
         return elements
 
     def execute(self, tick: Tick, arrival: Arrival) -> None:
-        store = self.ownership.find(arrival.store)
+        store = self.open_stores.find(arrival.store)
         if store is None:
             return
         if store.retention is not None or store.uploads_due_at <= tick.time:
@@ -177,21 +177,21 @@ class Server:
 
     def reopen(self) -> None:
         """Bring everything into the files, and open them again."""
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             store.materialise(self.number)
             before = self.state(store)
             if store.file is None:
                 continue
             store.file.checkpoint()
             store.file.close()
-            self.ownership.closed(store)
+            self.open_stores.closed(store)
             self.open(store.id, StoreFile.open(self.path(store.id), store.id))
-            again = self.ownership.find(store.id)
+            again = self.open_stores.find(store.id)
             assert again is not None
             assert self.state(again) == before
 
     def close(self) -> None:
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             if store.file is not None:
                 store.file.abandon()
 
@@ -234,10 +234,10 @@ def check_error(code: Any, fields: Any) -> None:
 
 def poisoned(server: Server, kind: int, *operation: Any) -> str:
     """Return the code of what a single operation is refused with, after checking that it did nothing."""
-    store = server.ownership.find(StoreId("acme", kind, "a.b"))
+    store = server.open_stores.find(StoreId("acme", kind, "a.b"))
     assert store is not None
     before = server.state(store)
-    group = [kind, "a.b", "read" if operation[0] >= frames.FIRST_READ else "write", "floor", 0, [list(operation)]]
+    group = [kind, "a.b", "read" if operation[0] >= frames.FIRST_READ else "write", "first_unacked", 0, [list(operation)]]
     (element,) = server.send([group])
     check_answers([group], [element])
     assert server.state(store) == before
@@ -282,8 +282,8 @@ def test_whatever_operations_hold_each_is_answered_and_errors_change_nothing(
         for groups in frames_sent:
             check_answers(groups, server.send(groups))
         server.reopen()
-        sensible = [[1, "a.b", "write", "floor", 0, [[frames.APPEND, b"v"]]],
-                    [2, "a.b", "write", "floor", 0, [[frames.CLEAR], [frames.SET_ENTRY, "k", b"v"]]]]  # fmt: skip
+        sensible = [[1, "a.b", "write", "first_unacked", 0, [[frames.APPEND, b"v"]]],
+                    [2, "a.b", "write", "first_unacked", 0, [[frames.CLEAR], [frames.SET_ENTRY, "k", b"v"]]]]  # fmt: skip
         check_answers(sensible, server.send(sensible))
     finally:
         server.close()
@@ -327,13 +327,13 @@ def mutations() -> Iterator[list[Any]]:
 @pytest.mark.parametrize("kind", list(StoreKind))
 def test_every_argument_of_every_operation_may_be_anything(server: Server, kind: StoreKind) -> None:
     store = StoreId("acme", kind, "a.b")
-    check_answers([0], server.send([[kind, "a.b", "write", "floor", 0, seed(kind)]]))
+    check_answers([0], server.send([[kind, "a.b", "write", "first_unacked", 0, seed(kind)]]))
     for operation in mutations():
-        opened = server.ownership.find(store)
+        opened = server.open_stores.find(store)
         assert opened is not None
         before = server.state(opened)
         reads_it = operation[0] in list(SENSIBLE) and operation[0] >= frames.FIRST_READ
-        group = [kind, "a.b", "read" if reads_it else "write", "floor", 0, [operation]]
+        group = [kind, "a.b", "read" if reads_it else "write", "first_unacked", 0, [operation]]
         (element,) = elements = server.send([group])
         check_answers([group], elements)
         refused = bool(element[1])
@@ -345,4 +345,4 @@ def test_every_argument_of_every_operation_may_be_anything(server: Server, kind:
         if refused:
             assert server.state(opened) == before, operation
     server.reopen()
-    check_answers([0], server.send([[kind, "a.b", "write", "floor", 0, seed(kind)]]))
+    check_answers([0], server.send([[kind, "a.b", "write", "first_unacked", 0, seed(kind)]]))

@@ -13,7 +13,7 @@ import pytest
 from coordinator_batches import LIVE_A, LIVE_B, member
 from hostile_values import DEEP, NUMBERS, ODD, payload
 
-from holdfast.coordinator.batch import Batch, execute
+from holdfast.coordinator.batch import RequestBatch, execute
 from holdfast.coordinator.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
@@ -104,8 +104,8 @@ def test_whatever_the_coordinator_is_asked_it_answers(
     assert sum(map(store_count, asked)) > 0
     members = (member("a"), member("b"))
     with closing(open_state_file(tmp_path / "state.db", Disk())) as state:
-        execute(state, Batch((LIVE_A, LIVE_B), (), members, now_ms=1))
-        outcome = execute(state, Batch((), asked, members, now_ms=1))
+        execute(state, RequestBatch((LIVE_A, LIVE_B), (), members, now_ms=1))
+        outcome = execute(state, RequestBatch((), asked, members, now_ms=1))
         assert outcome.failure is None
         assert not outcome.mishaps
         for reply in outcome.replies:
@@ -120,7 +120,7 @@ def test_a_request_that_raises_fails_alone(
 ) -> None:
     members = (member("a"), member("b"))
     with closing(open_state_file(tmp_path / "state.db", Disk())) as state:
-        execute(state, Batch((LIVE_A, LIVE_B), (), members, now_ms=1))
+        execute(state, RequestBatch((LIVE_A, LIVE_B), (), members, now_ms=1))
         requests = [parse("acme", "resolve", payload({"stores": [[1, name]]})) for name in "abc"]
         plain = state.store
 
@@ -130,7 +130,7 @@ def test_a_request_that_raises_fails_alone(
             return plain(store_id)
 
         monkeypatch.setattr(state, "store", store)
-        outcome = execute(state, Batch((), requests, members, now_ms=1))
+        outcome = execute(state, RequestBatch((), requests, members, now_ms=1))
         assert [isinstance(reply, HoldfastError) for reply in outcome.replies] == [False, True, False]
         [mishap] = outcome.mishaps
         assert isinstance(mishap, RecursionError)
@@ -177,7 +177,7 @@ def test_whatever_operators_ask_of_a_server_it_answers() -> None:
             for message in mutations(job):
                 administrator = Administrator(
                     server="a", incarnation="1", bus=nothing, subjects=Subjects(), disk=nothing,
-                    layout=nothing, gate=nothing, ownership=nothing, owners=nothing, pipeline=nothing,
+                    layout=nothing, gate=nothing, open_stores=nothing, owners=nothing, pipeline=nothing,
                     checkpointer=nothing, coordination=nothing, run_in_thread=nothing,
                     clock_ms=lambda: 1, opens=nothing, past_states=None, manifests=None,
                     snapshot=nothing, bucket_only=False,

@@ -423,7 +423,7 @@ host:/y /srv/with\\040space cifs rw 0 0
 /dev/vdb /srv/local xfs rw 0 0
 sshfs /srv/local/far fuse.sshfs rw 0 0
 tmpfs /over tmpfs rw 0 0
-overlay /over overlay rw 0 0
+memtable /over memtable rw 0 0
 """
 
 
@@ -436,7 +436,7 @@ overlay /over overlay rw 0 0
         ("/srv/with space/data", Mount("cifs", "/srv/with space"), False),
         ("/srv/local/data", Mount("xfs", "/srv/local"), True),
         ("/srv/local/far/data", Mount("fuse.sshfs", "/srv/local/far"), False),
-        ("/over/data", Mount("overlay", "/over"), True),
+        ("/over/data", Mount("memtable", "/over"), True),
     ],
 )
 def test_the_innermost_mount_counts(path: str, mount: Mount, local: bool) -> None:

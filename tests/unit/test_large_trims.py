@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.persist.store import store as store_module
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -204,8 +204,8 @@ class Server:
     """A pipeline and a checkpointer over one store, with a thread that waits for leave."""
 
     def __init__(self, store: Store) -> None:
-        self.ownership = Ownership()
-        self.ownership.opened(store)
+        self.open_stores = OpenStores()
+        self.open_stores.opened(store)
         self.work: list[Coroutine[Any, Any, None]] = []
         self.in_thread: list[str] = []
         self.held: list[StoreId] = []
@@ -213,7 +213,7 @@ class Server:
         self.checkpointer = Checkpointer(
             log=SimpleNamespace(),  # type: ignore[arg-type]
             gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=pipeline,  # type: ignore[arg-type]
             run_in_thread=self.thread,
             confirm=lambda stores: asyncio.sleep(0),
@@ -233,7 +233,7 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     server = Server(store)
     monkeypatch.setattr(Store, "materialise", lambda *a: pytest.fail("not in the loop"))
     pipeline = SimpleNamespace(
-        _ownership=server.ownership,
+        _open_stores=server.open_stores,
         _synced_tick=100,
         _apply_much=lambda each: server.work.append(server.checkpointer.applying(each)),
     )

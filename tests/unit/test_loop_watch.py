@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.lifecycle.heartbeats import SignsOfLife
+from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.threads.loop_watch import LATE_SECONDS, Turns, speak
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
@@ -71,7 +71,7 @@ class World:
         self.fence: Exception | None = None
         self.registered = True
         self.beats: list[Heartbeat] = []
-        self.signs = SignsOfLife(
+        self.signs = Heartbeats(
             server="s1",
             gate=SimpleNamespace(check=self.check),  # type: ignore[arg-type]
             pipeline=self,  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ from holdfast.coordinator.decisions.membership import (
     Membership,
     Standing,
 )
-from holdfast.coordinator.decisions.standby_heartbeats import Hearing
+from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
 from holdfast.protocol.limits import (
     HEARTBEAT_SECONDS,
@@ -308,7 +308,7 @@ def test_a_draining_server_keeps_its_state_through_a_suspicion(world: World) -> 
     assert world.state is ServerState.LIVE
 
 
-def taken_over(hearing: Hearing, *, after_seconds: float = 0.0) -> World:
+def taken_over(hearing: StandbyHeartbeats, *, after_seconds: float = 0.0) -> World:
     """A world that a new coordinator takes over, with the server `a` on record."""
     world = World()
     world.now = hearing.since + after_seconds
@@ -319,7 +319,7 @@ def taken_over(hearing: Hearing, *, after_seconds: float = 0.0) -> World:
 
 
 def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard() -> None:
-    world = taken_over(Hearing(100.0))
+    world = taken_over(StandbyHeartbeats(100.0))
     assert world.state is ServerState.LIVE
     assert not world.takes_new_stores
     assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
@@ -330,7 +330,7 @@ def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard
 
 def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
     world = World()
-    world.membership.restore([], [("a", "1"), ("a", "2")], Hearing(world.now), world.now)
+    world.membership.restore([], [("a", "1"), ("a", "2")], StandbyHeartbeats(world.now), world.now)
     world.membership.validate()
     assert world(Started()) == []
     assert world.state is ServerState.DEAD
@@ -338,7 +338,7 @@ def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
 
 
 def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> None:
-    world = taken_over(Hearing(100.0), after_seconds=0.1)
+    world = taken_over(StandbyHeartbeats(100.0), after_seconds=0.1)
     assert world(ProbeFailed("a", "1", no_responders=True)) == []
     assert world(TimePassed(), DOUBT_SECONDS - 0.2) == []
     assert world(TimePassed(), 0.2) == [Probe("a", "1")]
@@ -346,7 +346,7 @@ def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> No
 
 
 def test_a_server_that_the_standby_heard_gets_new_work_as_soon_as_it_takes_over() -> None:
-    hearing = Hearing(100.0)
+    hearing = StandbyHeartbeats(100.0)
     hearing.heartbeat(Heartbeat("a", "1", open_stores=7), 109.8)
     world = taken_over(hearing, after_seconds=10.0)
     assert world.takes_new_stores
@@ -356,20 +356,20 @@ def test_a_server_that_the_standby_heard_gets_new_work_as_soon_as_it_takes_over(
 
 
 def test_a_server_that_was_heard_stopping_takes_no_new_stores_at_the_takeover() -> None:
-    hearing = Hearing(100.0)
+    hearing = StandbyHeartbeats(100.0)
     hearing.heartbeat(Heartbeat("a", "1", ServerMode.STOPPING), 100.0)
     assert taken_over(hearing).state is ServerState.DRAINING
 
 
 def test_a_server_that_died_with_the_coordinator_is_fenced_at_the_first_probe() -> None:
-    hearing = Hearing(100.0)
+    hearing = StandbyHeartbeats(100.0)
     hearing.heartbeat(Heartbeat("a", "1"), 109.0)
     world = taken_over(hearing, after_seconds=10.0)
     assert isinstance(world(ProbeFailed("a", "1", no_responders=True))[0], WriteFence)
 
 
 def test_a_silence_goes_on_through_the_deaths_of_coordinators() -> None:
-    hearing = Hearing(100.0)
+    hearing = StandbyHeartbeats(100.0)
     hearing.heartbeat(Heartbeat("a", "1"), 109.0)
     world = taken_over(hearing, after_seconds=9.0 + SILENCE_SECONDS)
     assert world.state is ServerState.LIVE
@@ -378,7 +378,7 @@ def test_a_silence_goes_on_through_the_deaths_of_coordinators() -> None:
 
 
 def test_one_heartbeat_in_answer_to_the_takeover_ends_the_silence() -> None:
-    world = taken_over(Hearing(100.0), after_seconds=60.0)
+    world = taken_over(StandbyHeartbeats(100.0), after_seconds=60.0)
     world.beat("1")
     assert world(ProbeFailed("a", "1", no_responders=False), PROBE_TIMEOUT_SECONDS) == []
     assert world.state is ServerState.LIVE
@@ -386,7 +386,7 @@ def test_one_heartbeat_in_answer_to_the_takeover_ends_the_silence() -> None:
 
 
 def test_a_server_that_the_standby_never_heard_has_the_time_of_a_newcomer() -> None:
-    world = taken_over(Hearing(100.0), after_seconds=60.0)
+    world = taken_over(StandbyHeartbeats(100.0), after_seconds=60.0)
     assert world(ProbeFailed("a", "1", no_responders=True), PROBE_TIMEOUT_SECONDS) == []
     assert world(TimePassed(), 0.1) == [Probe("a", "1")]
     assert isinstance(
@@ -396,7 +396,7 @@ def test_a_server_that_the_standby_never_heard_has_the_time_of_a_newcomer() -> N
 
 
 def test_a_heartbeat_of_another_incarnation_says_nothing_of_the_one_on_record() -> None:
-    hearing = Hearing(100.0)
+    hearing = StandbyHeartbeats(100.0)
     hearing.heartbeat(Heartbeat("a", "2"), 109.9)
     world = taken_over(hearing, after_seconds=10.0)
     assert not world.takes_new_stores
@@ -523,7 +523,7 @@ def test_a_drained_server_that_was_suspected_drains_on(world: World) -> None:
 
 def test_after_a_restart_a_drained_server_is_draining_at_once() -> None:
     world = World()
-    world.membership.restore([("a", "1")], [], Hearing(world.now), world.now, drains=["a"])
+    world.membership.restore([("a", "1")], [], StandbyHeartbeats(world.now), world.now, drains=["a"])
     world.membership.validate()
     assert world.state is ServerState.DRAINING
     assert world.beat("1") == [TellToDrain("a", "1", True)]

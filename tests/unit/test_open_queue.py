@@ -13,7 +13,7 @@ import pytest
 from opening_world import STREAM, Life, new_layout
 
 from holdfast.persist.lifecycle.open_queue import OpenQueue
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
@@ -37,13 +37,13 @@ class World:
     """A queue whose openings end when the test says so."""
 
     def __init__(self, max_open_stores: int = 1000) -> None:
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.opening: dict[str, asyncio.Event] = {}
         self.opened: list[str] = []
         self.most_at_once = 0
         self.queue = OpenQueue(
             server="s1",
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=lambda: SimpleNamespace(submit_again=self._submitted),  # type: ignore[arg-type]
             coordination=SimpleNamespace(open=self._grant),  # type: ignore[arg-type]
             checkpointer=lambda: SimpleNamespace(),  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class World:
     def want(self, *names: str) -> None:
         for name in names:
             group = Group(1, name, 1, 0, 0, [])
-            self.ownership.wait(Arrival("reply", 0, b"", named(name), group))
+            self.open_stores.wait(Arrival("reply", 0, b"", named(name), group))
         self.queue.wake()
 
 

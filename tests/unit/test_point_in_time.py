@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.persist.recovery.point_in_time import Course, Point, Target, course, not_reached
+from holdfast.persist.recovery.point_in_time import (
+    Course,
+    Point,
+    RestoreTarget,
+    course,
+    not_reached,
+)
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
@@ -34,7 +40,7 @@ def record(previous: int, *times: int, epoch: int = 1) -> LogRecord:
 
 
 def found(entry: StoreEntry | None, *records: LogRecord, **target: int) -> Course:
-    return course(STORE, entry, records, Target(**target))
+    return course(STORE, entry, records, RestoreTarget(**target))
 
 
 def test_a_revision_that_was_snapshotted_is_exact() -> None:
@@ -64,7 +70,7 @@ def test_without_a_version_it_starts_from_the_store_s_beginning() -> None:
 def test_a_revision_beyond_what_is_known_is_not_exact_and_the_nearest_ones_are_told() -> None:
     there = found(entry(version(9, 90), version(5, 50)), revision=7)
     assert (there.revision, there.exact, there.after) == (5, False, (9, 90))
-    error = not_reached(STORE, Target(revision=7), there)
+    error = not_reached(STORE, RestoreTarget(revision=7), there)
     assert error.fields["before"] == [5, 50]
     assert error.fields["after"] == [9, 90]
     assert "revision 5" in str(error)
@@ -92,8 +98,8 @@ def test_a_time_is_exact_if_a_snapshot_was_taken_after_it_with_nothing_between()
 
 def test_a_time_is_exact_if_the_store_is_as_it_was() -> None:
     seen = [Point(1, 5, 50, 100)]
-    assert course(STORE, entry(version(5, 50)), [], Target(time=70), seen).exact
-    assert not course(STORE, entry(version(5, 50)), [], Target(time=170), seen).exact
+    assert course(STORE, entry(version(5, 50)), [], RestoreTarget(time=70), seen).exact
+    assert not course(STORE, entry(version(5, 50)), [], RestoreTarget(time=170), seen).exact
 
 
 def test_a_time_between_the_last_change_and_a_restore_is_exact() -> None:
@@ -118,7 +124,7 @@ def test_nothing_from_before_a_deletion_is_reached() -> None:
 def test_before_the_first_change_there_is_nothing() -> None:
     there = found(entry(version(5, 50)), time=10)
     assert (there.revision, there.exact) == (0, False)
-    assert "revision 5" in str(not_reached(STORE, Target(time=10), there))
+    assert "revision 5" in str(not_reached(STORE, RestoreTarget(time=10), there))
 
 
 @given(

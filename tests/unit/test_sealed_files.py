@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -44,15 +44,15 @@ class World:
         create_fence(self.disk, root / "fence")
         self.log = CommitLog(self.disk, root / "log")
         self.pipeline = Waiting()
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.in_thread: Callable[[], None] = lambda: None
         self.tick = 0
         self.store = Store(CHAT, 1, None, self.create, prepare_file=self.prepare)
-        self.ownership.opened(self.store)
+        self.open_stores.opened(self.store)
         self.checkpointer = Checkpointer(
             log=self.log,
             gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=cast(Pipeline, self.pipeline),
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
@@ -131,7 +131,7 @@ def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> Non
 def test_an_idle_new_store_is_closed_without_ever_being_opened(world: World) -> None:
     world.append()
     asyncio.run(world.checkpointer.run_pass(100.0))
-    assert world.ownership.find(CHAT) is None
+    assert world.open_stores.find(CHAT) is None
     assert not world.has_wal
     file = StoreFile.open(world.path, CHAT)
     assert not file.was_left_open

@@ -13,8 +13,8 @@ import pytest
 from faulty_vfs import FaultyVfs
 from opening_world import DISK, STREAM, Life, at_once, new_layout
 
-from holdfast.persist.jobs.point_in_time_restore import PastStates
-from holdfast.persist.store.open_stores import Ownership
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -55,7 +55,7 @@ class Server:
 
     def __init__(self, root: Path, incarnation: str = "1", disk: Disk = DISK) -> None:
         self.life = Life(new_layout(root), incarnation, disk)
-        self.ownership = Ownership()
+        self.open_stores = OpenStores()
         self.pipeline = Waiting()
         pipeline = cast(Pipeline, self.pipeline)
         self.setting_aside = SettingAside(
@@ -64,7 +64,7 @@ class Server:
             disk=disk,
             layout=self.life.layout,
             gate=self.life.gate,
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=lambda: pipeline,
             run_in_thread=at_once,
             clock_ms=lambda: 5000,
@@ -73,7 +73,7 @@ class Server:
         self.checkpointer = Checkpointer(
             log=self.life.log,
             gate=self.life.gate,
-            ownership=self.ownership,
+            open_stores=self.open_stores,
             pipeline=pipeline,
             run_in_thread=at_once,
             confirm=self.life._confirm,
@@ -82,7 +82,7 @@ class Server:
 
     async def open(self, store: StoreId = STREAM, epoch: int = 1) -> Store:
         opened = await self.life.open(epoch, StoreState.CREATED, store)
-        self.ownership.opened(opened)
+        self.open_stores.opened(opened)
         return opened
 
     async def fill(self, store: Store) -> Path:
@@ -110,7 +110,7 @@ class Server:
         store.finish_tick(life.tick, life.log.segment)
 
     def end(self) -> None:
-        for store in self.ownership.stores():
+        for store in self.open_stores.stores():
             if store.file is not None:
                 store.file.abandon()
 
@@ -147,7 +147,7 @@ def test_a_damaged_store_does_not_pin_the_log_and_its_changes_are_kept(tmp_path:
         await server.checkpointer.run_pass(0.0)
         log = server.life.log
         assert log.oldest_segment > 13, "the segment with the trim may go"
-        assert server.ownership.find(store.id) is None
+        assert server.open_stores.find(store.id) is None
         assert isinstance(server.pipeline.turned_away[store.id], StoreDamagedError)
         assert good.file is not None
         assert good.file.meta.revision > 0
@@ -215,7 +215,7 @@ def test_a_file_put_back_is_brought_up_to_date_from_what_was_kept(
                     segment.unlink()
         await server.checkpointer._checkpoint([store])
         await server.setting_aside.run_pass()
-        assert server.ownership.find(STREAM) is None
+        assert server.open_stores.find(STREAM) is None
         path.write_bytes(content)
         server.end()
         server.life.fence()
@@ -288,8 +288,8 @@ def test_a_disk_that_is_full_or_fails_sets_nothing_aside(
             await server.checkpointer._checkpoint([store])
             await server.setting_aside.run_pass()
         assert vfs.failed
-        assert server.ownership.find(STREAM) is store
-        assert server.ownership.upkeep.damaged() == []
+        assert server.open_stores.find(STREAM) is store
+        assert server.open_stores.upkeep.damaged() == []
         vfs.heal()
         await server.checkpointer._checkpoint([store])
         assert store.file is not None
@@ -315,8 +315,8 @@ def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alo
         server.life.append(good, b"good")
         await server.checkpointer._checkpoint([store, good])
         await server.setting_aside.run_pass()
-        assert server.ownership.find(STREAM) is None
-        assert server.ownership.find(OTHER) is good
+        assert server.open_stores.find(STREAM) is None
+        assert server.open_stores.find(OTHER) is good
         server.end()
         return server.pipeline.turned_away[STREAM]
 
@@ -358,12 +358,12 @@ def test_a_restore_reads_what_was_kept(tmp_path: Path) -> None:
         server = Server(tmp_path)
         await damaged(server)
         await server.checkpointer.run_pass(0.0)
-        await server.checkpointer._checkpoint(list(server.ownership.stores()))
+        await server.checkpointer._checkpoint(list(server.open_stores.stores()))
         await server.setting_aside.run_pass()
         server.checkpointer.retire()
         layout = server.life.layout
         manifests = Manifests(Bucket(MemoryBackend()))
-        past_states = PastStates(
+        past_states = PointInTimeRestore(
             lambda: manifests,
             disk=DISK,
             layout=layout,

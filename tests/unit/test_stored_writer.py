@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.persist.bucket_log import stored_writer
-from holdfast.persist.bucket_log.log_uploader import BucketThread, SlotPutter
+from holdfast.persist.bucket_log.log_uploader import BucketThread, LogUploader
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_log.stored_writer import SlotKeeper, StoredWriter
 from holdfast.persist.bucket_only.bucket_commit_log import BucketCommitLog
@@ -235,7 +235,7 @@ def test_slots_that_snapshots_have_made_needless_are_removed() -> None:
         world = World()
         thread = BucketThread()
         keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
-        putter = SlotPutter(world.log, "s1")
+        putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
                 records = [record(revision)]
@@ -261,7 +261,7 @@ def test_a_slot_stays_as_long_as_a_late_put_of_it_may_arrive() -> None:
         world = World()
         thread = BucketThread()
         keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
-        putter = SlotPutter(world.log, "s1")
+        putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
                 records = [record(revision)]
@@ -284,7 +284,7 @@ def test_slots_of_a_deleted_store_go_when_the_log_is_long(monkeypatch: pytest.Mo
         world = World()
         thread = BucketThread()
         keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
-        putter = SlotPutter(world.log, "s1")
+        putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
                 records = [record(revision)]
@@ -306,7 +306,7 @@ def test_the_log_of_a_server_without_a_shared_disk_commits_what_was_gathered_in_
     async def main() -> None:
         world = World()
         index = SlotIndex()
-        log = BucketCommitLog(SlotPutter(world.log, "s1"), index)
+        log = BucketCommitLog(LogUploader(world.log, "s1"), index)
         thread = BucketThread()
         try:
             for revision in range(1, 6):

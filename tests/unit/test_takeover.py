@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.recovery.takeover import DeadLog, DeadLogs, FoundFile, Plan, doubts, plan
+from holdfast.persist.recovery.takeover import (
+    DeadLog,
+    DeadLogs,
+    FoundFile,
+    TakeoverPlan,
+    doubts,
+    plan,
+)
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -35,11 +42,11 @@ def record(
     return LogRecord(store, epoch, previous, revision, payloads, [outcome])
 
 
-def values_of(found: Plan) -> list[str]:
+def values_of(found: TakeoverPlan) -> list[str]:
     return [bytes(change[2]).decode() for batch in found.batches for change in batch.changes]
 
 
-def revisions_of(found: Plan) -> list[int]:
+def revisions_of(found: TakeoverPlan) -> list[int]:
     return [
         batch.previous_revision + 1 + index
         for batch in found.batches
@@ -47,7 +54,7 @@ def revisions_of(found: Plan) -> list[int]:
     ]
 
 
-def planned(*records: LogRecord, epoch: int = 0, revision: int = 0) -> Plan:
+def planned(*records: LogRecord, epoch: int = 0, revision: int = 0) -> TakeoverPlan:
     return plan(STORE, records, file_epoch=epoch, file_revision=revision)
 
 

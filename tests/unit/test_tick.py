@@ -40,14 +40,14 @@ def arrival(
     store: Store,
     counter: int,
     *wanted: list[Any],
-    floor: int = 1,
+    first_unacked: int = 1,
     reply: str = "reply",
     position: int = 0,
     durability: int = Durability.DEFAULT,
     writer: bytes = b"w",
 ) -> Arrival:
     name, kind = store.id.name, store.id.kind
-    group = frames.Group(kind, name, counter, min(floor, counter), durability, list(wanted))
+    group = frames.Group(kind, name, counter, min(first_unacked, counter), durability, list(wanted))
     return Arrival(reply, position, writer, store.id, group)
 
 
@@ -165,7 +165,7 @@ def test_a_retry_of_an_applied_group_waits_too() -> None:
 def test_groups_out_of_order_are_refused_and_change_nothing() -> None:
     store, tick = store_named("a"), new_tick()
     tick.write(store, arrival(store, 2, append(), reply="gap"))
-    tick.write(store, arrival(store, 5, append(), floor=5))
+    tick.write(store, arrival(store, 5, append(), first_unacked=5))
     tick.write(store, arrival(store, 3, append(), reply="stale"))
     commit(tick)
     assert codes(tick.synced) == {"gap": ["writer_gap"], "reply": ["ok"], "stale": ["stale_write"]}
@@ -383,7 +383,7 @@ def on_file(tmp_path: Path) -> Iterator[Store]:
 def test_retries_are_answered_alike_after_the_store_was_reopened(on_file: Store) -> None:
     tick = new_tick()
     for counter in (1, 2, 3):
-        tick.write(on_file, arrival(on_file, counter, append(), position=counter, floor=2))
+        tick.write(on_file, arrival(on_file, counter, append(), position=counter, first_unacked=2))
     commit(tick)
     first = {each[0]: each[2] for each in tick.synced["reply"]}
     on_file.materialise(1)
@@ -437,7 +437,7 @@ def test_a_read_waits_for_the_tick_that_removed_what_it_must_not_see(tmp_path: P
     commit(tick)
     tick = new_tick(10)
     assert tick.expire(store)
-    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    tick.read(store, arrival(store, 0, [frames.HEAD], first_unacked=0))
     (record,) = tick.records()
     assert (record.previous_revision, record.revision) == (2, 3)
     assert record.outcomes == []
@@ -450,7 +450,7 @@ def test_nothing_due_writes_nothing(tmp_path: Path) -> None:
     store = configured(tmp_path, max_age_seconds=100)
     tick = new_tick(2)
     assert tick.expire(store)
-    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    tick.read(store, arrival(store, 0, [frames.HEAD], first_unacked=0))
     assert tick.records() == []
     assert store.mark is None
 
@@ -462,7 +462,7 @@ def test_a_read_is_answered_though_the_log_did_not_take_what_expired(tmp_path: P
     commit(tick)
     tick = new_tick(10)
     assert tick.expire(store)
-    tick.read(store, arrival(store, 0, [frames.HEAD], floor=0))
+    tick.read(store, arrival(store, 0, [frames.HEAD], first_unacked=0))
     assert tick.records()
     tick.fail(FULL)
     assert len(tick.reads) == 1
@@ -473,10 +473,10 @@ def test_a_read_is_answered_though_the_log_did_not_take_what_expired(tmp_path: P
     assert store.count == 0
 
 
-def refused(store: Store, writer: bytes, counter: int, floor: int) -> str:
+def refused(store: Store, writer: bytes, counter: int, first_unacked: int) -> str:
     """Return the code of what a group is refused with, or `ok`."""
     tick = new_tick(store.last_tick + 1)
-    tick.write(store, arrival(store, counter, append(), floor=floor, writer=writer))
+    tick.write(store, arrival(store, counter, append(), first_unacked=first_unacked, writer=writer))
     if tick.records():
         tick.committed(1)
     [code] = codes(tick.synced)["reply"]
@@ -515,7 +515,7 @@ def test_when_outcomes_fill_their_room_only_who_waits_for_nothing_else_gets_in(
     store = store_named("a")
     for writer in (b"1", b"2"):
         assert [refused(store, writer, counter, 1) for counter in (1, 2)] == ["ok", "ok"]
-    for module in ("store", "tick"):
+    for module in ("store.store", "write_path.tick"):
         monkeypatch.setattr(f"holdfast.persist.{module}.MAX_OUTCOME_BYTES", 30)
     assert refused(store, b"3", 1, 1) == "busy"
     assert refused(store, b"1", 3, 1) == "busy"

@@ -13,7 +13,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from holdfast.shared_fs.inspection.verification import Verdict, Verifier
+from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
 from holdfast.shared_fs.snapshots.manifest import KeepPolicy, SnapshotVersion, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.store_file.applying import AppliedBatch
@@ -56,7 +56,7 @@ class World:
             log.put(log.prepare([record]))
         return log
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StoreVerdict:
         verifier = Verifier(self.layout, self.bucket)
         assert verifier.stores() == [STORE]
         return verifier.verify(STORE)

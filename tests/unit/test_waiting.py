@@ -13,7 +13,7 @@ from pipeline_world import World, run
 from ticked_store import Bench
 
 from holdfast.persist.store import operations
-from holdfast.persist.store.open_stores import Arrival, Ownership
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.write_path.incoming import take_apart
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError
@@ -121,10 +121,10 @@ def test_pings_and_refusals_that_wait_are_bounded(
 def test_a_frame_of_many_groups_counts_as_what_it_takes_in_memory() -> None:
     groups = [[1, "a", 0, 0, 0, [[frames.HEAD]]]] * 1000
     payload = frames.encode_request(b"w", groups)
-    arrivals = take_apart("acme", payload, "r", Ownership()).arrivals
+    arrivals = take_apart("acme", payload, "r", OpenStores()).arrivals
     assert sum(each.size_bytes for each in arrivals) >= 1000 * GROUP_BYTES
     seqs = [[1, "a", 1, 1, 0, [[frames.DELETE_MESSAGES, [1] * 4000]]]]
-    [deletes] = take_apart("acme", frames.encode_request(b"w", seqs), "r", Ownership()).arrivals
+    [deletes] = take_apart("acme", frames.encode_request(b"w", seqs), "r", OpenStores()).arrivals
     assert deletes.size_bytes > 40 * 4000
 
 
