@@ -1,4 +1,4 @@
-"""docs/protocol.md and docs/operations.md say what the code says.
+"""The documents say what the code says, and their links and the map lead somewhere.
 
 Tables are read from the documents and compared with the code, both ways where a table claims to be
 complete; the bytes of the protocol's example are made anew by the server's own code.
@@ -14,6 +14,7 @@ import string
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -56,6 +57,7 @@ ROOT = Path(__file__).parents[2]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("guide.md", "coming-from.md")}
+DRAWINGS = ROOT / "docs" / "drawings"
 DOCUMENTS = {"protocol.md": PROTOCOL, "operations.md": OPERATIONS, **GUIDES}
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
@@ -531,11 +533,60 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_link_leads_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[name]):
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+        if target.startswith("https://"):
+            continue
         path, _, anchor = target.partition("#")
-        file = ROOT / "docs" / (path or name)
+        file = (ROOT / page).parent / path if path else ROOT / page
         assert file.is_file(), target
         if anchor:
             assert anchor in anchors(file.read_text()), target
+
+
+# The map
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+PACKAGES = sorted(mark.parent.name for mark in ROOT.glob("*/py.typed"))
+
+
+def test_every_package_and_every_room_is_in_the_map() -> None:
+    rooms = {
+        initial.parent.relative_to(ROOT)
+        for package in PACKAGES
+        for initial in (ROOT / package).glob("*/__init__.py")
+    }
+    for room in {*map(Path, PACKAGES), *rooms}:
+        assert f"`{room}/`" in ARCHITECTURE, room
+
+
+def test_everything_that_the_map_and_the_decisions_name_exists() -> None:
+    named = re.compile(rf"`((?:{'|'.join(PACKAGES)})/(?:[\w/]+\.py|(?:\w+/)*))`")
+    assert len(named.findall(ARCHITECTURE)) > 50
+    for text in (ARCHITECTURE, *(each.read_text() for each in DECISIONS)):
+        for path in named.findall(text):
+            assert (ROOT / path).exists(), path
+
+
+def test_every_decision_is_in_the_index_under_its_title() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+    numbers = [each.name[:3] for each in DECISIONS]
+    assert numbers == [f"{number:03}" for number in range(1, len(DECISIONS) + 1)]
+    for each in DECISIONS:
+        number, _, title = each.read_text().splitlines()[0].removeprefix("# ").partition(" ")
+        assert f"| {number} | [{title}]({each.name}) |" in index
+
+
+@pytest.mark.parametrize("drawing", sorted(path.name for path in DRAWINGS.glob("*")))
+def test_every_drawing_is_svg_with_a_title_and_legible_in_dark_mode(drawing: str) -> None:
+    root = ElementTree.parse(DRAWINGS / drawing).getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{svg}svg" and root.findtext(f"{svg}title")
+    assert "@media (prefers-color-scheme: dark)" in (root.findtext(f"{svg}style") or "")
+    assert any(f"drawings/{drawing})" in (ROOT / page).read_text() for page in PAGES)

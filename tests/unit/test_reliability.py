@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
@@ -187,18 +185,6 @@ def test_planted_bugs_are_listed_with_the_seeds_that_find_them() -> None:
     assert listed == seeds
     assert set(listed) == bugs_planted_in("simulation/planted.py")
     assert bugs_planted_in("power/planted.py") <= names_in(DOCUMENT)
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)\s]+)\)", DOCUMENT))))
-def test_every_link_leads_somewhere(link: str) -> None:
-    if link.startswith("https://"):
-        return
-    path, _, anchor = link.partition("#")
-    file = ROOT / "docs" / (path or "reliability.md")
-    assert file.is_file()
-    headings = re.findall(r"^##+ (.*)$", file.read_text(), re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
-    assert not anchor or anchor in anchors
 
 
 def test_modules_and_folders_that_are_named_exist() -> None:
