@@ -1,1 +1,1 @@
-"""An open store in memory: counters, pending changes, operations, reads, retention, consumers, writers."""
+"""An open store in memory: its states and leases, pending changes, retention, consumers, writers."""

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
-from holdfast.persist.store import eviction
+from holdfast.persist.operations import eviction
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads

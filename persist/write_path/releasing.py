@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.persist.store import reads
+from holdfast.persist.operations import reads
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads

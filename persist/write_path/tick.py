@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored import StoredWrites
-from holdfast.persist.store import eviction, operations, uploads
+from holdfast.persist.operations import eviction, operations, uploads
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store

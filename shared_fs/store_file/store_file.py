@@ -17,7 +17,7 @@ that are not synced one by one, and `checkpoint` makes everything in it survive 
   owner must `hold` it before it accepts more, which puts the WAL there.
 
 What can be read of it is in `store_rows.py`. Does not decide what an operation does
-(`persist/store/operations.py`) nor when to apply, checkpoint or close. Every error of SQLite leaves as one
+(`persist/operations/operations.py`) nor when to apply, checkpoint or close. Every error of SQLite leaves as one
 of ours; after one in `apply` the transaction is rolled back and the file is where it was.
 """
 

@@ -21,10 +21,10 @@ from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import opening
 from holdfast.persist.shared_disk.opening import StoreOpener
-from holdfast.persist.store import operations
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler

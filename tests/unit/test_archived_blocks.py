@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.store import eviction
+from holdfast.persist.operations import eviction
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind

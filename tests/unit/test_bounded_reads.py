@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.store import reads
+from holdfast.persist.operations import reads
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store

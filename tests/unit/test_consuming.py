@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from holdfast.client.following.queue_feed import _News
+from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
-from holdfast.persist.store import operations, reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo

@@ -27,8 +27,8 @@ from holdfast.coordinator.__main__ import main as run_coordinator
 from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
 from holdfast.coordinator.service import STANDBY_POLL_SECONDS
 from holdfast.persist.__main__ import main as run_persist
+from holdfast.persist.operations import reads
 from holdfast.persist.shared_disk.opening import LOCK_WAIT_SECONDS
-from holdfast.persist.store import reads
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick

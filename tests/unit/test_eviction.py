@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ticked_store import Bench, append, configure, put
 
-from holdfast.persist.store import eviction
+from holdfast.persist.operations import eviction
 from holdfast.persist.store.retention import NEVER
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS

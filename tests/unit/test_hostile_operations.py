@@ -14,7 +14,7 @@ from hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.persist.store import eviction, reads
+from holdfast.persist.operations import eviction, reads
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.incoming import take_apart

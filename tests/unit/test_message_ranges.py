@@ -21,7 +21,7 @@ from holdfast.client.handles.stream import Stream
 from holdfast.client.values.codec import RAW
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.persist.store import reads
+from holdfast.persist.operations import reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind, StoreName

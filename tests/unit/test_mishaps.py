@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pipeline_world import World, run
 
-from holdfast.persist.store import operations, reads
+from holdfast.persist.operations import operations, reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind

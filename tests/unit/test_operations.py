@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
-from holdfast.persist.store import operations, reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.compression import ENCODING_HEADER, compressed_always

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.store import reads
+from holdfast.persist.operations import reads
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
-from holdfast.persist.store import operations, reads
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick

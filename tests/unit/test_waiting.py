@@ -12,7 +12,7 @@ import pytest
 from pipeline_world import World, run
 from ticked_store import Bench
 
-from holdfast.persist.store import operations
+from holdfast.persist.operations import operations
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.write_path.incoming import take_apart
 from holdfast.protocol import frames

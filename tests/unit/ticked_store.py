@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.persist.store import eviction, operations, reads
+from holdfast.persist.operations import eviction, operations, reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Durability

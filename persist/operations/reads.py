@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.persist.operations.uploads import check_upload_id
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.consumers import consumer_of_row
 from holdfast.persist.store.store import Store
-from holdfast.persist.store.uploads import check_upload_id
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     HoldfastError,

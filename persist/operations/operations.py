@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.persist.store import consuming, uploads
+from holdfast.persist.operations import consuming, uploads
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Mark, Store
