@@ -39,6 +39,7 @@ from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
 from holdfast.persist.shared_disk.log_reaper import LogReaper
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.loop_watch import LoopWatch, Turns
 from holdfast.persist.threads.sync_thread import SyncThread
@@ -567,7 +568,7 @@ class PersistServer:
     def _abandon(self) -> None:
         """Let go of every file as it is: the log has what the files have not."""
         for store in self._open_stores.stores():
-            if store.file is not None and not store.busy:
+            if store.file is not None and store.state is OpenState.SERVING:
                 with contextlib.suppress(HoldfastError):
                     store.file.abandon()
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.recovery.takeover import FoundFile, TakeoverPlan, doubts, plan
+from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.control import Grant, StoreState
@@ -132,7 +133,11 @@ class StoreRestorer:
             epoch,
             file,
             lambda: self._create_as_mine(store, epoch),
-            writable=state != StoreState.UNKNOWN or file is not None,
+            standing=(
+                Standing.UNWRITTEN
+                if state == StoreState.UNKNOWN and file is None
+                else Standing.DURABLE
+            ),
         )
 
     def _truth(self, store: StoreId) -> _Truth:

@@ -41,6 +41,7 @@ from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
 from holdfast.protocol import frames
@@ -482,7 +483,7 @@ class Administrator:
         give_up_at = asyncio.get_running_loop().time() + _HOLD_SECONDS
         while True:
             opened = self._open_stores.find(store)
-            if opened is None or not opened.busy:
+            if opened is None or opened.state is OpenState.SERVING:
                 break
             if asyncio.get_running_loop().time() > give_up_at:
                 raise BusyError(what=f"the file of {store}")
@@ -500,21 +501,14 @@ class Administrator:
                     self._open_stores.closed(opened)
             self._pipeline.turn_away(store, NotOwnerError(server=self._server))
             return
-        opened.busy = True
-        closed = False
-        try:
+        with self._open_stores.leases.hold(opened) as lease:
             await self._pipeline.settled(opened.last_tick)
-            closed = bool(await self._checkpointer.close_held([opened]))
-            if not closed:
+            if not await self._checkpointer.close_held([opened]):
                 raise BusyError(what=f"the file of {store}")
-            yield Held(opened.epoch, opened.revision, StoreState.DURABLE)
-        finally:
-            if closed:
-                self._open_stores.closed(opened)
-                self._pipeline.turn_away(store, NotOwnerError(server=self._server))
-            else:
-                opened.busy = False
-                self._pipeline.unhold(store)
+            try:
+                yield Held(opened.epoch, opened.revision, StoreState.DURABLE)
+            finally:
+                lease.leave(NotOwnerError(server=self._server))
 
     def _with_bucket(self) -> PointInTimeRestore:
         if self._past_states is None:

@@ -21,6 +21,7 @@ begun; the few stores in hand wait for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -115,23 +116,18 @@ class Drainer:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _hand_over(self, stores: list[Store]) -> int:
-        for store in stores:
-            store.busy = True
-        closed: list[Store] = []
-        try:
+        with contextlib.ExitStack() as stack:
+            leases = [
+                stack.enter_context(self._open_stores.leases.hold(store)) for store in stores
+            ]
             await self._pipeline.settled(max(store.last_tick for store in stores))
             closed = await self._checkpointer.close_held(stores)
-        finally:
-            for store in stores:
-                if store not in closed:
-                    store.busy = False
-                    self._pipeline.unhold(store.id)
         if not closed:
             return 0
         revisions = {store.id: store.revision for store in closed if store.revision}
         heard = await self.release([(store.id, store.epoch) for store in closed], revisions)
         error = NotOwnerError(server=self._server)
-        for store in closed:
-            self._open_stores.closed(store)
-            self._pipeline.turn_away(store.id, error)
+        for lease in leases:
+            if lease.store in closed:
+                lease.leave(error)
         return len(closed) if heard else 0

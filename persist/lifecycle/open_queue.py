@@ -282,13 +282,11 @@ class OpenQueue:
         """Return what can be opened now; the rest has its turn once the tier is done with it. Before
         the coordinator is asked: it may be about to hear that a file leaves, and what it has granted
         before that says that there is one."""
-        tier = self._tier()
-        if tier is None:
-            return wanted
-        held = [each for each in wanted if tier.is_held(each.store)]
-        for each in held:
-            self._spawn(self._open_when_free(tier, each))
-        return [each for each in wanted if each not in held]
+        leases = self._open_stores.leases
+        leased = [each for each in wanted if leases.is_leased(each.store)]
+        for each in leased:
+            self._spawn(self._open_when_free(each))
+        return [each for each in wanted if each not in leased]
 
     async def _make_room(self, count: int) -> None:
         """Close what is not in use until `count` more stores may be open. Raises BusyError
@@ -358,7 +356,7 @@ class OpenQueue:
         await asyncio.sleep(_LOCK_RETRY_SECONDS)
         self.ask_again(wanted)
 
-    async def _open_when_free(self, tier: Tier, wanted: WantedStore) -> None:
+    async def _open_when_free(self, wanted: WantedStore) -> None:
         """The file is being snapshotted, or leaves."""
-        await tier.free(wanted.store)
+        await self._open_stores.leases.free(wanted.store)
         self.ask_again(wanted)

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.persist.recovery.takeover import DeadLogs, FoundFile, TakeoverPlan, doubts, plan
+from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.write_path.pipeline import RunInThread
@@ -154,8 +155,7 @@ class StoreOpener:
                     epoch,
                     file,
                     lambda: self._create_as_mine(store, epoch),
-                    writable=False,
-                    confirmed=True,
+                    standing=Standing.UNWRITTEN,
                     known_revision=grant.revision,
                 )
             if file is not None and await self._bring_up_to_date(
@@ -178,9 +178,7 @@ class StoreOpener:
             file,
             lambda: self._create_as_mine(store, epoch),
             prepare_file=lambda *contents: self._prepare_as_mine(store, epoch, *contents),
-            writable=state != StoreState.UNKNOWN or file is not None,
-            confirmed=confirmed,
-            cold=cold,
+            standing=_standing(state, file, confirmed=confirmed, cold=cold),
             known_revision=known_revision,
         )
 
@@ -663,6 +661,16 @@ def _found(file: StoreFile | None, *, closed: bool) -> FoundFile | None:
     if file is None:
         return None
     return FoundFile(file.meta.epoch, file.meta.revision, file.meta.incarnation, closed)
+
+
+def _standing(
+    state: int, file: StoreFile | None, *, confirmed: bool, cold: bool
+) -> Standing:
+    if state == StoreState.UNKNOWN and file is None:
+        return Standing.UNWRITTEN
+    if cold:
+        return Standing.COLD
+    return Standing.DURABLE if confirmed else Standing.NEW
 
 
 def _found_in(image: Fetched) -> FoundFile:

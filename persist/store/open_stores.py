@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from holdfast.persist.store.leases import Leases
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.upkeep import Upkeep
 from holdfast.protocol.frames import Group
@@ -63,6 +65,8 @@ class OpenStores:
     def __init__(self) -> None:
         #: What is to be done about the open stores.
         self.upkeep = Upkeep()
+        #: Who has their files.
+        self.leases = Leases(self.closed, self.in_use)
         self._open: dict[StoreId, Store] = {}
         self._waiting: dict[StoreId, _Waiting] = {}
         #: Of each tenant, the one that has waited longest for its turn first.
@@ -127,7 +131,7 @@ class OpenStores:
         """The store is open; return what waited for it."""
         earlier = self._open.get(store.id)
         if earlier is not None:
-            self.upkeep.closed(earlier)
+            self._end(earlier)
         self._open[store.id] = store
         self.upkeep.opened(store)
         waiting = self._waiting.pop(store.id, None)
@@ -144,13 +148,17 @@ class OpenStores:
     def closed(self, store: Store) -> None:
         """The store is closed: from now on it costs nothing. One that was opened anew in its place,
         by a grant to create it, stays."""
-        self.upkeep.closed(store)
+        self._end(store)
         if self._open.get(store.id) is store:
             del self._open[store.id]
+
+    def _end(self, store: Store) -> None:
+        self.upkeep.closed(store)
+        store.end()
 
     def least_recently_used(self, limit: int) -> list[Store]:
         """Return up to `limit` open stores to hand over, longest unused first: those that no other
         thread has, and that are not about to be opened anew."""
         return self.upkeep.longest_unused(
-            limit, lambda store: not store.busy and store.id not in self._waiting
+            limit, lambda store: store.state is OpenState.SERVING and store.id not in self._waiting
         )

@@ -27,6 +27,7 @@ from holdfast.persist.store.consumers import Consumers
 from holdfast.persist.store.horizon import Horizon
 from holdfast.persist.store.memtable import Memtable, Upload
 from holdfast.persist.store.retention import NEVER, Retention
+from holdfast.persist.store.states import OpenState, Standing, check_open, check_standing
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
@@ -111,9 +112,7 @@ class Store:
         create_file: Callable[[], StoreFile],
         *,
         prepare_file: PrepareFile | None = None,
-        writable: bool = True,
-        confirmed: bool = True,
-        cold: bool = False,
+        standing: Standing = Standing.DURABLE,
         known_revision: int = 0,
     ) -> None:
         self.id = store
@@ -123,13 +122,10 @@ class Store:
         self.file = file
         self._create_file = create_file
         self._prepare_file = prepare_file
-        #: False for a store that nobody has written: it answers reads, as empty, until granted.
-        self.writable = writable
-        #: The coordinator knows that the file exists; until then the log is what proves the store.
-        self.confirmed = confirmed
-        #: The bucket has all of it, and its file may go: until the first change, which must be
-        #: confirmed as that of a new store is.
-        self.cold = cold
+        #: What the cluster knows of it.
+        self.standing = standing
+        #: Who has its file: see `leases.py`.
+        self.state = OpenState.SERVING
         #: The coordinator knows that the file has reached this at least.
         self.known_revision = known_revision
         meta = file.meta if file is not None else None
@@ -184,11 +180,19 @@ class Store:
         self.used_at = 0.0
         #: Where its changes are broadcast: noted by who broadcasts them, the first time.
         self.changes_subject = ""
-        #: True while the file is in other hands: what needs it waits meanwhile.
-        self.busy = False
-        #: True while only that is so: what needs no file goes on. False while the store itself is
-        #: being handed over, when everything waits.
-        self.takes_appends = False
+
+    def enter(self, state: OpenState) -> None:
+        """Go on in another state. Raises IllegalTransitionError."""
+        self.state = check_open(self.state, state)
+
+    def end(self) -> None:
+        """This is served no more, whoever has its file."""
+        if self.state is not OpenState.CLOSED:
+            self.enter(OpenState.CLOSED)
+
+    def becomes(self, standing: Standing) -> None:
+        """Note what the cluster knows from now on. Raises IllegalTransitionError."""
+        self.standing = check_standing(self.standing, standing)
 
     @property
     def oldest_segment(self) -> int | None:
@@ -670,8 +674,8 @@ class Store:
         self.last_tick = tick
         if self._oldest_segment is None:
             self.oldest_segment = segment
-            if self.cold:
-                self.cold = self.confirmed = False
+            if self.standing is Standing.COLD:
+                self.becomes(Standing.NEW)
         self._end_tick()
 
     def fail_tick(self) -> None:

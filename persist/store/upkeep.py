@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from math import inf, sqrt
 
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.protocol.errors import StoreDamagedError
 
@@ -120,7 +121,7 @@ class Upkeep:
         it is overgrown: they are looked at again, as are those that are busy."""
         found = []
         for store in list(islice(self._written, limit)):
-            if not store.busy:
+            if store.state is OpenState.SERVING:
                 if not is_overgrown(store):
                     del self._written[store]
                     continue

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
@@ -99,17 +100,17 @@ class Archiver:
     def _may(self, store: Store) -> bool:
         return (
             store.is_stream
-            and store.writable
+            and store.standing is not Standing.UNWRITTEN
             and store.file is not None
             and not store.file.in_memory
-            and not store.busy
+            and store.state is OpenState.SERVING
             and store.config.archive_after_seconds is not None
         )
 
     async def _archive_store(self, store: Store) -> bool:
         """Return whether something was moved. Raises StorageError, UnavailableError."""
         after_seconds = store.config.archive_after_seconds
-        if store.file is None or after_seconds is None or store.busy:
+        if store.file is None or after_seconds is None or store.state is not OpenState.SERVING:
             return False
         before = self._clock_ms() - int(after_seconds * 1000)
         oldest = store.file.oldest_time()

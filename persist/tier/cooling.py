@@ -248,7 +248,7 @@ class Cooler:
     @contextlib.asynccontextmanager
     async def _locked(self, candidate: ColdCandidate) -> AsyncIterator[StoreFile | None]:
         """Have a store's file open, if it is exactly as its snapshot has it."""
-        async with self._snapshotter.held(candidate.store) as mine:
+        with self._snapshotter.leased(candidate.store) as mine:
             if not mine:
                 yield None
                 return

@@ -10,7 +10,7 @@ that, like what another server left behind, is found again by the sweep (`coolin
 - A snapshot has only what is durable and acknowledged or about to be: the file of an open store is
   checkpointed first, and the fence is read after the image was taken. So a zombie's snapshot, too, is
   a prefix of the truth.
-- While the file of a closed store is open here its store is *held*: whoever opens it waits (`free`).
+- While the file of a closed store is open here it is leased: whoever opens the store waits (`leases.py`).
 - A version is published after its object was put and looked at, and only by compare-and-set.
 """
 
@@ -19,14 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tier_policy import Extent, TierPolicy
@@ -131,7 +132,6 @@ class Snapshotter:
         self._backlog: dict[StoreId, None] = {}
         self._requested: dict[StoreId, None] = {}
         self._wake = asyncio.Event()
-        self._held: dict[StoreId, asyncio.Event] = {}
         #: Of open stores: what their newest snapshot has.
         self._snapshotted: dict[StoreId, Extent] = {}
         #: Opened again before their turn came: they have it when they are closed.
@@ -171,28 +171,11 @@ class Snapshotter:
         """Snapshot stores now; `published` hears what became of it. Raises BucketError."""
         await self._snapshot([list(stores)])
 
-    # Holding
-    def is_held(self, store: StoreId) -> bool:
-        """Tell if the file of a closed store is open here."""
-        return store in self._held
-
-    async def free(self, store: StoreId) -> None:
-        """Return once nothing here has the file of a closed store."""
-        while (held := self._held.get(store)) is not None:
-            await held.wait()
-
-    @asynccontextmanager
-    async def held(self, store: StoreId) -> AsyncIterator[bool]:
-        """Keep others from opening a closed store meanwhile; False if that cannot be."""
-        if store in self._held or self._open_stores.in_use(store) or not self._is_running():
-            yield False
-            return
-        released = self._held[store] = asyncio.Event()
-        try:
-            yield True
-        finally:
-            del self._held[store]
-            released.set()
+    def leased(self, store: StoreId) -> AbstractContextManager[bool]:
+        """Keep others from opening a closed store meanwhile; gives False if that cannot be."""
+        if not self._is_running():
+            return nullcontext(False)
+        return self._open_stores.leases.of_closed(store)
 
     # Passes
     async def run(self) -> None:
@@ -268,7 +251,7 @@ class Snapshotter:
         least = self.policy.min_change_bytes
         unknown = []
         for store in self._open_stores.stores():
-            if store.file is None or store.busy or store.file.in_memory:
+            if store.file is None or store.state is not OpenState.SERVING or store.file.in_memory:
                 continue
             now = Extent(store.revision, store.count, store.bytes)
             known = self._snapshotted.get(store.id)
@@ -390,7 +373,7 @@ class Snapshotter:
                 # Busy, or not in a file yet: soon again.
                 self._requested[store] = None
             return image
-        async with self.held(store) as mine:
+        with self.leased(store) as mine:
             if not mine:
                 if self._open_stores.in_use(store):
                     self._missed[store] = True

@@ -141,14 +141,6 @@ class Tier:
         """Have stores snapshotted soon, or all that are open; return how many."""
         return self.snapshotter.request(stores)
 
-    def is_held(self, store: StoreId) -> bool:
-        """Tell if the file of a closed store is open in the tier: who opens it waits for `free`."""
-        return self.snapshotter.is_held(store)
-
-    async def free(self, store: StoreId) -> None:
-        """Return once it is not."""
-        await self.snapshotter.free(store)
-
     def _used(self) -> Usage:
         return self._bucket.usage.total() - self._samples[0]
 

@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeVar
 
+from holdfast.persist.store.leases import Lease
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import PendingTick, Store
 from holdfast.persist.store.upkeep import Upkeep
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
@@ -100,7 +102,7 @@ def choose(
     old = (
         store
         for store in upkeep.needing(segment - _QUIET_SEGMENTS)
-        if not store.busy and store not in chosen
+        if store.state is OpenState.SERVING and store not in chosen
     )
     closing = set(close)
     due = chain((store for store in overgrown if store not in closing), old)
@@ -124,7 +126,9 @@ def _is_overgrown(store: Store) -> bool:
 
 
 def _settled(store: Store, synced_tick: int) -> bool:
-    return not store.busy and store.mark is None and store.last_tick <= synced_tick
+    return (
+        store.state is OpenState.SERVING and store.mark is None and store.last_tick <= synced_tick
+    )
 
 
 class Checkpointer:
@@ -222,7 +226,7 @@ class Checkpointer:
         return [store.id for store in self._open_stores.stores()]
 
     async def close_held(self, stores: list[Store]) -> list[Store]:
-        """Make durable and close stores that the caller holds (`busy`), with every change synced.
+        """Make durable and close stores that the caller holds, with every change synced.
 
         Returns those that are closed, their `file` None; the others are as they were.
         """
@@ -232,7 +236,7 @@ class Checkpointer:
 
         async def make_durable(store: Store) -> None:
             async with slots:
-                if await self._make_durable(store) and not store.confirmed:
+                if await self._make_durable(store) and store.standing is Standing.NEW:
                     assert store.file is not None
                     unconfirmed.append((store, store.file.meta))
 
@@ -254,6 +258,7 @@ class Checkpointer:
 
     async def _close_held_one(self, store: Store) -> None:
         file, store.file = store.file, None
+        store.end()
         if file is None:
             return
         try:
@@ -265,18 +270,14 @@ class Checkpointer:
     async def with_durable(self, store: Store, work: Callable[[StoreFile], _Result]) -> _Result | None:
         """Return what `work` makes, in a thread, of the file of an open store: it is durable with
         everything synced so far. None if that cannot be now, or there is no file."""
-        if store.busy:
+        if store.state is not OpenState.SERVING:
             return None
-        store.busy = store.takes_appends = True
-        try:
+        with self._open_stores.leases.lend(store):
             if not await self._make_durable(store) or store.file is None:
                 return None
             file = store.file
             result: _Result = await self._run_in_thread(lambda: work(file))
             return result
-        finally:
-            store.busy = store.takes_appends = False
-            self._pipeline.unhold(store.id)
 
     def retire(self) -> None:
         """Remove the segments that no open store needs. Raises FencedError: then they are the next
@@ -302,7 +303,7 @@ class Checkpointer:
 
         async def one(store: Store) -> None:
             async with slots:
-                if await self._checkpoint_one(store) and not store.confirmed:
+                if await self._checkpoint_one(store) and store.standing is Standing.NEW:
                     assert store.file is not None
                     unconfirmed.append((store, store.file.meta))
 
@@ -322,7 +323,8 @@ class Checkpointer:
                 logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
                 return
             for store, durable in batch:
-                store.confirmed = True
+                if store.standing is Standing.NEW:
+                    store.becomes(Standing.DURABLE)
                 store.known_revision = max(store.known_revision, durable.revision)
                 # What was applied while the coordinator was asked is not durable yet.
                 if store.file is not None and store.file.meta is durable:
@@ -354,30 +356,23 @@ class Checkpointer:
 
     async def _checkpoint_one(self, store: Store) -> bool:
         """Return whether the file is durable with everything synced so far."""
-        if store.busy:
+        if store.state is not OpenState.SERVING:
             return False
-        store.busy = store.takes_appends = True
-        try:
+        with self._open_stores.leases.lend(store):
             return await self._make_durable(store)
-        finally:
-            store.busy = store.takes_appends = False
-            self._pipeline.unhold(store.id)
 
     def applying(self, store: Store) -> Coroutine[Any, Any, None]:
         """Keep a store that is not busy from all that needs its file, and return what applies to that
         what is pending, in a thread: it is more than the loop should do."""
-        store.busy = store.takes_appends = True
-        return self._apply_and_unhold(store)
+        return self._apply_leased(self._open_stores.leases.lend(store))
 
-    async def _apply_and_unhold(self, store: Store) -> None:
-        try:
-            await self._apply_in_thread(store)
-        except StorageError as error:
-            # The log has it all: reads of this store fail until the disk is well.
-            logger.error("store.apply_failed store=%s reason=%s", store.id, error)
-        finally:
-            store.busy = store.takes_appends = False
-            self._pipeline.unhold(store.id)
+    async def _apply_leased(self, lease: Lease) -> None:
+        with lease:
+            try:
+                await self._apply_in_thread(lease.store)
+            except StorageError as error:
+                # The log has it all: reads of this store fail until the disk is well.
+                logger.error("store.apply_failed store=%s reason=%s", lease.store.id, error)
 
     async def _apply_in_thread(self, store: Store) -> None:
         """The same of a store that the caller holds. Raises StorageError."""
@@ -419,7 +414,7 @@ class Checkpointer:
             if isinstance(error, StoreDamagedError):
                 store.note_damage(error)
             return False
-        if store.confirmed:
+        if store.standing is not Standing.NEW:
             # What is pending now, also what came meanwhile, is not in the file.
             store.oldest_segment = store.pending[0].segment if store.pending else None
         return True
@@ -430,7 +425,8 @@ class Checkpointer:
         ready = store.ready(self._pipeline.synced_tick)
         write = store.prepare_file(ready)
         if write is not None:
-            store.takes_appends = False
+            if store.state is OpenState.LENT:
+                store.enter(OpenState.HELD)
             store.file = await self._run_in_thread(write)
             store.applied(ready)
 
@@ -439,7 +435,7 @@ class Checkpointer:
         nobody has used since it was chosen; return whether it is closed."""
         if (
             self._open_stores.find(store.id) is not store
-            or store.busy
+            or store.state is not OpenState.SERVING
             or store.pending
             or store.mark is not None
             or store.oldest_segment is not None

@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.releasing import MATERIALISE_OPERATIONS, Release, Releaser
@@ -75,6 +76,8 @@ TENANT_TURN_OPERATIONS: Final = _TURN_OPERATIONS // 8
 #: Groups that wait for one store while another thread has its file, or while the coordinator is
 #: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
 MAX_HELD_GROUPS = 16384
+_SERVING: Final = OpenState.SERVING
+_UNWRITTEN: Final = Standing.UNWRITTEN
 
 
 class RunInThread(Protocol):
@@ -109,8 +112,8 @@ class Pipeline:
         """`stored`: the way into the bucket of what is to be `stored` besides. `log_level`: what the
         sync of `log` achieves. `paced` returns when the next sync is due, at once if it is None.
         `confirm_open` asks if `gate` is open, where looking at it does not. `archive_reads` brings
-        what reads lack. `apply_much` applies, in a thread, what is pending of a store that is not
-        busy, and makes it busy at once."""
+        what reads lack. `apply_much` applies, in a thread, what is pending of a store whose
+        file nobody has, and has it at once."""
         self._server = server
         self._log = log
         self._gate = gate
@@ -168,6 +171,7 @@ class Pipeline:
         self._mishaps = Mishaps(logger)
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
+        open_stores.leases.attach(self)
 
     @property
     def synced_tick(self) -> int:
@@ -377,10 +381,14 @@ class Pipeline:
         """Return False if the group still counts as waiting: for its store or, a read, for its turn
         after the sync."""
         store = self._open_stores.find(arrival.store)
-        if store is not None and store.busy and not self._goes_on(store, arrival):
+        if (
+            store is not None
+            and store.state is not _SERVING
+            and not self._goes_on(store, arrival)
+        ):
             return self._hold(tick, store, arrival)
         writes = arrival.group.counter > 0
-        if store is None or (writes and not store.writable):
+        if store is None or (writes and store.standing is _UNWRITTEN):
             self._open_stores.wait(arrival)
             self._want_stores()
             return False
@@ -427,7 +435,7 @@ class Pipeline:
 
     def _expire(self, tick: Tick, store: Store) -> bool:
         """Remove what is due from an open store; return False if there may be more."""
-        if store.busy or self._open_stores.find(store.id) is not store:
+        if store.state is not _SERVING:
             return True
         try:
             if tick.expire(store):
@@ -442,7 +450,7 @@ class Pipeline:
         return False
 
     def _archive(self, tick: Tick, store: Store, end_seq: int, table: str) -> None:
-        if store.busy or not store.writable or self._open_stores.find(store.id) is not store:
+        if store.state is not _SERVING or store.standing is _UNWRITTEN:
             return
         try:
             tick.archive(store, end_seq, table)
@@ -478,10 +486,10 @@ class Pipeline:
             self._schedule_turn()
 
     def _goes_on(self, store: Store, arrival: Arrival) -> bool:
-        """Tell if a group of a busy store need not wait: a checkpoint of a large file takes a
+        """Tell if a group need not wait for the store's file: a checkpoint of a large file takes a
         while, and what is written is in the log and in memory until it is done."""
         return (
-            store.takes_appends
+            store.state is OpenState.LENT
             and store.id not in self._held
             and arrival.writes
             and not store.needs_file(arrival.writer, arrival.group.operations)
@@ -579,7 +587,7 @@ class Pipeline:
                     and store.revision - store.file_revision <= limit
                 ):
                     continue
-                if store.busy or self._open_stores.find(store.id) is not store:
+                if store.state is not _SERVING:
                     continue
                 if store.removes_much(self._synced_tick):
                     self._apply_much(store)

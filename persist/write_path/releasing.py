@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from holdfast.persist.operations import reads
 from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.tick import Answers
@@ -247,7 +248,7 @@ class Releaser:
         self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
     ) -> int:
         """Execute a group of reads; return how many bytes the answer takes."""
-        if store.busy or self._open_stores.find(store.id) is not store:
+        if store.state is not OpenState.SERVING:
             self._submit_again([arrival])
             return 0
         if store.removes_much(self._synced_tick()) and not store.apply_failed:

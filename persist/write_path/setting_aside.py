@@ -22,7 +22,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from holdfast.persist.store.leases import Lease
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
 from holdfast.protocol import frames
@@ -70,21 +72,13 @@ class SettingAside:
     async def run_pass(self) -> None:
         """Set aside what is known to be damaged. Raises FencedError."""
         for store, error in self._open_stores.upkeep.damaged():
-            if store.busy or self._open_stores.find(store.id) is not store:
-                continue
-            store.busy = True
-            is_aside = False
-            try:
-                is_aside = await self._set_aside(store, error)
-            finally:
-                store.busy = False
-                if not is_aside:
-                    self._pipeline().unhold(store.id)
+            if store.state is OpenState.SERVING:
+                with self._open_stores.leases.hold(store) as lease:
+                    await self._set_aside(lease, error)
 
-    async def _set_aside(self, store: Store, error: StoreDamagedError) -> bool:
-        """Return whether the store, which is held, is closed."""
-        pipeline = self._pipeline()
-        await pipeline.settled(store.last_tick)
+    async def _set_aside(self, lease: Lease, error: StoreDamagedError) -> None:
+        store = lease.store
+        await self._pipeline().settled(store.last_tick)
         try:
             self._gate.check()
             if self._settle_bucket_log is not None:
@@ -97,14 +91,9 @@ class SettingAside:
         except StorageError as failed:
             # The log has it all; the next pass tries again.
             logger.error("store.set_aside_failed store=%s reason=%s", store.id, failed)
-            return False
+            return
         store.file = None
-        self._open_stores.closed(store)
-        if self._settle_bucket_log is not None:
-            pipeline.unhold(store.id)
-        else:
-            pipeline.turn_away(store.id, error)
-        return True
+        lease.leave(error if self._settle_bucket_log is None else None)
 
     def _drop(self, store: Store) -> None:
         if store.file is not None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.client.connection import Client
 from holdfast.client.handles.stream import Stream
+from holdfast.persist.store.states import OpenState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
@@ -96,7 +97,7 @@ class DoomedStream:
         if not node.running or server is None or process is None:
             return False
         store = server._open_stores.find(self._store)
-        if store is None or store.mark is not None or store.busy:
+        if store is None or store.mark is not None or store.state is not OpenState.SERVING:
             return False
 
         def flip(file: StoreFile) -> bool:

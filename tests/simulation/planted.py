@@ -26,6 +26,7 @@ from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import opening
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.consumers import ConsumerState
+from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -169,7 +170,8 @@ def restore_without_telling() -> Iterator[None]:
 
     async def open_as_hot(opener: StoreOpener, *arguments: Any, **options: Any) -> Store:
         store = await opened(opener, *arguments, **options)
-        store.cold = False
+        if store.standing is Standing.COLD:
+            store.standing = Standing.DURABLE
         return store
 
     with patch.object(StoreOpener, "open", open_as_hot):

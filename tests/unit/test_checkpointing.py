@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path import checkpointing
 from holdfast.persist.write_path.checkpointing import Checkpointer, choose
@@ -48,6 +49,7 @@ class World:
         self.log = CommitLog(self.disk, root / "log")
         self.open_stores = OpenStores()
         self.pipeline = Waiting()
+        self.open_stores.leases.attach(cast(Pipeline, self.pipeline))
         self.confirmed: list[StoreId] = []
         self.told: list[tuple[StoreId, int, int]] = []
         self.given_back: list[StoreId] = []
@@ -91,7 +93,7 @@ class World:
             return StoreFile.create(path, store_id, time=1)
 
         file = StoreFile.open(path, store_id) if path.exists() else None
-        store = Store(store_id, 1, file, create, confirmed=confirmed)
+        store = Store(store_id, 1, file, create, standing=Standing.DURABLE if confirmed else Standing.NEW)
         self.open_stores.opened(store)
         return store
 
@@ -198,8 +200,7 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
         world.write(store)
 
     def append() -> None:
-        assert store.busy
-        assert store.takes_appends
+        assert store.state is OpenState.LENT
         world.on_checkpoint = lambda: None
         world.write(store)
 
@@ -208,7 +209,7 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
     assert store.file_revision == OLD_ENOUGH
     assert store.oldest_segment == store.pending[0].segment == OLD_ENOUGH + 1
     assert world.log.oldest_segment == OLD_ENOUGH + 1
-    assert not store.takes_appends
+    assert store.state is OpenState.SERVING
     world.run_pass(now=100.0)
     world.run_pass(now=200.0)
     assert world.open_stores.find(store.id) is None
@@ -264,7 +265,7 @@ def test_a_checkpoint_that_fails_keeps_the_log(world: World) -> None:
     world.run_pass()
     assert store.oldest_segment == 1
     assert world.log.oldest_segment == 1
-    assert not store.busy
+    assert store.state is OpenState.SERVING
     world.on_checkpoint = lambda: None
     world.run_pass()
     assert world.log.oldest_segment == world.log.segment
@@ -310,7 +311,7 @@ def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: W
     world.on_confirm = refuse
     world.run_pass(now=100.0)
     assert world.open_stores.find(store.id) is store
-    assert (store.confirmed, store.oldest_segment) == (False, 1)
+    assert (store.standing, store.oldest_segment) == (Standing.NEW, 1)
     assert world.log.oldest_segment == 1
     world.on_confirm = lambda: None
     world.run_pass(now=100.0)
@@ -331,7 +332,7 @@ def test_what_is_applied_while_the_coordinator_is_asked_is_not_taken_for_durable
 
     world.on_confirm = write_and_read
     world.run_pass()
-    assert store.confirmed
+    assert store.standing is Standing.DURABLE
     # The last change is in the file's WAL, unsynced, so its segment must stay.
     assert store.oldest_segment is not None
     assert world.log.oldest_segment <= store.oldest_segment
@@ -388,7 +389,7 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
     assert chosen(5.0, 2) == ("a", "b")
     assert chosen(4.0, 10) == ("", "bca")
     assert chosen(4.0, 10, excess=2) == ("ab", "c")
-    stores[1].busy = True
+    stores[1].enter(OpenState.LENT)
     assert chosen(4.0, 10) == ("", "ca")
     assert chosen(10.0, 10) == ("ac", "")
 

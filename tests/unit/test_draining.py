@@ -12,6 +12,7 @@ import pytest
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -139,7 +140,7 @@ class World:
             file.take(1, "a", "1")
             return file
 
-        store = Store(store_id, 1, None, create_file, confirmed=False)
+        store = Store(store_id, 1, None, create_file, standing=Standing.NEW)
         store.used_at = used_at
         self.open_stores.opened(store)
         return store
@@ -213,11 +214,11 @@ def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_new_is_
         stores = [world.open(f"s{number}", used_at=number) for number in range(20)]
         for store in stores:
             world.append(store)
-            store.confirmed = True
+            store.becomes(Standing.DURABLE)
         await world.until(lambda: world.order.count("ack") == len(stores))
         world.coordination.release, release = _Away().ask, world.coordination.release  # type: ignore[method-assign]
         step = asyncio.create_task(world.drainer.step())
-        await world.until(lambda: stores[0].file is None and stores[0].busy)
+        await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
         held = world.append(stores[0])
         served = world.append(stores[-1])
         await world.until(lambda: served in world.answers)
@@ -245,7 +246,7 @@ def test_who_gives_up_waiting_never_serves_a_closed_store_again(tmp_path: Path) 
         store = world.open("one")
         world.append(store)
         await world.until(lambda: world.order == ["ack"])
-        store.confirmed = True
+        store.becomes(Standing.DURABLE)
         world.give_up = True
         world.coordination.release = _Away().ask  # type: ignore[method-assign]
         await world.drainer.step()
@@ -264,7 +265,7 @@ def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhere(
         written = world.append(store)
         await world.until(lambda: store.revision == 1)
         step = asyncio.create_task(world.drainer.step())
-        await world.until(lambda: store.busy)
+        await world.until(lambda: store.state is OpenState.HELD)
         later = world.append(store)
         await asyncio.sleep(0)
         assert world.asked == []
@@ -306,11 +307,11 @@ def test_what_waits_for_a_store_in_hand_is_bounded(
     async def body(world: World) -> None:
         monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_HELD_GROUPS", 2)
         store = world.open("one")
-        store.busy = True
+        store.enter(OpenState.HELD)
         replies = [world.append(store) for _ in range(3)]
         await world.until(lambda: replies[2] in world.answers)
         assert world.answers[replies[2]][2] == "busy"
-        store.busy = False
+        store.enter(OpenState.SERVING)
         world.pipeline.unhold(store.id)
         await world.until(lambda: len(world.answers) == 3)
         assert [world.answers[reply][1] for reply in replies] == [0, 0, 1]

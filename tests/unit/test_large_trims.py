@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.persist.store import store as store_module
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -210,6 +211,7 @@ class Server:
         self.in_thread: list[str] = []
         self.held: list[StoreId] = []
         pipeline = SimpleNamespace(synced_tick=100, unhold=self.held.append)
+        self.open_stores.leases.attach(pipeline)  # type: ignore[arg-type]
         self.checkpointer = Checkpointer(
             log=SimpleNamespace(),  # type: ignore[arg-type]
             gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
@@ -240,13 +242,12 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_PENDING_MESSAGES", 0)
     release = Release(0, {}, broadcasts=[(store, b"")])
     Pipeline._materialise_long(pipeline, [release])  # type: ignore[arg-type]
-    assert store.busy
-    assert store.takes_appends
+    assert store.state is OpenState.LENT
     # And not a second time.
     Pipeline._materialise_long(pipeline, [release])  # type: ignore[arg-type]
     [work] = server.work
     asyncio.run(work)
-    assert not store.busy
+    assert store.state is OpenState.SERVING
     assert server.held == [store.id]
     assert server.in_thread == ["apply"]
     assert store.file is not None

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -30,9 +31,6 @@ class Waiting:
     """What a checkpointer sees of the pipeline."""
 
     synced_tick = 0
-
-    def unhold(self, store: StoreId) -> None:
-        pass
 
 
 class World:
@@ -163,10 +161,10 @@ def test_reading_needs_the_file_and_gets_it(world: World) -> None:
 def test_no_append_goes_on_while_the_file_is_written(world: World) -> None:
     world.append()
     seen = []
-    world.in_thread = lambda: seen.append((world.store.busy, world.store.takes_appends))
+    world.in_thread = lambda: seen.append(world.store.state)
     world.make_durable()
-    assert seen == [(True, False)]
-    assert (world.store.busy, world.store.takes_appends) == (False, False)
+    assert seen == [OpenState.HELD]
+    assert world.store.state is OpenState.SERVING
 
 
 def test_with_a_change_that_is_not_synced_the_file_is_created_and_held(world: World) -> None:

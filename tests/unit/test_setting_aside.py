@@ -58,6 +58,7 @@ class Server:
         self.open_stores = OpenStores()
         self.pipeline = Waiting()
         pipeline = cast(Pipeline, self.pipeline)
+        self.open_stores.leases.attach(self.pipeline)
         self.setting_aside = SettingAside(
             server=self.life.server,
             incarnation=incarnation,

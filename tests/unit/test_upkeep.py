@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.upkeep import Upkeep
 from holdfast.protocol.names import StoreId, StoreKind
@@ -36,7 +37,7 @@ def new_store(number: int) -> Store:
 
 
 def free(store: Store) -> bool:
-    return not store.busy
+    return store.state is OpenState.SERVING
 
 
 def check(upkeep: Upkeep, stores: list[Store], limit: int, idle: int, now: int) -> None:
@@ -82,7 +83,7 @@ def test_each_question_has_the_answer_of_a_walk_through_all(
         elif step == "segment":
             store.oldest_segment = value
         elif step == "busy":
-            store.busy = bool(value)
+            store.state = OpenState.LENT if value else OpenState.SERVING
         elif step == "write":
             upkeep.wrote_file(store)
             written.add(store)
@@ -102,11 +103,11 @@ def test_a_file_is_looked_at_until_it_is_well_and_then_when_it_is_written_to() -
         looked_at.append(store)
         return store is stores[0]
 
-    stores[1].busy = True
+    stores[1].state = OpenState.LENT
     assert upkeep.overgrown(2, only_the_first) == stores[:1]
     assert upkeep.overgrown(1, only_the_first) == []
     assert looked_at == [stores[0], stores[2]]
-    stores[1].busy = False
+    stores[1].state = OpenState.SERVING
     assert upkeep.overgrown(9, only_the_first) == stores[:1]
     assert upkeep.overgrown(9, lambda _: False) == []
     upkeep.wrote_file(stores[2])
@@ -196,6 +197,6 @@ def test_what_is_in_use_or_busy_is_not_closed_to_make_room() -> None:
     stores = [new_store(number) for number in range(4)]
     for store in stores:
         upkeep.opened(store)
-    stores[0].used_at, stores[1].busy = 9.0, True
+    stores[0].used_at, stores[1].state = 9.0, OpenState.LENT
     assert set(upkeep.spread_unused(4, free, last_use=8.0)) == {stores[2], stores[3]}
     assert Upkeep().spread_unused(1, free, last_use=8.0) == []
