@@ -6,17 +6,21 @@
         ack = await hf.stream("project.42.patches").append(b"...")
         await hf.kv("settings").set("theme", b"dark")
 
-The way of a write: `stream.py` or `kv.py` checks and packs it (`operations.py`), `link.py` hands it to
-the `coalescer.py`, which gathers it with others of its store (`store_queue.py`) into a frame
-(`frame.py`) for the server that `router.py` found, as far as the client's `credit.py` goes. Following a store: `subscription.py`, whose `track.py`
-reads what is there and then what `merge.py` put in order, fed by `follower.py`; many stores at once:
-`pattern.py`. Local copies that follow and are written at once: `live_kv.py` and `live_stream.py`,
-shells (`live_replica.py`) of `live_entries.py` and `live_messages.py`.
-What an application's values are as bytes: `values.py`, by a codec (`codec.py`) and compressed; those too
-large to travel in one piece: `large_value.py`. The same for blocking code: `sync.py`, with a `blocking_*.py`
-for each module here that waits, and the thread that serves them in `background.py`.
+The path of a write: `handles/stream.py` or `kv.py` checks and packs it (`wire/operations.py`).
+`wire/link.py` hands it to `coalescer.py`, which gathers the writes of a store (`store_queue.py`)
+into a frame (`frame.py`) for the server that `router.py` has found, within the client's
+`credit.py`.
 
-`holdfast.client.__version__` is the version of what is installed.
+The path of a change: `following/follower.py` feeds the `track.py` of a `subscription.py`, which
+first reads what exists and then returns what `merge.py` has put in order. `pattern.py` does so for
+many stores.
+
+- `handles/`: streams, kvs, consumers, transactions, and values too large for one frame.
+- `live/`: local copies that follow a store and can be written at once.
+- `values/`: codecs and compression.
+- `blocking/` and `sync.py`: the same API for code without an event loop.
+
+`holdfast.client.__version__` is the installed version.
 """
 
 from typing import TYPE_CHECKING

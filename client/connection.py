@@ -38,10 +38,11 @@ V = TypeVar("V")
 
 
 class Client:
-    """A connection to holdfast. Made by `connect`.
+    """A connection to holdfast, for one tenant. Made by `connect`.
 
-    Methods may be called from any coroutine of its event loop, at any concurrency. A task may be
-    cancelled at any point; a write of its may then be stored or not.
+    Its methods may be called from any coroutine of its event loop, at any concurrency. Make one
+    client for a process and share it: operations of all its tasks travel together. A task may be
+    cancelled at any point; a write that it was waiting for may or may not be stored.
     """
 
     def __init__(self, link: Link, follower: Follower, owns_bus: bool) -> None:
@@ -53,12 +54,14 @@ class Client:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose stores these are."""
+        """The tenant whose stores this client uses."""
         return self._link.tenant
 
     @property
     def connected(self) -> bool:
-        """False while NATS is lost; it is sought in the background, and operations wait."""
+        """False while the connection to NATS is lost. The client reconnects in the background, and
+        operations wait meanwhile.
+        """
         return self._link.bus.connected
 
     @overload
@@ -70,10 +73,12 @@ class Client:
     @overload
     def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
     def stream(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> Stream[Any]:
-        """Return a handle on a stream; no round trip.
+        """Return a handle on a stream. This makes no round trip, and the stream need not exist.
 
-        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
-        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        `codec` converts the values of this handle: "raw" (the default) leaves them as bytes, "json"
+        and "msgpack" convert them, and so does a Codec of your own.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec.
         """
         store = check_store(name)
         return Stream(self._link, self._follower, store, Values(self._link, store, codec_of(codec)))
@@ -87,10 +92,12 @@ class Client:
     @overload
     def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
     def kv(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> KV[Any]:
-        """Return a handle on a kv; no round trip.
+        """Return a handle on a kv. This makes no round trip, and the kv need not exist.
 
-        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
-        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        `codec` converts the values of this handle: "raw" (the default) leaves them as bytes, "json"
+        and "msgpack" convert them, and so does a Codec of your own.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec.
         """
         store = check_store(name)
         return KV(self._link, self._follower, store, Values(self._link, store, codec_of(codec)))
@@ -130,11 +137,13 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveKV[Any]:
-        """Return a local copy of a kv that follows it and is written at once: `async with` it.
+        """Return a local copy of a kv that follows the kv and can be written at once. Open it with
+        `async with`.
 
-        `merge(base, local, remote)` settles conflicts; without it the last writer wins. `codec` is
-        "raw" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
-        InvalidArgumentError.
+        `merge(base, local, remote)` resolves conflicts; without it the last writer wins. `codec` is
+        as in `kv`. `durability` is that of the writes; the kv's own by default.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec or durability.
         """
         return LiveKV(
             self._link,
@@ -185,11 +194,15 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveStream[Any]:
-        """Return a local copy of a stream that follows it and is appended to at once: `async with` it.
+        """Return a local copy of a stream that follows the stream and can be appended to at once.
+        Open it with `async with`.
 
-        It holds the messages from `start_seq` on, or the `last` so many and what comes, or all;
-        `LiveStream.load` brings older ones. `codec` is as in `live_kv`. Raises InvalidNameError and
-        InvalidArgumentError.
+        It holds the messages from `start_seq` on, or the `last` so many and all that follow, or all
+        messages. `LiveStream.load` adds older ones. `codec` is as in `stream`. `durability` is that
+        of the appends; the stream's own by default.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec or durability, or if both
+        `start_seq` and `last` are given.
         """
         return LiveStream(
             self._link,
@@ -203,20 +216,29 @@ class Client:
         )
 
     def subscribe(self, pattern: str, *, start_seq: int | None = None) -> PatternSubscription:
-        """Follow all streams whose name matches `pattern`: an async iterator of StoreChange, a pair of
-        the stream's name and a Change.
+        """Follow all streams whose name matches `pattern`. Return an async iterator of StoreChange,
+        pairs of the stream's name and a Change.
 
-        In a pattern `*` stands for one token of a name and a last `>` for one or more, as in NATS:
-        `project.*.patches`, `project.>`. Of each stream the changes come in the order of their
-        revisions, each once, as from `Stream.subscribe`; between streams there is no order. With
-        `start_seq`, first the messages from there on of each stream that exists; without, only what
-        happens from now on, where *now* is when the subscription is entered with `async with`, or the
-        first change asked for. Of a stream that is born later, everything. A RESET change voids what
-        is known of its stream: what there is follows anew, of a deleted one nothing.
+        In a pattern, `*` matches one token of a name, and a final `>` matches one or more tokens,
+        as in NATS: `project.*.patches`, `project.>`.
 
-        One subscription in NATS serves all. It begins with the list of the streams that match and,
-        without `start_seq`, the head of each: a narrow pattern is cheaper. Only streams in which
-        something happens take memory, but for some hundred bytes each. Raises InvalidNameError.
+        - The changes of each stream come in the order of their revisions, each once, as from
+          `Stream.subscribe`. Changes of different streams come in no particular order.
+        - With `start_seq`, each existing stream begins with its messages from there on. Without it,
+          you get only what happens from now on; *now* is when you enter the subscription with
+          `async with`, or ask for the first change.
+        - A stream that is created later begins with its first message.
+        - After a RESET change, discard what you know of its stream. Its messages follow again; a
+          deleted stream has none.
+
+        One subscription in NATS serves all streams. It begins with a list of the matching streams
+        and, without `start_seq`, with the head of each, so a narrow pattern is cheaper. An idle
+        stream takes only a few hundred bytes of memory.
+
+        Raises InvalidNameError for the pattern.
+
+            async for store, change in hf.subscribe("project.*.patches"):
+                print(store, change.kind, change.revision)
         """
         if start_seq is not None:
             start_seq = range_start("start_seq", start_seq)
@@ -227,22 +249,26 @@ class Client:
     def watch(
         self, pattern: str, *, prefix: str = "", with_state: bool = True
     ) -> PatternSubscription:
-        """Follow all kvs whose name matches `pattern`: an async iterator of StoreChange, a pair of the
-        kv's name and a Change.
+        """Follow all kvs whose name matches `pattern`. Return an async iterator of StoreChange,
+        pairs of the kv's name and a Change.
 
-        As `subscribe`, but of each kv that exists the entries whose key starts with `prefix` come
-        first, as SET changes, and a READY change where they are complete; not so with `with_state`
-        False. Raises InvalidNameError.
+        It works as `subscribe` does. Each existing kv begins with the entries whose key starts with
+        `prefix`, as SET changes, and then a READY change. With `with_state` False you get only what
+        happens from now on.
+
+        Raises InvalidNameError for the pattern or the prefix.
         """
         return self._follow(
             StoreKind.KV, pattern, prefix=check_key(prefix), with_history=with_state
         )
 
     async def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
-        """Return every persist server that the coordinator knows. While there is none it is looked for,
-        until the client's timeout, or the call's.
+        """Return every persist server that the coordinator knows.
 
-        Raises NoCoordinatorError, ConnectionFailedError.
+        While no coordinator answers, the client keeps asking until `timeout_seconds` have passed
+        (the client's timeout by default).
+
+        Raises NoCoordinatorError; ConnectionFailedError.
         """
         self._link.check_open()
         return await self._link.router.servers(self._timeout(timeout_seconds))
@@ -254,10 +280,13 @@ class Client:
         *,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[StoreInfo]:
-        """Yield the tenant's stores whose name starts with `prefix`, in order of (name, kind).
+        """Yield the stores of the tenant whose name starts with `prefix`, in order of name and
+        kind.
 
-        Pages are fetched as they are needed. `timeout_seconds` is for each, as in `servers`. Raises
-        NoCoordinatorError, ConnectionFailedError.
+        `kind` restricts them to streams or kvs. Pages are fetched as you iterate; `timeout_seconds`
+        applies to each page, as in `servers`.
+
+        Raises NoCoordinatorError; ConnectionFailedError.
         """
         async with contextlib.aclosing(self._store_pages(kind, prefix, timeout_seconds)) as pages:
             async for page in pages:
@@ -297,11 +326,11 @@ class Client:
         return subscription
 
     async def close(self) -> None:
-        """End replicas and subscriptions, fail waiting operations with ConnectionFailedError,
-        disconnect.
+        """Disconnect. Idempotent.
 
-        Idempotent. A write that waits may be stored or not, what a live replica has unsaved too:
-        leave its `async with`, or `save`, first.
+        This ends live copies and subscriptions, and waiting operations fail with
+        ConnectionFailedError. A waiting write may or may not be stored, and so may the unsaved
+        writes of a live copy: leave its `async with` first, or call its `save`.
         """
         for replica in list(self._replicas.values()):
             await replica.aclose(save=False)
@@ -323,7 +352,9 @@ class Client:
 
 
 class Connecting:
-    """What `connect` returns: `async with` it, or `await` it and close the client yourself."""
+    """The result of `connect`: use it with `async with`, or `await` it and close the client
+    yourself.
+    """
 
     def __init__(
         self,
@@ -399,21 +430,28 @@ def connect(
     compression: bool = True,
     **nats_options: Any,
 ) -> Connecting:
-    """Connect to NATS: `async with connect(...) as hf:` or `hf = await connect(...)`.
+    """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
 
-    `nats` may hold several servers, joined by commas. `timeout_seconds` bounds each operation, with
-    all its retries, unless the call says otherwise. `bus` is used in place of a new NATS
-    connection, and not closed. With `compression` values above 1 KiB are compressed with zstd where that
-    saves an eighth, if the package is there (the extra `compression`) and the servers
-    say that readers know it; without it what others have compressed is read all the same.
+    - `nats` is a URL, or several joined by commas.
+    - `tenant` is the tenant whose stores the client uses.
+    - `prefix` is the subject prefix of the cluster.
+    - `timeout_seconds` bounds each operation with all its retries, unless the call has its own. It
+      is at most 300.
+    - `name` is the name of the connection that NATS shows.
+    - `bus` replaces the connection to NATS; `Client.close` does not close it.
+    - `compression`: values above 1 KiB are compressed with zstd if that saves at least an eighth,
+      if the extra `compression` is installed, and if the cluster says that all readers know it.
+      With False nothing is compressed, but compressed values can still be read.
+    - `nats_options` are the options of nats-py's `connect` for identity and security: `user`,
+      `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and similar ones.
+      `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
+      `inbox_prefix` restricts replies to a part of the tenant's inboxes, `_INBOX.<tenant>.>`.
 
-    `nats_options` are those of nats-py's `connect` that say who one is and how the connection is secured:
-    `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and their like.
-    `connect_timeout` are the seconds after which connecting is given up, 5 by default.
-    Replies come to inboxes of the tenant, `_INBOX.<tenant>.>`, or, with `inbox_prefix`, to some of them.
+    Raises InvalidNameError and InvalidArgumentError at once; ConnectionFailedError when it is
+    entered or awaited and NATS cannot be reached.
 
-    Raises InvalidNameError and InvalidArgumentError at once, ConnectionFailedError when entered or
-    awaited and NATS is not there.
+        async with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
+            await hf.stream("project.42.patches").append(b"...")
     """
     check_timeout(timeout_seconds)
     return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, compression, nats_options)

@@ -8,14 +8,14 @@
         for message in hf.stream("project.42.patches").get_all():
             print(message.seq, message.value)
 
-All that `holdfast.client` has, under the same names and with the same arguments, errors and promises; what is
-awaited there returns when it is done here, and what ends by `aclose` there ends by `close`. All clients
-of a process share one thread with one event loop (`background.py`), so they may be used from any number
-of threads, whose operations travel together, from a notebook, whose own loop runs in the calling thread,
-and from the children of a fork, each of which has to connect for itself.
+It has everything that `holdfast.client` has, with the same names, arguments, errors and guarantees.
+A call that is awaited there blocks here until it is done, and `aclose` is `close`. All clients of a
+process share one thread with one event loop (`background.py`). So you can use a client from any
+number of threads, whose operations travel together; from a notebook, whose own loop runs in the
+calling thread; and from the children of a fork, each of which must connect for itself.
 
-Ctrl-C in a call cancels it, and it ends before KeyboardInterrupt is raised: a batch or a transaction is
-stored whole or not at all, as ever, and so is every file that is written.
+Ctrl-C cancels a call, and KeyboardInterrupt is raised once the call has ended. A batch, a
+transaction or a file is still stored or written completely, or not at all.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ V = TypeVar("V")
 
 
 class Client:
-    """A connection to holdfast. Made by `connect`; for any number of threads.
+    """A connection to holdfast, for one tenant. Made by `connect`; any number of threads may use
+    it.
 
-    Subscriptions, transactions and what reads or iterates are for one thread each; everything else may be
-    used from many at a time. In a child of `os.fork` every call raises ForkedError, but `close`, which
-    leaves the connection to the parent.
+    Subscriptions, transactions, readers and iterators are for one thread each. Everything else may
+    be used from many threads at a time. In a child of `os.fork` every call raises ForkedError,
+    except `close`, which leaves the connection to the parent.
     """
 
     def __init__(self, background: Background, client: AsyncClient) -> None:
@@ -79,12 +80,14 @@ class Client:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose stores these are."""
+        """The tenant whose stores this client uses."""
         return self._client.tenant
 
     @property
     def connected(self) -> bool:
-        """False while NATS is lost; it is sought in the background, and operations wait."""
+        """False while the connection to NATS is lost. The client reconnects in the background, and
+        operations wait meanwhile.
+        """
         return self._client.connected
 
     @overload
@@ -96,10 +99,12 @@ class Client:
     @overload
     def stream(self, name: str, *, codec: Codec[V]) -> Stream[V]: ...
     def stream(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> Stream[Any]:
-        """Return a handle on a stream; no round trip.
+        """Return a handle on a stream. This makes no round trip, and the stream need not exist.
 
-        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
-        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        `codec` converts the values of this handle: "raw" (the default) leaves them as bytes, "json"
+        and "msgpack" convert them, and so does a Codec of your own.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec.
         """
         return Stream(self._background, self._client.stream(name, codec=codec))
 
@@ -112,10 +117,12 @@ class Client:
     @overload
     def kv(self, name: str, *, codec: Codec[V]) -> KV[V]: ...
     def kv(self, name: str, *, codec: Codec[Any] | CodecName | None = None) -> KV[Any]:
-        """Return a handle on a kv; no round trip.
+        """Return a handle on a kv. This makes no round trip, and the kv need not exist.
 
-        `codec` is what its values are to this handle: "raw" (the default: bytes), "json", "msgpack" or
-        a Codec. Raises InvalidNameError and InvalidArgumentError.
+        `codec` converts the values of this handle: "raw" (the default) leaves them as bytes, "json"
+        and "msgpack" convert them, and so does a Codec of your own.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec.
         """
         return KV(self._background, self._client.kv(name, codec=codec))
 
@@ -154,11 +161,13 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveKV[Any]:
-        """Return a local copy of a kv that follows it and is written at once: `with` it.
+        """Return a local copy of a kv that follows the kv and can be written at once. Open it with
+        `with`.
 
-        `merge(base, local, remote)` settles conflicts; without it the last writer wins. `codec` is
-        "raw" (the default), "json", "msgpack" or a Codec. Raises InvalidNameError and
-        InvalidArgumentError.
+        `merge(base, local, remote)` resolves conflicts; without it the last writer wins. `codec` is
+        as in `kv`. `durability` is that of the writes; the kv's own by default.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec or durability.
         """
         client = self._client
         # What the overloads say is said once more by those of the client itself, too narrow for this.
@@ -209,11 +218,15 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveStream[Any]:
-        """Return a local copy of a stream that follows it and is appended to at once: `with` it.
+        """Return a local copy of a stream that follows the stream and can be appended to at once.
+        Open it with `with`.
 
-        It holds the messages from `start_seq` on, or the `last` so many and what comes, or all;
-        `LiveStream.load` brings older ones. `codec` is as in `live_kv`. Raises InvalidNameError and
-        InvalidArgumentError.
+        It holds the messages from `start_seq` on, or the `last` so many and all that follow, or all
+        messages. `LiveStream.load` adds older ones. `codec` is as in `stream`. `durability` is that
+        of the appends; the stream's own by default.
+
+        Raises InvalidNameError; InvalidArgumentError for an unknown codec or durability, or if both
+        `start_seq` and `last` are given.
         """
         make: Any = self._client.live_stream
         return LiveStream(
@@ -226,20 +239,29 @@ class Client:
         )
 
     def subscribe(self, pattern: str, *, start_seq: int | None = None) -> PatternSubscription:
-        """Follow all streams whose name matches `pattern`: an iterator of StoreChange, a pair of
-        the stream's name and a Change.
+        """Follow all streams whose name matches `pattern`. Return an iterator of StoreChange, pairs
+        of the stream's name and a Change.
 
-        In a pattern `*` stands for one token of a name and a last `>` for one or more, as in NATS:
-        `project.*.patches`, `project.>`. Of each stream the changes come in the order of their
-        revisions, each once, as from `Stream.subscribe`; between streams there is no order. With
-        `start_seq`, first the messages from there on of each stream that exists; without, only what
-        happens from now on, where *now* is when the subscription is entered with `with`, or the
-        first change asked for. Of a stream that is born later, everything. A RESET change voids what
-        is known of its stream: what there is follows anew, of a deleted one nothing.
+        In a pattern, `*` matches one token of a name, and a final `>` matches one or more tokens,
+        as in NATS: `project.*.patches`, `project.>`.
 
-        One subscription in NATS serves all. It begins with the list of the streams that match and,
-        without `start_seq`, the head of each: a narrow pattern is cheaper. Only streams in which
-        something happens take memory, but for some hundred bytes each. Raises InvalidNameError.
+        - The changes of each stream come in the order of their revisions, each once, as from
+          `Stream.subscribe`. Changes of different streams come in no particular order.
+        - With `start_seq`, each existing stream begins with its messages from there on. Without it,
+          you get only what happens from now on; *now* is when you enter the subscription with
+          `with`, or ask for the first change.
+        - A stream that is created later begins with its first message.
+        - After a RESET change, discard what you know of its stream. Its messages follow again; a
+          deleted stream has none.
+
+        One subscription in NATS serves all streams. It begins with a list of the matching streams
+        and, without `start_seq`, with the head of each, so a narrow pattern is cheaper. An idle
+        stream takes only a few hundred bytes of memory.
+
+        Raises InvalidNameError for the pattern.
+
+            for store, change in hf.subscribe("project.*.patches"):
+                print(store, change.kind, change.revision)
         """
         client = self._client
         subscription = self._background.do(lambda: client.subscribe(pattern, start_seq=start_seq))
@@ -248,12 +270,14 @@ class Client:
     def watch(
         self, pattern: str, *, prefix: str = "", with_state: bool = True
     ) -> PatternSubscription:
-        """Follow all kvs whose name matches `pattern`: an iterator of StoreChange, a pair of the
-        kv's name and a Change.
+        """Follow all kvs whose name matches `pattern`. Return an iterator of StoreChange, pairs of
+        the kv's name and a Change.
 
-        As `subscribe`, but of each kv that exists the entries whose key starts with `prefix` come
-        first, as SET changes, and a READY change where they are complete; not so with `with_state`
-        False. Raises InvalidNameError.
+        It works as `subscribe` does. Each existing kv begins with the entries whose key starts with
+        `prefix`, as SET changes, and then a READY change. With `with_state` False you get only what
+        happens from now on.
+
+        Raises InvalidNameError for the pattern or the prefix.
         """
         client = self._client
         subscription = self._background.do(
@@ -262,10 +286,12 @@ class Client:
         return PatternSubscription(self._background, subscription)
 
     def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
-        """Return every persist server that the coordinator knows. While there is none it is looked for,
-        until the client's timeout, or the call's.
+        """Return every persist server that the coordinator knows.
 
-        Raises NoCoordinatorError, ConnectionFailedError.
+        While no coordinator answers, the client keeps asking until `timeout_seconds` have passed
+        (the client's timeout by default).
+
+        Raises NoCoordinatorError; ConnectionFailedError.
         """
         return self._background.run(self._client.servers(timeout_seconds=timeout_seconds))
 
@@ -276,20 +302,23 @@ class Client:
         *,
         timeout_seconds: float | None = None,
     ) -> Rows[StoreInfo]:
-        """Yield the tenant's stores whose name starts with `prefix`, in order of (name, kind).
+        """Yield the stores of the tenant whose name starts with `prefix`, in order of name and
+        kind.
 
-        Pages are fetched as they are needed. `timeout_seconds` is for each, as in `servers`. Raises
-        NoCoordinatorError, ConnectionFailedError.
+        `kind` restricts them to streams or kvs. Pages are fetched as you iterate; `timeout_seconds`
+        applies to each page, as in `servers`.
+
+        Raises NoCoordinatorError; ConnectionFailedError.
         """
         pages = self._client._store_pages(kind, prefix, timeout_seconds)
         return Rows(self._background, pages)
 
     def close(self) -> None:
-        """End replicas and subscriptions, fail waiting operations with ConnectionFailedError,
-        disconnect.
+        """Disconnect. Idempotent.
 
-        Idempotent. A write that waits may be stored or not, what a live replica has unsaved too:
-        leave its `with`, or `save`, first.
+        This ends live copies and subscriptions, and waiting operations fail with
+        ConnectionFailedError. A waiting write may or may not be stored, and so may the unsaved
+        writes of a live copy: leave its `with` first, or call its `save`.
         """
         if self._background.forked:
             return

@@ -18,7 +18,9 @@ from holdfast.protocol.names import check_store
 
 
 class ConsumerSettings(TypedDict, total=False):
-    """What configuring takes: what is left out stays as it is, None is the default again."""
+    """The settings of a consumer. A setting that is left out stays as it is; None restores the
+    default.
+    """
 
     ack_wait_seconds: float | None
     max_deliveries: int | None
@@ -30,13 +32,14 @@ class ConsumerSettings(TypedDict, total=False):
 class ConsumerConfig:
     """The configuration of one consumer."""
 
-    #: A message that is not acknowledged so long after it was delivered is delivered again.
+    #: A message that is not acknowledged so long after its delivery is delivered again.
     ack_wait_seconds: float = 30.0
     #: A message that was delivered so often is given up. None: never.
     max_deliveries: int | None = None
-    #: Messages that are delivered and not acknowledged; with so many, no further one is delivered.
+    #: The most messages that may be delivered and not acknowledged at a time.
     max_ack_pending: int = 1000
-    #: The stream of the same tenant that takes what is given up. None: it is only counted.
+    #: The stream of the same tenant that receives messages that are given up. None: they are only
+    #: counted.
     dead_letter: str | None = None
 
     @classmethod
@@ -68,25 +71,27 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """Where a consumer stands."""
+    """The state of a consumer."""
 
     name: str
-    #: The revision at which it was made: another one of the same name has another.
+    #: The revision that created it. A later consumer of the same name has another id.
     id: int
     config: ConsumerConfig
     #: The first seq that was never delivered.
     next_seq: int
-    #: Every message up to here is acknowledged, given up, or was removed from the stream.
+    #: Every message up to this seq is acknowledged, given up, or was removed from the stream.
     ack_floor: int
     #: Messages that are delivered and neither acknowledged nor given up.
     ack_pending_count: int
-    #: Seqs that were never delivered, those of removed messages included.
+    #: Seqs that were never delivered, including those of removed messages.
     lag: int
-    #: First deliveries, later ones, acknowledged messages, and those given up: by a worker, or after
-    #: `max_deliveries`.
+    #: First deliveries.
     delivered_count: int
+    #: Further deliveries of the same messages.
     redelivered_count: int
+    #: Acknowledged messages.
     acked_count: int
+    #: Messages that were given up, by a worker or after `max_deliveries`.
     given_up_count: int
 
     @classmethod

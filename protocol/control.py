@@ -92,9 +92,9 @@ from holdfast.protocol.names import check_server
 class StoreState(IntEnum):
     """What is known of a store's file when a server is granted the store."""
 
-    #: Nobody ever wrote to it.
+    #: It was never written.
     UNKNOWN = 0
-    #: A server was allowed to create it; its file may not exist yet, its log may be all there is.
+    #: A server was allowed to create it. Its file may not exist yet; it may be in a log only.
     CREATED = 1
     #: Its file has been durable: if it is missing now, data is lost.
     DURABLE = 2
@@ -111,7 +111,7 @@ class ServerMode(StrEnum):
 
 
 class ServerState(StrEnum):
-    """What the coordinator thinks of a server."""
+    """The state of a server, according to the coordinator."""
 
     #: Heartbeats arrive; gets new work.
     LIVE = "live"
@@ -152,14 +152,16 @@ class ServerInfo(NamedTuple):
     #: A ServerState: live, draining, suspect or dead.
     state: str
     heartbeat_age_seconds: float
-    #: Stores that it owns, and those of them that it has open.
+    #: Stores that it owns.
     assigned_stores: int
+    #: Those of them that are open.
     open_stores: int
     operations_per_second: float
-    #: Of its commit log, on the shared file system.
+    #: The size of its commit log, on the shared file system.
     log_bytes: int
-    #: Stores that wait for a snapshot, and what was asked of the bucket in the last hour.
+    #: Stores that wait for a snapshot.
     snapshot_backlog: int = 0
+    #: Requests to the bucket in the last hour.
     bucket_requests: int = 0
 
 
@@ -169,12 +171,12 @@ class StoreInfo(NamedTuple):
     #: A StoreKind.
     kind: int
     name: str
-    #: Its owner, the last one or the one of now.
+    #: Its owner, or its last one.
     server: str
     incarnation: str
     epoch: int
     state: StoreState
-    #: Its file may be in the bucket only.
+    #: Its file may be in the bucket alone.
     cold: bool = False
 
 

@@ -100,83 +100,108 @@ class RequestError(HoldfastError):
 
 
 class InvalidNameError(RequestError):
+    """The name of a tenant, store, server or consumer, or a key, is not allowed."""
+
     code = "invalid_name"
     template = "invalid {what} name {name!r}: {reason}"
 
 
 class InvalidArgumentError(RequestError):
+    """An argument other than a name is wrong."""
+
     code = "invalid_argument"
     template = "invalid {argument}: {reason}"
 
 
 class InvalidSeqError(RequestError):
+    """A seq is below 1 or, for a set, above the last seq + 1."""
+
     code = "invalid_seq"
     template = "invalid seq {seq}: seqs here are 1 to {last_seq}, and {last_seq} + 1 appends"
 
 
 class WrongLastSeqError(RequestError):
+    """`expected_last_seq` is not the stream's last seq, which is `actual`."""
+
     code = "wrong_last_seq"
     template = "expected last seq {expected}, but it is {actual}"
 
 
 class WrongRevisionError(RequestError):
-    """`key` is the key of an entry or the seq of a message; revision 0 is that of none."""
+    """`expected_revision` is not the revision of `key`, which is `actual`. For a message, `key` is
+    its seq. Revision 0 means that the key or message does not exist.
+    """
 
     code = "wrong_revision"
     template = "expected revision {expected} of {key!r}, but it is {actual}"
 
 
 class TooLargeError(RequestError):
+    """A value, key, header, batch or frame is above its limit."""
+
     code = "too_large"
     template = "{what} of {size} is over the limit of {limit}"
 
 
 class LimitExceededError(RequestError):
-    """`what` is the name of the limit, `value` what the write would have made of it."""
+    """A limit of the store refuses the write: `what` is the name of the limit, `value` what the
+    write would have led to.
+    """
 
     code = "limit_exceeded"
     template = "{what} is {limit}; this would make it {value}"
 
 
 class NotAllowedError(RequestError):
-    """`action` is `publish to` or `subscribe to`."""
+    """NATS does not permit this user the `action`, "publish to" or "subscribe to", on `subject`."""
 
     code = "not_allowed"
     template = "NATS does not permit this user to {action} {subject!r}"
 
 
 class NotFoundError(RequestError):
+    """A consumer, dead letter, server or store does not exist."""
+
     code = "not_found"
     template = "no {what} {name!r}"
 
 
 class PointNotReachedError(RequestError):
-    """`before` and `after` are `[revision, time]` of the nearest points that can be restored, or None."""
+    """Neither snapshots nor logs can restore the store to that point. `before` and `after` are
+    `[revision, time]` of the nearest points that can be restored, or None.
+    """
 
     code = "point_not_reached"
     template = "{store} cannot be restored to {target}: {reason}"
 
 
 class UploadMismatchError(RequestError):
-    """Part of it is missing, it was removed, or its content is another: `staged_bytes` are there, and
-    `size_bytes` are to be."""
+    """An upload is not complete, was removed, or has other content: it has `staged_bytes` of
+    `size_bytes`.
+    """
 
     code = "upload_mismatch"
     template = "of {size_bytes} bytes to be stored, {staged_bytes} have been uploaded, or others"
 
 
 class ValueReplacedError(RequestError):
+    """A large value was replaced or deleted while it was read."""
+
     code = "value_replaced"
     template = "{what} was replaced or deleted while its value was read"
 
 
 class LargeValueNotHeldError(RequestError):
+    """A live copy does not hold large values. `get_reader` of the store reads them."""
+
     code = "large_value_not_held"
     template = "{what} is large, and a local copy does not hold it: get_reader of its store reads it"
 
 
 class ForkedError(RequestError):
-    """Both are ids of processes."""
+    """A blocking client was made in process `made_in` and used in its child `process_id`. Connect
+    again in the child.
+    """
 
     code = "forked"
     template = (
@@ -186,67 +211,88 @@ class ForkedError(RequestError):
 
 
 class BackgroundThreadError(RequestError):
+    """A callback made a blocking call on the background's thread, which would have to answer it."""
+
     code = "background_thread"
     template = "a blocking call cannot be made here: {reason}"
 
 
 class LastServerError(RequestError):
+    """A drain would leave no server that takes stores."""
+
     code = "last_server"
     template = "no other server than {server!r} takes stores: start one first"
 
 
 class StaleWriteError(RequestError):
+    """A write arrived after its writer had given it up. It was not stored."""
+
     code = "stale_write"
     template = "write group {counter} arrived after its writer had given it up"
 
 
 class UnavailableError(HoldfastError):
-    """Try again. The client library does so by itself until the operation's timeout."""
+    """Try again later. The client retries by itself until the timeout of the operation."""
 
     code = "unavailable"
     retryable = True
 
 
 class NoServerError(UnavailableError):
+    """No persist server is alive."""
+
     code = "no_server"
     template = "no persist server is alive. Try: holdfast servers; holdfast persist --help"
 
 
 class NoCoordinatorError(UnavailableError):
+    """No coordinator answers."""
+
     code = "no_coordinator"
     template = "no coordinator answers on prefix {prefix!r}. Try: holdfast up, or holdfast coordinator"
 
 
 class DeposedError(UnavailableError):
+    """A coordinator that has a successor sent this."""
+
     code = "deposed"
     template = "the coordinator of term {term} has been succeeded by that of term {newer_term}"
 
 
 class NotOwnerError(UnavailableError):
+    """The server does not own the store, or no longer owns it."""
+
     code = "not_owner"
     template = "server {server!r} does not own this store"
 
 
 class BusyError(UnavailableError):
+    """A queue is full."""
+
     code = "busy"
     template = "busy: {what} is full"
 
 
 class RateLimitedError(UnavailableError):
-    """The one error of this branch that the client library leaves to its caller: nothing was
-    stored, and the write may be tried again after `retry_after_seconds`."""
+    """A rate of the store is used up, and nothing was stored. The client does not retry this error:
+    try again after `retry_after_seconds`.
+    """
 
     code = "rate_limited"
     template = "{what} is {limit:g}; try again in {retry_after_seconds:g} s"
 
 
 class WriterGapError(UnavailableError):
+    """A group of writes arrived before the groups that precede it."""
+
     code = "writer_gap"
     template = "write group {counter} arrived before group {expected} of the same writer"
 
 
 class ConnectionFailedError(UnavailableError):
-    """Without `url` the application has closed the connection itself, and `reason` says what it closed."""
+    """NATS cannot be reached. Without `url`, the application has closed the connection, and
+    `reason` says what it closed.
+    """
 
     code = "connection_failed"
     template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
@@ -258,6 +304,10 @@ class ConnectionFailedError(UnavailableError):
 
 
 class OperationTimeoutError(UnavailableError, TimeoutError):
+    """No answer came before the timeout. A write may or may not be stored. It is also a
+    TimeoutError.
+    """
+
     code = "timeout"
     template = (
         "no answer within {timeout_seconds:g} s ({reason}); a write may or may not be stored"
@@ -265,35 +315,45 @@ class OperationTimeoutError(UnavailableError, TimeoutError):
 
 
 class StorageError(HoldfastError):
-    """Data, or the place it lies on, is in danger."""
+    """Data, or the place where it is stored, is in danger."""
 
     code = "storage"
 
 
 class StoreDamagedError(StorageError):
+    """The file or the log of a store is missing, torn or foreign."""
+
     code = "store_damaged"
     template = "{store} is damaged: {reason}"
 
 
 class LargeValueDamagedError(StorageError):
+    """A large value that was read has another sha256 than its writer computed."""
+
     code = "large_value_damaged"
     template = "{what}: its value is not what was stored: {reason}"
 
 
 class ValueUnreadableError(StorageError):
-    """What is stored is not what readers make a value of; others of the store are as they were."""
+    """A value cannot be decompressed, or was written with another codec. The store's other values
+    are unaffected.
+    """
 
     code = "value_unreadable"
     template = "{what} cannot be read: {reason}"
 
 
 class StorageFailedError(StorageError):
+    """The file system refused: it is full, has an I/O error, or has no descriptors left."""
+
     code = "storage_failed"
     template = "the file system refused: {reason}"
 
 
 class ArchiveMissingError(StorageError):
-    """Messages that left their store's file for the archive are not there. No other is affected."""
+    """Messages that have left their store's file are not in the archive. No other message is
+    affected.
+    """
 
     code = "archive_missing"
     template = (
@@ -302,48 +362,62 @@ class ArchiveMissingError(StorageError):
 
 
 class ArchiveUnreadableError(StorageError):
+    """The server lacks what it needs to read the archive."""
+
     code = "archive_unreadable"
     template = "{store} has archived messages, which this server cannot read: {reason}"
 
 
 class NewerFormatError(StorageError):
+    """A file or object was written by a later version of holdfast."""
+
     code = "newer_format"
     template = "{what} has format {found}, this holdfast reads up to {known}: upgrade holdfast"
 
 
 class FencedError(StorageError):
+    """This incarnation of a server has been fenced."""
+
     code = "fenced"
     template = "incarnation {incarnation} of server {server!r} has been fenced"
 
 
 class AlreadyRunningError(StorageError):
+    """Another process holds the lock."""
+
     code = "already_running"
     template = "{what} is already running here: another process holds {path}"
 
 
 class ProtocolError(HoldfastError):
-    """Our bug, or a peer that does not speak this protocol."""
+    """A bug, or a peer that does not speak this protocol."""
 
     code = "protocol"
 
 
 class UnsupportedVersionError(ProtocolError):
+    """A peer speaks another version of the protocol."""
+
     code = "unsupported_version"
     template = "protocol version {found}; this side speaks {known}"
 
 
 class MalformedFrameError(ProtocolError):
+    """A message has a wrong shape or type."""
+
     code = "malformed_frame"
     template = "malformed frame: {reason}"
 
 
 class UnknownOperationError(ProtocolError):
+    """The operation is unknown, or belongs to the other kind of store."""
+
     code = "unknown_operation"
     template = "unknown operation {operation}"
 
 
 class InternalError(ProtocolError):
-    """An operation met a bug of the server's, which has its traceback in its log. It did nothing."""
+    """An operation met a bug of the server and did nothing. The server's log has the traceback."""
 
     code = "internal_error"
     template = "{what} failed and did nothing, by a bug of the server's: {reason}"
@@ -355,7 +429,9 @@ def internal_error(what: str, cause: BaseException) -> InternalError:
 
 
 class OtherClusterError(ProtocolError):
-    """`who` is what is refused or not believed: ours is not the cluster that it belongs to."""
+    """A coordinator or server of another cluster uses the same subjects. `who` is the part that is
+    refused.
+    """
 
     code = "other_cluster"
     template = (

@@ -26,43 +26,46 @@ Headers = Mapping[str, str]
 
 
 class Durability(IntEnum):
-    """How safe a write is when its ack leaves. The numbers are on the wire: never renumber."""
+    """How durable a write is when its ack is sent. The numbers are on the wire: never renumber
+    them.
+    """
 
-    #: Use the server's default.
+    #: The store's own level, else that of the server.
     DEFAULT = 0
-    #: Handed to the operating system: survives the server process.
+    #: Written to the commit log: survives a crash of the server process.
     APPLIED = 1
-    #: Synced to the shared file system: survives the host.
+    #: Synced to the shared file system: survives a crash of the host.
     SYNCED = 2
-    #: In the bucket: survives the file system.
+    #: In the bucket: survives the loss of the file system.
     STORED = 3
 
     @property
     def word(self) -> str:
+        """The level as text: "default", "applied", "synced" or "stored"."""
         return self.name.lower()
 
 
-#: A durability as applications name it.
+#: A durability, as a member or as its word.
 AnyDurability = Durability | Literal["default", "applied", "synced", "stored"]
 
 
 class LargeValue(NamedTuple):
-    """What stands for a value that is kept in chunks: whose bytes they are, and how many."""
+    """Stands for a value that is kept in chunks."""
 
-    #: Of the upload that brought it: UPLOAD_ID_BYTES, used once.
+    #: The id of its upload: UPLOAD_ID_BYTES, used once.
     upload_id: bytes
     size_bytes: int
-    #: Of the whole: 32 bytes, made by who wrote it and checked by who reads it.
+    #: Of the whole value: 32 bytes, computed by the writer and checked by the reader.
     sha256: bytes
-    #: Of the whole: what the owner compares with what was uploaded.
+    #: Of the whole value: the owner compares it with the upload.
     crc32: int
 
 
 class Message(NamedTuple, Generic[V]):
     """One message of a stream. `time` is int milliseconds since the epoch, by the owner's clock.
 
-    `large` stands for a value that did not come along, and `value` is empty then: `Stream.get` and
-    `Stream.get_reader` fetch it.
+    If `large` is set, it stands for a value that was not sent along, and `value` is empty.
+    `Stream.get` and `Stream.get_reader` fetch it.
     """
 
     seq: int
@@ -74,20 +77,23 @@ class Message(NamedTuple, Generic[V]):
 
     @property
     def size_bytes(self) -> int:
-        """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
+        """The size of a value that is bytes, whether it was sent along or not. Raises TypeError for
+        a decoded value.
+        """
         return _size_of(self[1]) if self.large is None else self.large.size_bytes
 
     @property
     def unreadable(self) -> HoldfastError | None:
-        """The ValueUnreadableError that reading `value` raises; None of a value that can be read."""
+        """The ValueUnreadableError that reading `value` raises; None if the value can be read."""
         return None
 
 
 class Entry(NamedTuple, Generic[V]):
-    """The last value of a key in a kv. `time` is int milliseconds since the epoch.
+    """The last value of a key in a kv. `time` is int milliseconds since the epoch, by the owner's
+    clock.
 
-    `large` stands for a value that did not come along, and `value` is empty then: `KV.get` and
-    `KV.get_reader` fetch it.
+    If `large` is set, it stands for a value that was not sent along, and `value` is empty. `KV.get`
+    and `KV.get_reader` fetch it.
     """
 
     key: str
@@ -99,21 +105,23 @@ class Entry(NamedTuple, Generic[V]):
 
     @property
     def size_bytes(self) -> int:
-        """Of a value that is bytes, whether it came along or not. Raises TypeError for another."""
+        """The size of a value that is bytes, whether it was sent along or not. Raises TypeError for
+        a decoded value.
+        """
         return _size_of(self[1]) if self.large is None else self.large.size_bytes
 
     @property
     def unreadable(self) -> HoldfastError | None:
-        """The ValueUnreadableError that reading `value` raises; None of a value that can be read."""
+        """The ValueUnreadableError that reading `value` raises; None if the value can be read."""
         return None
 
 
 class Ack(NamedTuple):
-    """The answer to a write: what was stored and how durable it is.
+    """The answer to a write: what was stored, and how durable it is.
 
-    `seq` is the message's (None in a kv), `revision` the store's after the write, `time` int
-    milliseconds since the epoch by the owner's clock, `duplicate` tells that a `msg_id` had been
-    stored before and that the other fields are those of the first time.
+    `seq` is that of the message (None in a kv). `revision` is that of the store after the write.
+    `time` is int milliseconds since the epoch, by the owner's clock. `duplicate` means that the
+    `msg_id` had been stored before, and that the other fields are those of the first time.
     """
 
     seq: int | None
@@ -125,7 +133,9 @@ class Ack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The answer to a delete: how many went, and the store's revision after it."""
+    """The answer to a delete: how many messages or keys were removed, and the store's revision
+    after it.
+    """
 
     count: int
     revision: int
@@ -133,21 +143,23 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a store stands. A store that was never written is all zero, with `first_seq` 1."""
+    """The present state of a store. If it was never written, all is 0 except `first_seq`, which is
+    1.
+    """
 
-    #: Of the last change.
+    #: The revision of the last change.
     revision: int
-    #: Of a stream: the first message that is there, last_seq + 1 if none is, and the last seq that was ever
-    #: given. 1 and 0 in a kv.
+    #: The seq of the first message, last_seq + 1 if there is none; 1 in a kv.
     first_seq: int
+    #: The highest seq that was ever given; 0 in a kv.
     last_seq: int
-    #: Messages or keys that are there.
+    #: The number of messages or keys.
     count: int
-    #: Of their values, packed headers and, in a kv, keys.
+    #: The bytes of their values, packed headers and, in a kv, keys.
     bytes: int
     #: Grows with each change of owner.
     epoch: int
-    #: The owner's name.
+    #: The name of the owner.
     server: str
 
 
@@ -156,20 +168,22 @@ class ChangeKind(StrEnum):
 
     #: A message was appended or replaced, or a key was set.
     SET = "set"
-    #: The messages `seqs` or the keys `keys` are gone.
+    #: The messages `seqs` or the keys `keys` were removed.
     DELETE = "delete"
-    #: Every message up to and with `end_seq` is gone; of a kv, every key.
+    #: Every message up to and including `end_seq` was removed; in a kv, every key.
     TRIM = "trim"
-    #: What the follower held is void: the whole state follows.
+    #: Discard what you know of the store: the whole state follows.
     RESET = "reset"
-    #: The state is complete; what follows is live (`watch` only).
+    #: The state is complete, and live changes follow (`watch` only).
     READY = "ready"
 
 
 class Change(NamedTuple, Generic[V]):
-    """One change of a store, in the order of `revision`. `time` is int milliseconds since the epoch, by the
-    owner's clock. Which of the other fields it has is for its kind to say. All subscriptions of a client that
-    follow a store are given the same one: its headers are not to be changed."""
+    """One change of a store. Changes come in the order of `revision`. `time` is int milliseconds
+    since the epoch, by the owner's clock. The kind determines which other fields are set.
+
+    All subscriptions of a client to one store receive the same object: do not modify its headers.
+    """
 
     kind: ChangeKind
     revision: int

@@ -34,7 +34,7 @@ _UNQUOTED: Final = frozenset(
 
 
 class StoreKind(IntEnum):
-    """The two kinds of store. The numbers are on the wire and in files: never renumber."""
+    """The two kinds of store. The numbers are on the wire and in files: never renumber them."""
 
     STREAM = 1
     KV = 2
@@ -146,7 +146,9 @@ def check_key(key: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Return `text` (not empty) as one token of a store name; `unquote` gives it back."""
+    """Return `text`, which is not empty, as one token of a store name, percent-encoded. `unquote`
+    reverses it.
+    """
     return "".join(
         chr(byte) if byte in _UNQUOTED else f"%{byte:02X}" for byte in text.encode()
     )

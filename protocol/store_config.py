@@ -25,16 +25,18 @@ from holdfast.protocol.messages import AnyDurability, Durability
 
 
 class Discard(StrEnum):
-    """What gives way when `max_messages` or `max_bytes` is reached."""
+    """What happens when a store reaches `max_messages` or `max_bytes`."""
 
-    #: The messages with the lowest seqs, or the keys that were set longest ago.
+    #: The messages with the lowest seqs, or the keys that were set longest ago, are removed.
     OLD = "old"
-    #: The write that would go beyond it: it is refused.
+    #: The write is refused.
     NEW = "new"
 
 
 class ConfigSettings(TypedDict, total=False):
-    """What `configure` takes: what is left out stays as it is, None is the default again."""
+    """The settings that `configure` takes. A setting that is left out stays as it is; None restores
+    the default.
+    """
 
     max_messages: int | None
     max_bytes: int | None
@@ -55,22 +57,25 @@ class StoreConfig:
 
     #: Messages of a stream, keys of a kv.
     max_messages: int | None = None
-    #: Of values, packed headers and, in a kv, keys: what `Head.bytes` counts.
+    #: Bytes of values, packed headers and, in a kv, keys, as `Head.bytes` counts them.
     max_bytes: int | None = None
-    #: A message or key is gone so long after it was set.
+    #: A message or key is removed so long after it was set.
     max_age_seconds: float | None = None
-    #: Of one message or entry as the application gave it: not compressed, without our own headers.
+    #: Bytes of one message or entry before compression, without the headers that holdfast adds.
     max_message_bytes: int | None = None
-    #: Over time; one second's worth may come at once.
+    #: The rate of sets; one second's worth may come at once.
     max_messages_per_second: float | None = None
+    #: The same, in bytes.
     max_bytes_per_second: float | None = None
+    #: What happens at `max_messages` and `max_bytes`.
     discard: Discard = Discard.OLD
-    #: Of writes that do not say; DEFAULT is the server's.
+    #: Of writes that do not name one; DEFAULT is the server's.
     durability: Durability = Durability.DEFAULT
-    #: How long a `msg_id` is remembered; with `max_age_seconds` no longer than that.
+    #: How long a `msg_id` is remembered, but no longer than `max_age_seconds`.
     dedupe_window_seconds: float = DEDUPE_WINDOW_SECONDS
     #: Messages older than this leave the store's file once they are in the archive.
     archive_after_seconds: float | None = None
+    #: Text of at most MAX_DESCRIPTION_BYTES.
     description: str = ""
 
     @classmethod

@@ -16,10 +16,11 @@ from holdfast.protocol.messages import Ack, Message, V
 
 
 class Delivery(Generic[V]):
-    """A message that this worker has, until its ack wait is over.
+    """A message that this worker has until its ack wait is over.
 
-    A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
-    the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
+    A large value is not included: `message.large` stands for it. Give `message` to `get_reader` or
+    `get_file` of the stream to read it, and call `in_progress` if that takes longer than the ack
+    wait.
     """
 
     __slots__ = ("_background", "_delivery", "delivery_count")
@@ -35,44 +36,50 @@ class Delivery(Generic[V]):
 
     @property
     def message(self) -> Message[V]:
-        """The message. Reading its `value` may raise ValueUnreadableError: give such work up by `term`."""
+        """The message. Reading its `value` may raise ValueUnreadableError; give up such a message
+        with `term`.
+        """
         return self._delivery.message
 
     def ack(self) -> bool:
-        """The work is done: the message is not delivered again.
+        """Acknowledge the message: the work is done, and the message is not delivered again.
 
-        Returns False if it was done with before: acknowledged by another worker that had it later,
-        or given up. Acks of several threads travel as one operation.
+        Return False if the message was already finished: another worker had it later and
+        acknowledged it, or it was given up. Acks of several threads travel as one operation.
         """
         return self._background.run(self._delivery.ack())
 
     def nak(self, delay_seconds: float = 0) -> bool:
-        """Hand it back: it is delivered again, at once or after `delay_seconds`.
+        """Hand the message back: it is delivered again, at once or after `delay_seconds`.
 
-        Returns False if this delivery is not the current one any more; nothing has changed then.
+        Return False if the message was delivered again since then; nothing has changed then.
         """
         return self._background.run(self._delivery.nak(delay_seconds))
 
     def in_progress(self) -> bool:
-        """Ask for more time: the ack wait begins again. Returns as `nak` does."""
+        """Ask for more time: the ack wait begins again. Return False if the message was delivered
+        again since then.
+        """
         return self._background.run(self._delivery.in_progress())
 
     def term(self) -> bool:
-        """Give it up: nobody can do this work, so it is not delivered again. It goes to the consumer's
-        `dead_letter` stream, if it has one. Returns as `nak` does.
+        """Give up the message: nobody can process it, and it is not delivered again. It goes to the
+        consumer's `dead_letter` stream, if there is one. Return False if the message was
+        delivered again since then.
         """
         return self._background.run(self._delivery.term())
 
 
 class Consumer(Generic[V]):
-    """A handle on one consumer of a stream; made by `Stream.consumer`. No round trip until used.
+    """A handle on one consumer of a stream: a work queue that several workers share. Made by
+    `Stream.consumer`.
 
-    It is made in the stream when a handle is first used, with the settings of that handle; a later
-    handle's settings change it, and what it leaves out stays as it is. One handle may be used by
-    many threads. While it waits, it follows the stream: end that with `with` or `close()`, or
-    drop the handle.
+    Each message is delivered at least once, and to one worker at a time. The consumer is created in
+    the stream on first use, with the settings of the handle. The settings of a later handle change
+    it; those that it leaves out stay as they are. One handle may be used by many threads. While it
+    waits, it follows the stream: end that with `with` or `close()`, or drop the handle.
 
-    Methods raise NotFoundError once the consumer was deleted, and what those of Stream raise.
+    Methods raise NotFoundError once the consumer was deleted, and what methods of Stream raise.
     """
 
     def __init__(self, background: Background, consumer: AsyncConsumer[V]) -> None:
@@ -95,8 +102,10 @@ class Consumer(Generic[V]):
         self.close()
 
     def close(self) -> None:
-        """Stop following the stream and let every fetch return. Idempotent. The consumer stays, and
-        what was delivered and not acknowledged is delivered again in its time.
+        """Stop following the stream; every waiting fetch returns. Idempotent.
+
+        The consumer itself stays. Messages that were delivered and not acknowledged are delivered
+        again after the ack wait.
         """
         if not self._background.forked:
             self._background.run(self._consumer.aclose())
@@ -108,14 +117,16 @@ class Consumer(Generic[V]):
         max_wait_seconds: float = 5.0,
         timeout_seconds: float | None = None,
     ) -> list[Delivery[V]]:
-        """Return up to `batch` messages for this worker, as soon as there is one; an empty list after
-        `max_wait_seconds` (0: what there is now).
+        """Return up to `batch` messages for this worker as soon as there is one, or an empty list
+        after `max_wait_seconds`. With 0 it returns what is there now.
 
-        Those that are due again come first, then the next ones of the stream in order. Each is this
-        worker's for `ack_wait_seconds` from when the owner delivered it. If the call fails or is
-        cancelled, what it was about to return is delivered again after that time. Large values do
-        not come along: `message.large` stands for one, and `Stream.get_reader` reads it.
-        `timeout_seconds` is for each request.
+        Messages that are due again come first, then the next ones of the stream in order. Each
+        belongs to this worker for `ack_wait_seconds` after its delivery. If the call fails or is
+        cancelled, the messages that it was about to return are delivered again after that time.
+        `timeout_seconds` applies to each request.
+
+        Large values are not included: `message.large` stands for one, and `Stream.get_reader` reads
+        it.
         """
         fetch = self._consumer.fetch(
             batch, max_wait_seconds=max_wait_seconds, timeout_seconds=timeout_seconds
@@ -125,8 +136,8 @@ class Consumer(Generic[V]):
     def deliveries(self, batch: int = 1) -> Iterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `close`.
 
-        With a `batch` above 1 so many are fetched at once: the ack wait of the last of them runs
-        while the first is worked on.
+        With a `batch` above 1, so many are fetched at once: the ack wait of the last one runs while
+        you process the first.
         """
         while not self._consumer._feed.closed:
             yield from self.fetch(batch, max_wait_seconds=60.0)
@@ -135,34 +146,41 @@ class Consumer(Generic[V]):
         return self.deliveries()
 
     def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
-        """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
+        """Acknowledge several deliveries in one operation. Return for each what `Delivery.ack`
+        returns.
+        """
         return self._background.run(self._consumer.ack([each._delivery for each in deliveries]))
 
     def dead_letters(self, *, timeout_seconds: float | None = None) -> Rows[DeadLetter[V]]:
-        """Yield what this consumer gave up and its `dead_letter` stream has, the oldest first.
+        """Yield the messages that this consumer gave up and its `dead_letter` stream has, oldest
+        first.
 
-        Pages as `Stream.get_all`; nothing without a `dead_letter` stream.
+        Pages are fetched as you iterate; `timeout_seconds` applies to each. Without a `dead_letter`
+        stream there are none.
         """
         return Rows(self._background, self._consumer._dead_pages(timeout_seconds))
 
     def requeue(self, letter: DeadLetter[Any], *, timeout_seconds: float | None = None) -> Ack:
-        """Append a dead letter to its stream again, as a new message for all consumers of that, then
-        delete it from the dead-letter stream; return the ack of the append.
+        """Append a dead letter to its stream again, as a new message for all consumers of that
+        stream, and then delete it from the dead-letter stream. Return the ack of the append.
 
-        A call that is cut short may be repeated: the message is appended once within the stream's
-        `dedupe_window_seconds`. Raises NotFoundError if the letter is not there any more.
+        If the call is interrupted, repeat it: the message is appended only once within the stream's
+        `dedupe_window_seconds`.
+
+        Raises NotFoundError if the letter no longer exists.
         """
         return self._background.run(
             self._consumer.requeue(letter, timeout_seconds=timeout_seconds)
         )
 
     def info(self, *, timeout_seconds: float | None = None) -> ConsumerInfo:
-        """Return where the consumer stands; it is made if there is none."""
+        """Return the state of the consumer. Creates the consumer if it does not exist."""
         return self._background.run(self._consumer.info(timeout_seconds=timeout_seconds))
 
     def delete(self, *, timeout_seconds: float | None = None) -> bool:
-        """Delete the consumer, with all that it knows of deliveries; return False if there was none.
+        """Delete the consumer and its record of deliveries. Return False if it did not exist.
 
-        A new one of this name, made by a handle's next use, begins at its `start_seq` again.
+        The next use of a handle with this name creates a new consumer, which begins at its
+        `start_seq`.
         """
         return self._background.run(self._consumer.delete(timeout_seconds=timeout_seconds))

@@ -36,13 +36,20 @@ from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
 class KV(Generic[V]):
-    """A handle on one kv of the client's tenant. Cheap: it holds a name and nothing else.
+    """A handle on one kv of the client's tenant: the last value of each key, without history. It
+    holds only a name, so making one is cheap.
 
-    Every method may raise OperationTimeoutError (a write may or may not be stored then),
-    NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
-    InvalidNameError for a key, InvalidArgumentError and TooLargeError (before anything is sent), and
-    StorageError when the server's disk failed.
-    A `timeout_seconds` is at most 300: owners know a retry for twice as long.
+    Every method may raise these errors, besides those that it names:
+
+    - InvalidNameError for a key, InvalidArgumentError and TooLargeError, before anything is sent;
+    - NoCoordinatorError, NoServerError and ConnectionFailedError, if nothing could be sent before
+      the timeout;
+    - OperationTimeoutError, if no answer came before the timeout: a write may or may not be stored;
+    - StorageError, if the server's disk failed.
+
+    Every error has a stable `code` and its `fields`. `timeout_seconds` replaces the client's
+    timeout for one call. It is at most 300, because the owner of a store recognises a retry only
+    for twice as long.
     """
 
     def __init__(self, background: Background, kv: AsyncKV[V]) -> None:
@@ -67,13 +74,22 @@ class KV(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Set `key`, any text of at most MAX_KEY_BYTES. A value above MAX_VALUE_BYTES is uploaded in
-        chunks first, each with `timeout_seconds`.
+        """Set `key`, any text of at most MAX_KEY_BYTES. The ack's `seq` is None.
 
-        With `expected_revision` only if that is the key's revision (0: there is no such key); else
-        WrongRevisionError, which carries the actual one. `ttl_seconds` after it was set the key is
-        gone, unless it is set again. The ack's `seq` is None. Raises LimitExceededError and
-        RateLimitedError where the kv is configured so; nothing was stored or removed then.
+        - `headers` maps text to text.
+        - `expected_revision` sets the key only if that is its revision (0: the key does not exist).
+        - `ttl_seconds` removes the key so long after it was set, unless it is set again.
+        - `durability` is the level that the ack waits for: "applied", "synced" or "stored"; the
+          kv's own by default.
+
+        A value above MAX_VALUE_BYTES is uploaded in chunks first; `timeout_seconds` then applies to
+        each chunk.
+
+        Raises WrongRevisionError, which carries the actual revision; LimitExceededError and
+        RateLimitedError if the kv is configured with limits. After these errors nothing was stored
+        or removed.
+
+            kv.set("theme", b"dark", ttl_seconds=3600)
         """
         data = self._values.encoded(value)
         if is_large(data):
@@ -106,10 +122,12 @@ class KV(Generic[V]):
     ) -> PendingAck:
         """Start a `set`, with the same arguments, and return without waiting for its ack.
 
-        For one producer that keeps many sets under way: they are stored in the order of these
-        calls. Waits while so much of this client is unanswered that more would be late
-        (MAX_WAITING_OPERATIONS and MAX_WAITING_BYTES at the most). At most MAX_VALUE_BYTES each:
-        TooLargeError.
+        Use it for one producer that keeps many sets in flight. They are stored in the order of
+        these calls. The call waits while the client has more unanswered operations than can be
+        answered in time, at most MAX_WAITING_OPERATIONS and MAX_WAITING_BYTES.
+
+        Raises TooLargeError for a value above MAX_VALUE_BYTES. Other errors are raised by the
+        PendingAck.
         """
         values = self._values
         data, headers = values.stored(values.encoded(value), headers)
@@ -127,10 +145,14 @@ class KV(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Set all of the keys or none; return an ack for each, in order, so [] for no keys at all.
+        """Set all of the keys or none. Return an ack for each, in order; [] if there are none.
 
-        All must fit in one frame of about 1 MB and 4096 keys: TooLargeError. Raises
-        LimitExceededError and RateLimitedError as `set` does, also if the kv could not keep all.
+        `items` is a mapping, or an iterable of `(key, value)` pairs. The other arguments are those
+        of `set`.
+
+        Raises TooLargeError unless all fit into one frame of about 1 MB and 4096 keys;
+        LimitExceededError and RateLimitedError as `set` does, also if the kv cannot keep all of
+        them.
         """
         # An application's iterable may do anything: it is gone through here.
         pairs = items if isinstance(items, Mapping) else list(items)
@@ -144,17 +166,22 @@ class KV(Generic[V]):
         )
 
     def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry[V] | None:
-        """Return the entry of `key`, or None.
+        """Return the entry of `key`, or None if the key does not exist.
 
-        A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
+        A large value is returned whole; `get_reader` and `get_file` keep only a few chunks of it in
+        memory.
+
+        Raises ValueUnreadableError if the value cannot be decompressed or decoded.
         """
         return self._background.run(self._kv.get(key, timeout_seconds=timeout_seconds))
 
     def get_reader(
         self, entry: str | Entry[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Entry] | None:
-        """Return a reader of the value of an entry, given by its key or as `get_all` and `watch` gave
-        it; None if there is no such key. `timeout_seconds` is for each chunk.
+        """Return a reader of the value of an entry, or None if the key does not exist.
+
+        `entry` is a key, or an Entry that `get_all` or `watch` returned. `timeout_seconds` applies
+        to each chunk.
         """
         reader = self._background.run(self._kv.get_reader(entry, timeout_seconds=timeout_seconds))
         return None if reader is None else ValueReader(self._background, reader)
@@ -166,10 +193,11 @@ class KV(Generic[V]):
         *,
         timeout_seconds: float | None = None,
     ) -> Entry | None:
-        """Write the value of an entry to `path`, whole and synced or not at all, and return the entry,
-        a large value left out; None, and nothing is written, if there is no such key.
+        """Write the value of an entry to the file `path`. Return the entry, without a large value;
+        None if the key does not exist, and then nothing is written.
 
-        Raises what a ValueReader raises, OSError.
+        The file is written completely and synced, or not at all. Raises what a ValueReader raises,
+        and OSError.
         """
         return self._background.run(self._kv.get_file(entry, path, timeout_seconds=timeout_seconds))
 
@@ -185,13 +213,17 @@ class KV(Generic[V]):
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Set `key` to what a path or an open file gives; the other arguments are those of `set`.
-        `timeout_seconds` is for each chunk.
+        """Set `key` to the content of a file.
 
-        A put that is interrupted and called again with the same `upload_id` (16 bytes of your own,
-        used for one value only) and the same content sends what is missing, within an hour; if it
-        had been stored after all, the ack is that of the first time, with `duplicate` true and the
-        durability unknown. Raises OSError too.
+        `source` is a path, or an open binary file that is read from its position. The other
+        arguments are those of `set`. `timeout_seconds` applies to each chunk.
+
+        To resume an interrupted call within an hour, repeat it with the same content and the same
+        `upload_id`, 16 bytes of your choice that you use for one value only. The call sends what is
+        missing. If the value was already stored, the ack is that of the first time, with
+        `duplicate` true and the durability unknown.
+
+        Raises what `set` raises, and OSError.
         """
         return self._background.run(
             self._kv.put_file(
@@ -209,11 +241,15 @@ class KV(Generic[V]):
     def get_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[Entry[V]]:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
 
-        Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
-        not. Large values do not come along: `entry.large` stands for one, and `get_reader` reads it.
-        Reading the `value` of an entry that cannot be read raises ValueUnreadableError there, and the
-        iteration goes on; `entry.unreadable` tells before.
-        `timeout_seconds` is for each page.
+        Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
+        view, but all pages together are not.
+
+        Large values are not included: `entry.large` stands for one, and `get_reader` reads it. If a
+        value cannot be read, reading `entry.value` raises ValueUnreadableError, and
+        `entry.unreadable` tells so beforehand; the iteration continues.
+
+            for entry in kv.get_all(prefix="user."):
+                print(entry.key, entry.value)
         """
         pages = self._kv._pages(prefix, True, timeout_seconds)
         return Rows(
@@ -221,7 +257,9 @@ class KV(Generic[V]):
         )
 
     def keys(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[str]:
-        """Yield the keys that start with `prefix`, in order, without reading their values."""
+        """Yield the keys that start with `prefix`, in order, without their values.
+        `timeout_seconds` applies to each page.
+        """
         pages = self._kv._pages(prefix, False, timeout_seconds)
         return Rows(self._background, pages, itemgetter(0))
 
@@ -232,9 +270,11 @@ class KV(Generic[V]):
         expected_revision: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Deleted:
-        """Delete one key or several (at most MAX_DELETE_COUNT); return how many there were.
+        """Delete one key or several, at most MAX_DELETE_COUNT. Return how many of them existed.
 
-        With `expected_revision` only if that is the key's revision; else WrongRevisionError.
+        With `expected_revision` the keys are deleted only if each has that revision.
+
+        Raises WrongRevisionError, which carries the actual revision.
         """
         return self._background.run(
             self._kv.delete(
@@ -248,11 +288,15 @@ class KV(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> KVTransaction[V]:
-        """Return a transaction: `with kv.transaction() as t:` reads, sets and deletes by `t`, and
-        at the end all of it is stored or nothing.
+        """Return a transaction. Read, set and delete through it; when its `with` ends, all writes
+        are stored, or none.
 
-        It is stored only if every key that was read by `t` is still as it was; else
-        WrongRevisionError is raised at the end, which names the key, and the caller may begin again.
+        They are stored only if every key that was read through the transaction is unchanged.
+        Otherwise the end raises WrongRevisionError, which names the key, and you may begin again.
+
+            with kv.transaction() as t:
+                entry = t.get("balance")
+                t.set("balance", entry.value + b"1")
         """
         transaction = self._kv.transaction(durability=durability, timeout_seconds=timeout_seconds)
         return KVTransaction(self._background, transaction)
@@ -267,10 +311,16 @@ class KV(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack | Deleted:
-        """Set `key` to what `function` makes of its entry (None: there is none); None deletes it.
+        """Set `key` to what `function` returns for its present entry. `function` gets None if the
+        key does not exist; if it returns None, the key is deleted.
 
-        If others set the key meanwhile, `function` is called again with what is there then, until
-        `timeout_seconds` have passed: OperationTimeoutError, and nothing was stored.
+        If others set the key meanwhile, `function` is called again with the new entry, until
+        `timeout_seconds` have passed. The other arguments are those of `set`.
+
+        Raises OperationTimeoutError when the time is over and others were faster each time; nothing
+        was stored then.
+
+            kv.update("count", lambda entry: str(int(entry.value) + 1).encode())
         """
         background, kv = self._background, self._kv
 
@@ -290,21 +340,24 @@ class KV(Generic[V]):
         return background.run_asking(work)
 
     def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
-        """Delete every key; return how many there were."""
+        """Delete every key. Return how many existed."""
         return self._background.run(self._kv.delete_all(timeout_seconds=timeout_seconds))
 
     def head(self, *, timeout_seconds: float | None = None) -> Head:
-        """Return where the kv stands: its revision, number of keys and their bytes."""
+        """Return the kv's revision, its number of keys, and their bytes."""
         return self._background.run(self._kv.head(timeout_seconds=timeout_seconds))
 
     def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
     ) -> StoreConfig:
-        """Change what is named (see StoreConfig) and return the whole configuration.
+        """Change the given settings and return the whole configuration. The settings are the fields
+        of StoreConfig; `max_messages` counts keys.
 
-        What is left out stays as it is; None is the default again. `max_messages` counts keys. With
-        `discard` "old" the keys that were set longest ago and are over new limits go at once.
-        Raises InvalidArgumentError.
+        Settings that you leave out stay as they are; None restores a default. With `discard` "old",
+        keys that exceed new limits are removed at once, beginning with those that were set longest
+        ago.
+
+        Raises InvalidArgumentError for an unknown setting or a wrong value.
         """
         return self._background.run(self._kv.configure(timeout_seconds=timeout_seconds, **settings))
 
@@ -313,27 +366,33 @@ class KV(Generic[V]):
         return self._background.run(self._kv.config(timeout_seconds=timeout_seconds))
 
     def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the kv and every copy of it: its file, snapshots, what is in quarantine and its
-        configuration. Return False if there was none. Nothing brings it back.
+        """Remove the kv and every copy of it: its file, snapshots, quarantined files and
+        configuration. Return False if it did not exist. Nothing can restore it.
 
-        Its name is free then: who writes to it makes a new kv, and a retry of this call leaves that
-        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
-        Of a call that ends with OperationTimeoutError the kv may or may not be gone.
+        Its name is free afterwards. A later write creates a new kv, which a retry of this call
+        leaves alone. Followers receive a RESET. The call needs its own NATS permission
+        (docs/operations.md).
+
+        After OperationTimeoutError the kv may or may not be removed.
         """
         return self._background.run(self._kv.destroy(timeout_seconds=timeout_seconds))
 
     def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
-        """Follow the kv: an iterator of Change, each once, in the order of revisions.
+        """Follow the kv. Return an iterator of Change: each change once, in the order of revisions.
 
-        First the entries whose key starts with `prefix` as SET changes in the order of their keys,
-        then a READY change, then what happens, live. With `start_revision` (see
-        `Subscription.revision`) the changes since take the place of the entries: of a key that was set
-        several times, the last. Survives reconnects and changes of owner. After a RESET change, forget
-        everything: the entries and another READY follow anew. It comes when the owner no longer
-        remembers deletes that were missed, or has fewer revisions: the kv was deleted and made anew.
+        First come the entries whose key starts with `prefix`, as SET changes in the order of their
+        keys; then a READY change; then every change as it happens. With `start_revision` (see
+        `Subscription.revision`) the changes since that revision take the place of the entries; of a
+        key that was set several times since then you get only the last value.
 
-        `with` or `close()` ends it; so does dropping it, as a `break` out of
-        `for change in kv.watch()` does.
+        The subscription survives reconnects and changes of owner. After a RESET change, discard
+        everything you know: the entries and another READY follow again. A RESET comes if the owner
+        no longer remembers deletes that you missed, or if the kv was deleted and created again.
+
+        `with` or `close()` ends it, and so does dropping it, for example by a `break` out of `for`.
+
+            for change in kv.watch(prefix="user."):
+                print(change.kind, change.entry)
         """
         kv = self._kv
         subscription = self._background.do(

@@ -48,39 +48,40 @@ class _LiveReplica(ABC, Generic[V]):
 
     @property
     def error(self) -> HoldfastError | None:
-        """Why the replica no longer follows its store; None while it does."""
+        """The error that ended the replica; None while it follows its store."""
         return self._replica.error
 
     @property
     def connected(self) -> bool:
-        """False while NATS is lost, and once the replica has ended: what is read may be old then,
-        and what is written stays unsaved.
+        """False while the connection to NATS is lost, and after the copy has ended. What you read
+        may be old then, and what you write stays unsaved.
         """
         return self._replica.connected
 
     def open(self, timeout_seconds: float | None = None) -> Self:
-        """Read the store, and return once the copy is complete.
+        """Read the store. Return once the copy is complete. A copy can be opened once.
 
-        Raises what any read raises; OperationTimeoutError when nothing came for `timeout_seconds`
-        (the client's, if None). A replica is opened once.
+        Raises what any read raises; OperationTimeoutError if nothing arrived for `timeout_seconds`
+        (the client's timeout by default).
         """
         self._background.run(self._replica.open(timeout_seconds))
         return self
 
     def save(self, timeout_seconds: float | None = None) -> None:
-        """Return once every write made before is confirmed: stored, as its durability says.
+        """Return once every earlier write is confirmed: stored, with its durability.
 
         Raises the error of the first write that was rejected since the last `save`, with the others
-        in its notes; OperationTimeoutError when the time is over (the client's timeout, if None),
-        in which case the writes stay unsaved and are tried further; `error` if there is one.
+        in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout by
+        default), in which case the writes stay unsaved and are still tried; `error` if there is
+        one.
         """
         self._background.run(self._replica.save(timeout_seconds))
 
     def close(self, *, save: bool = True, timeout_seconds: float | None = None) -> None:
-        """Save, unless `save` is false, and end. Idempotent.
+        """Save, unless `save` is False, and end. Idempotent.
 
-        Raises what `save` raises, when it has ended all the same. Writes that are lost with it are
-        told of in the log too (`client.unsaved`).
+        Raises what `save` raises; the copy has ended all the same. Writes that are lost are also
+        reported in the log (`client.unsaved`).
         """
         if not self._background.forked:
             self._background.run(self._replica.aclose(save=save, timeout_seconds=timeout_seconds))
@@ -94,20 +95,20 @@ class _LiveReplica(ABC, Generic[V]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Save and end; an interrupted thread does not wait for it."""
+        """Save and end. An interrupted thread does not wait for that."""
         if not self._background.forked:
             self._background.run(self._replica.__aexit__(exc_type, exc, traceback))
 
     def on_reject(self, callback: Callable[[Rejection[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each Rejection, after what was there before shows again. Returns a
-        function that ends that.
+        """Call `callback` with each Rejection, once the earlier state shows again. Return a
+        function that ends this.
         """
         return self._ending(self._do(lambda: self._replica.on_reject(callback)))
 
     @property
     @abstractmethod
     def unsaved_count(self) -> int:
-        """How many local writes are not confirmed."""
+        """The number of local writes that are not confirmed."""
 
     def _do(self, function: Callable[[], T]) -> T:
         return self._background.do(function)
@@ -117,13 +118,26 @@ class _LiveReplica(ABC, Generic[V]):
 
 
 class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
-    """A local copy of a kv. Made by `Client.live_kv`; for `with`, or `open` and `close`.
+    """A local copy of a kv, as a dictionary (MutableMapping). Made by `Client.live_kv`; use it with
+    `with`, or `open` and `close`.
 
-    Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
-    stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()`
-    makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    ValueUnreadableError for a value that its codec did not write, and LargeValueNotHeldError for a
-    large one.
+    Reading never waits. A write shows at once and is sent in the background; it is *unsaved* until
+    the owner has confirmed it. If the owner rejects it, the earlier value shows again and
+    `on_reject` is called. Everything continues while the servers or NATS are away; what you write
+    meanwhile is sent afterwards.
+
+    A value is decoded at each read, and its dictionaries and lists are read-only. Change a copy and
+    assign that.
+
+    Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
+    stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()` makes
+    room); ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a
+    value that another codec wrote, and LargeValueNotHeldError for a large value.
+
+        with hf.live_kv("settings", codec="json") as settings:
+            settings["theme"] = "dark"
+            print(settings.get("font"), len(settings), settings.unsaved)
+            settings.save()
     """
 
     def __init__(self, background: Background, replica: AsyncLiveKV[V]) -> None:
@@ -140,7 +154,7 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         self._do(lambda: self._kv.__delitem__(key))
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys of now: the loop's body may change anything."""
+        """Iterate over the present keys: the loop's body may change anything."""
         return self._do(lambda: iter(self._kv))
 
     def __len__(self) -> int:
@@ -150,11 +164,11 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         return key in self._kv
 
     def items(self) -> ItemsView[str, V]:
-        """Return the keys and values of now: the loop's body may change anything."""
+        """Return the present keys and values: the loop's body may change anything."""
         return self._do(self._kv.items)
 
     def values(self) -> ValuesView[V]:
-        """Return the values of now, as `items`."""
+        """Return the present values, as `items` does."""
         return self._do(self._kv.values)
 
     def clear(self) -> None:
@@ -163,36 +177,51 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
 
     def entry(self, key: str) -> Entry | None:
         """Return the last confirmed entry of `key`, with revision, time and headers, or None. Its
-        value is as bytes. Raises ValueUnreadableError.
+        value is bytes. Raises ValueUnreadableError.
         """
         return self._kv.entry(key)
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        """The keys whose local write is not confirmed, the oldest first."""
+        """The keys whose local write is not confirmed, oldest first."""
         return self._do(lambda: self._kv.unsaved)
 
     @property
     def unsaved_count(self) -> int:
+        """The number of those keys."""
         return self._kv.unsaved_count
 
     def on_change(
         self, callback: Callable[[EntryChange[V | LargeValue]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, local ones too; a LargeValue stands for a value that
-        is not held. Returns a function that ends that. What was there at the opening is no change.
+        """Call `callback` with each EntryChange, including local ones. Return a function that ends
+        this.
+
+        A LargeValue takes the place of a value that is not held. The entries that exist when the
+        copy is opened are not reported.
         """
         return self._ending(self._do(lambda: self._kv.on_change(callback)))
 
 
 class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
-    """A local copy of a stream. Made by `Client.live_stream`; for `with`, or `open` and `close`.
+    """A local copy of a stream, as a list (Sequence) of LiveMessage. Made by `Client.live_stream`;
+    use it with `with`, or `open` and `close`.
 
-    Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
-    TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
-    MAX_UNSAVED_BYTES are unsaved (`save()` makes room), and ConnectionFailedError when the
-    replica is not open. Reading raises ValueUnreadableError for a value that its codec did not write,
-    and LargeValueNotHeldError for a large one.
+    Reading never waits. Indices count from the oldest message that is held. An appended message
+    shows at the end at once, with `seq` None, and gets its seq when it is confirmed; messages that
+    others appended in between then come before it. Your messages are stored in the order of your
+    calls, each once, whatever is lost or restarted meanwhile. If the owner rejects a message, it
+    disappears and `on_reject` is called.
+
+    Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
+    if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`save()` makes room);
+    ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a value
+    that another codec wrote, and LargeValueNotHeldError for a large value.
+
+        with hf.live_stream("project.42.patches", last=1000) as patches:
+            patches.append(b"...")
+            print(len(patches), patches[-1].value, patches.unsaved)
+            patches.save()
     """
 
     def __init__(self, background: Background, replica: AsyncLiveStream[V]) -> None:
@@ -210,11 +239,13 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
         return self._do(lambda: len(self._stream))
 
     def __iter__(self) -> Iterator[LiveMessage[V]]:
-        """Iterate over the messages of now: the loop's body may change anything."""
+        """Iterate over the present messages: the loop's body may change anything."""
         return self._do(lambda: iter(self._stream))
 
     def append(self, value: V, *, headers: Headers | None = None) -> None:
-        """Append a message: it shows at once, and is stored in the background."""
+        """Append a message. It shows at once and is stored in the background. `headers` maps text
+        to text.
+        """
         self._do(lambda: self._stream.append(value, headers=headers))
 
     def find(self, seq: int) -> LiveMessage[V] | None:
@@ -223,7 +254,7 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
 
     @property
     def start_seq(self) -> int:
-        """From which seq on messages are held."""
+        """The first seq from which messages are held."""
         return self._stream.start_seq
 
     @property
@@ -233,19 +264,24 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
 
     @property
     def unsaved_count(self) -> int:
+        """The number of those messages."""
         return self._stream.unsaved_count
 
     def on_change(
         self, callback: Callable[[MessageChange[LiveMessage[V | LargeValue]]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each MessageChange, local ones too; a LargeValue stands for a value
-        that is not held. Returns a function that ends that. What was there at the opening, or is
-        loaded, is no change.
+        """Call `callback` with each MessageChange, including local ones. Return a function that
+        ends this.
+
+        A LargeValue takes the place of a value that is not held. The messages that exist when the
+        copy is opened, and those that `load` reads, are not reported.
         """
         return self._ending(self._do(lambda: self._stream.on_change(callback)))
 
     def load(self, start_seq: int = 1, *, timeout_seconds: float | None = None) -> None:
-        """Read the older messages from `start_seq` on and hold them too: all of them, or none if it
-        raises what any read raises. `timeout_seconds` is for each page.
+        """Read the older messages from `start_seq` on, and hold them too: all of them, or none if
+        it raises.
+
+        `timeout_seconds` applies to each page. Raises what any read raises.
         """
         self._background.run(self._stream.load(start_seq, timeout_seconds=timeout_seconds))

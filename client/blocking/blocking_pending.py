@@ -23,9 +23,10 @@ logger = logging.getLogger("holdfast.client")
 
 
 class PendingAck:
-    """Ask it for the Ack, from any thread and as often as you like.
+    """The future ack of `append_async` or `set_async`. Ask `result` for the Ack, from any thread
+    and as often as you like.
 
-    Dropping it is harmless: the write goes on, and nobody hears what became of it.
+    Dropping it is harmless: the write continues, and nobody hears its result.
     """
 
     __slots__ = ("_answer", "_background", "_callbacks", "_to_ack", "_waiting")
@@ -44,8 +45,8 @@ class PendingAck:
     def result(self, timeout_seconds: float | None = None) -> Ack:
         """Return the ack, or raise what the plain call would have raised.
 
-        Raises OperationTimeoutError after `timeout_seconds`, which leaves the write on its way; without
-        them it waits until the write's own timeout.
+        Raises OperationTimeoutError after `timeout_seconds`; the write itself continues. Without
+        `timeout_seconds` it waits until the write's own timeout.
         """
         if self._answer is None:
             self._background.check()
@@ -56,12 +57,13 @@ class PendingAck:
         return answer if type(answer) is Ack else self._to_ack(*Link.unwrap(answer))
 
     def done(self) -> bool:
-        """Tell if it has been answered, one way or the other."""
+        """Return whether it has an answer, an ack or an error."""
         return self._answer is not None
 
     def add_done_callback(self, callback: Callable[[PendingAck], object]) -> None:
-        """Have `callback(self)` called soon after it is answered, on the background's thread: it must
-        not block."""
+        """Call `callback(self)` soon after the answer has arrived, on the background's thread: it
+        must not block.
+        """
         self._callbacks.append(callback)
         if self._answer is not None:
             self._background.post(self._call_back)
@@ -76,7 +78,7 @@ class PendingAck:
                 self._background.post(self._call_back)
 
     def give_up(self) -> None:
-        """Nobody waits any more. What was not sent yet never will be."""
+        """Stop waiting. A write that was not sent yet is never sent."""
         self.set_result((asyncio.CancelledError(), 0, None))
 
     def _wait(self, timeout_seconds: float | None) -> bool:

@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Rows(Iterator[T], Generic[T]):
-    """An iterator over rows that are read as they are needed; for one thread.
+    """An iterator over rows that are read as you need them; for one thread.
 
-    It holds one page, and has the next one on its way meanwhile. To stop before its end, drop it, `close`
+    It holds one page and fetches the next one meanwhile. To stop before its end, drop it, `close`
     it or use `with`. As with a generator, an error ends it.
     """
 
@@ -58,7 +58,7 @@ class Rows(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop reading. Idempotent."""
         pages, self._pages = self._pages, None
         self._page = iter(())
         if pages is not None and not self._background.forked:

@@ -49,14 +49,17 @@ class _Following(ABC, Generic[C, _Wrapped]):
         return self._given()
 
     def poll(self, timeout_seconds: float = 0) -> C | None:
-        """Return the next change; None if there is none within `timeout_seconds`, or the subscription
-        has ended. Enter it by `with` first, or nothing has begun that could be waited for so shortly."""
+        """Return the next change; None if there is none within `timeout_seconds`, or if the
+        subscription has ended.
+
+        Enter the subscription with `with` first: starting it takes longer than a short timeout.
+        """
         if not self._held:
             self._background.run(self._take(timeout_seconds))
         return self._given() if self._held else None
 
     def __enter__(self) -> Self:
-        """Start now, so that every change from here on will be given out."""
+        """Start now: you receive every change from here on."""
         self._background.run(self._subscription.__aenter__())
         return self
 
@@ -120,14 +123,17 @@ class _Following(ABC, Generic[C, _Wrapped]):
 class Subscription(_Following[Change[V], AsyncSubscription[V]], Generic[V]):
     """An iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
 
-    End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
-    reference to it. The iteration then stops. Raises, while starting, what any read raises
-    (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to. Reading the
-    `value` of a message or entry that cannot be read raises ValueUnreadableError, there and no sooner.
+    End it with `with` or `close()`. `Client.close` ends it too, and so does dropping the last
+    reference to it. The iteration then stops.
 
-    It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
-    SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
+    It holds at most SUBSCRIPTION_BUFFER_CHANGES, and all subscriptions of a client together hold
+    about SUBSCRIPTION_BUFFER_BYTES. A slow consumer is caught up from the owner and misses nothing.
+
+    While it starts, it raises what any read raises, such as NoCoordinatorError and
+    OperationTimeoutError. Later it raises only errors that no retry can help, such as
+    StoreDamagedError; you may continue to iterate, and it raises again until the cause is repaired.
+    Reading the `value` of a message or entry that cannot be read raises ValueUnreadableError, only
+    there.
     """
 
     def __init__(self, background: Background, subscription: AsyncSubscription[V]) -> None:
@@ -136,9 +142,11 @@ class Subscription(_Following[Change[V], AsyncSubscription[V]], Generic[V]):
 
     @property
     def revision(self) -> int | None:
-        """Where to go on from another time, with `start_revision`: each change up to this revision
-        was given out. None while history or state is being read, since its rows are not in the order
-        of their revisions. Of the changes after that, each one's own `revision` serves as well.
+        """The revision from which you can resume later, with `start_revision`: you have received
+        every change up to it.
+
+        It is None while history or state is being read, because those rows do not come in the order
+        of their revisions. After that, the `revision` of each change can be used in the same way.
         """
         if self._held:
             return self._revision
@@ -161,10 +169,13 @@ class Subscription(_Following[Change[V], AsyncSubscription[V]], Generic[V]):
 class PatternSubscription(_Following[StoreChange, AsyncPatternSubscription]):
     """An iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer.
 
-    End it with `with` or `close()`; `Client.close` ends it too, and so does dropping the last
-    reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
-    read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on. Values that cannot be read are as those of a Subscription.
+    End it with `with` or `close()`. `Client.close` ends it too, and so does dropping the last
+    reference to it.
+
+    While it starts, it raises NoCoordinatorError, ConnectionFailedError and what any read raises.
+    Later it raises only errors that no retry can help, such as StoreDamagedError of one of its
+    stores. The other stores continue, so you may continue to iterate. Reading the `value` of a
+    message or entry that cannot be read raises ValueUnreadableError, only there.
     """
 
     async def _next(self) -> StoreChange:

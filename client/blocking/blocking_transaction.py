@@ -36,39 +36,47 @@ class _Transaction(Generic[_Wrapped]):
             self._background.run(self._transaction.__aexit__(None, None, None))
 
     def commit(self) -> list[Ack | Deleted]:
-        """Store all of it, and return what came of each write, in order.
+        """Store all writes, and return the result of each, in order.
 
-        Raises WrongRevisionError or WrongLastSeqError when something is not any more as it was read
-        or expected, InvalidSeqError, LimitExceededError, RateLimitedError: nothing was stored. All
-        must fit in one frame of about 1 MB and 4096 operations: TooLargeError. Of a transaction that
-        only read it says whether all that it saw was so at one time; if it was not, the next one reads
-        all of that at once, and so completes beside any number of writers.
+        Everything must fit into one frame of about 1 MB and 4096 operations. A transaction that
+        only reads checks that everything it saw was true at one moment. If that fails, the next
+        transaction on this store reads all of it in one request, so it succeeds however often
+        others write.
+
+        Raises WrongRevisionError or WrongLastSeqError if something is no longer as it was read or
+        expected; InvalidSeqError, LimitExceededError, RateLimitedError and TooLargeError. After
+        these errors nothing was stored.
         """
         return self._background.run(self._transaction.commit())
 
 
 class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
-    """Several keys of a kv, changed together. Made by `KV.transaction`; commits at the end of its
-    `with`, or by `commit`. For one thread.
+    """Changes several keys of a kv together. Made by `KV.transaction`; commits when its `with`
+    ends, or by `commit`. For one thread.
     """
 
     def get(self, key: str) -> Entry[V] | None:
-        """Return the entry of `key`, or None; the commit holds only if that is still so then.
+        """Return the entry of `key`, or None. The commit succeeds only if that is still true.
 
-        A key that was read before is the same again; one that this transaction has set is as it
-        will be, with revision and time 0.
+        Reading a key again returns the same entry. A key that this transaction has set is returned
+        as it will be, with revision and time 0.
         """
         return self._background.run(self._transaction.get(key))
 
     def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
-        """Return the entry of each of `keys`, or None, as `get` does, all of them as they were at one
-        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
-        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """Return the entry of each of `keys`, or None, as `get` does.
+
+        If they fit into an answer of about 512 KiB, all of them are as they were at one moment; a
+        transaction that reads nothing else then always succeeds.
+
+        Raises TooLargeError for more than MAX_DELETE_COUNT.
         """
         return self._background.run(self._transaction.get_many(keys))
 
     def expect(self, key: str, revision: int) -> None:
-        """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
+        """Commit only if `revision` is the revision of `key` at that time (0: the key does not
+        exist).
+        """
         self._transaction.expect(key, revision)
 
     def set(
@@ -79,39 +87,44 @@ class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Set `key` at the commit. Arguments as those of `KV.set`."""
+        """Set `key` at the commit. The arguments are those of `KV.set`."""
         self._transaction.set(key, value, headers=headers, ttl_seconds=ttl_seconds)
 
     def delete(self, keys: str | Sequence[str]) -> None:
-        """Delete one key or several at the commit, those that are there."""
+        """Delete one key or several at the commit, if they exist."""
         self._transaction.delete(keys)
 
 
 class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
-    """Several messages of a stream, changed together. Made by `Stream.transaction`; commits at the
-    end of its `with`, or by `commit`. For one thread.
+    """Changes several messages of a stream together. Made by `Stream.transaction`; commits when its
+    `with` ends, or by `commit`. For one thread.
     """
 
     def get(self, seq: int) -> Message[V] | None:
-        """Return message `seq`, or None; the commit holds only if that is still so then.
+        """Return message `seq`, or None. The commit succeeds only if that is still true.
 
-        One that this transaction has set is as it will be, with revision and time 0.
+        A message that this transaction has set is returned as it will be, with revision and time 0.
         """
         return self._background.run(self._transaction.get(seq))
 
     def get_many(self, seqs: Sequence[int]) -> list[Message[V] | None]:
-        """Return the message of each of `seqs`, or None, as `get` does, all of them as they were at one
-        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
-        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """Return the message of each of `seqs`, or None, as `get` does.
+
+        If they fit into an answer of about 512 KiB, all of them are as they were at one moment; a
+        transaction that reads nothing else then always succeeds.
+
+        Raises TooLargeError for more than MAX_DELETE_COUNT.
         """
         return self._background.run(self._transaction.get_many(seqs))
 
     def expect(self, seq: int, revision: int) -> None:
-        """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""
+        """Commit only if `revision` is the revision of message `seq` at that time (0: it does not
+        exist).
+        """
         self._transaction.expect(seq, revision)
 
     def expect_last_seq(self, last_seq: int) -> None:
-        """Let the commit hold only if `last_seq` is the stream's then (0: never written)."""
+        """Commit only if `last_seq` is the stream's last seq at that time (0: never written)."""
         self._transaction.expect_last_seq(last_seq)
 
     def append(
@@ -122,7 +135,7 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
         msg_id: str | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Append a message at the commit. Arguments as those of `Stream.append`."""
+        """Append a message at the commit. The arguments are those of `Stream.append`."""
         self._transaction.append(value, headers=headers, msg_id=msg_id, ttl_seconds=ttl_seconds)
 
     def set(
@@ -133,9 +146,9 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Replace message `seq` at the commit. Arguments as those of `Stream.set`."""
+        """Replace message `seq` at the commit. The arguments are those of `Stream.set`."""
         self._transaction.set(seq, value, headers=headers, ttl_seconds=ttl_seconds)
 
     def delete(self, seqs: int | Sequence[int]) -> None:
-        """Delete one message or several at the commit, those that are there."""
+        """Delete one message or several at the commit, if they exist."""
         self._transaction.delete(seqs)

@@ -17,15 +17,18 @@ _Row = TypeVar("_Row", Message, Entry)
 class ValueReader(io.RawIOBase, Generic[_Row]):
     """Reads the value of one message or entry. Made by `get_reader`; for one thread.
 
-    It is a binary file that is read from its beginning to its end: for `shutil.copyfileobj`,
-    `io.BufferedReader` and whatever takes a file. `for chunk in reader` gives it piece by piece, not line
-    by line. The last piece comes only if the whole has the right sha256. Raises ValueReplacedError
-    once the message or key was replaced or deleted, LargeValueDamagedError, and what any read raises.
+    It is a binary file that is read from its beginning to its end, for `shutil.copyfileobj`,
+    `io.BufferedReader` and everything else that takes a file. `for chunk in reader` yields it piece
+    by piece, not line by line. The last piece is returned only if the whole value has the right
+    sha256.
+
+    Raises ValueReplacedError if the message or key was replaced or deleted meanwhile,
+    LargeValueDamagedError if the value is damaged, and what any read raises.
     """
 
     def __init__(self, background: Background, reader: AsyncValueReader[_Row]) -> None:
         super().__init__()
-        #: The message or entry, its value left out if it is large.
+        #: The message or entry, without its value if that is large.
         self.row: _Row = reader.row
         self.size_bytes = reader.size_bytes
         self._background = background
@@ -57,16 +60,18 @@ class ValueReader(io.RawIOBase, Generic[_Row]):
         return True
 
     def read(self, size_bytes: int | None = -1, /) -> bytes:
-        """Return the next `size_bytes`, fewer at the end, none after it; without an argument all."""
+        """Return the next `size_bytes` bytes: fewer at the end of the value, b"" after it. Without
+        an argument, return all that is left.
+        """
         self._check_open()
         return self._background.run(self._reader.read(-1 if size_bytes is None else size_bytes))
 
     def readall(self) -> bytes:
-        """Return all that is left."""
+        """Return the rest of the value."""
         return self.read()
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read into a writable buffer; return how many bytes, 0 at the end."""
+        """Read into a writable buffer. Return the number of bytes, 0 at the end."""
         with memoryview(buffer).cast("B") as view:
             data = self.read(len(view))
             view[: len(data)] = data

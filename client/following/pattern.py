@@ -1,7 +1,8 @@
-"""A subscription to a pattern: the changes of every store whose name matches, as of one store each.
+"""A subscription to a pattern: the changes of every store whose name matches.
 
-For each store alone the promise is that of a subscription (`subscription.py`): its changes in the order
-of their revisions, each once. Between stores there is no order. `pattern_feed.py` does the work.
+Each store has the guarantee of a subscription (`subscription.py`): its changes come in the order of
+their revisions, each once. Changes of different stores come in no particular order.
+`pattern_feed.py` does the work.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ class StoreChange(NamedTuple):
 
 
 class PatternSubscription:
-    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer.
+    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one
+    consumer.
 
-    End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
-    reference to it. Raises, while starting, NoCoordinatorError, ConnectionFailedError and what any
-    read raises, and later what no retry can help, such as StoreDamagedError of one of its stores: the
-    others go on, so it may be asked on. Values that cannot be read are as those of a Subscription.
+    End it with `async with` or `aclose()`. `Client.close` ends it too, and so does dropping the
+    last reference to it.
+
+    While it starts, it raises NoCoordinatorError, ConnectionFailedError and what any read raises.
+    Later it raises only errors that no retry can help, such as StoreDamagedError of one of its
+    stores. The other stores continue, so you may continue to iterate. Reading the `value` of a
+    message or entry that cannot be read raises ValueUnreadableError, only there.
     """
 
     def __init__(self, follower: Follower, feed: PatternFeed, link: Link) -> None:
@@ -44,7 +49,7 @@ class PatternSubscription:
         return self
 
     async def __aenter__(self) -> Self:
-        """Start now, so that every change from here on will be given out."""
+        """Start now: you receive every change from here on."""
         await self._feed.start()
         return self
 

@@ -1,9 +1,9 @@
 """A subscription: history or state first, then changes, each once, in the order of revisions.
 
-It listens on the store's change subject first, so that nothing is missed while its track (`track.py`)
-reads what is there. All requests run inside the consumer's own `anext`: no task, and no state lost if
-it is cancelled. Once started, a subscription outlives every outage: errors that a retry can help are
-retried for ever, and so is a disk that fails.
+It first listens on the store's change subject, so that nothing is missed while its track
+(`track.py`) reads what exists. All requests run inside the consumer's own `anext`, so there is no
+task, and cancelling loses no state. A subscription that has started survives every outage: it
+retries errors that a retry can help without end, including a failing disk.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 class Subscription(Generic[V]):
     """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
 
-    End it with `async with` or `aclose()`; `Client.close` ends it too, and so does dropping the last
-    reference to it. The iteration then stops. Raises, while starting, what any read raises
-    (NoCoordinatorError, OperationTimeoutError, ...), and later only what no retry can help, such as
-    StoreDamagedError; it may be asked on, and raises again until that was seen to. Reading the
-    `value` of a message or entry that cannot be read raises ValueUnreadableError, there and no sooner.
+    End it with `async with` or `aclose()`. `Client.close` ends it too, and so does dropping the
+    last reference to it. The iteration then stops.
 
-    It holds at most SUBSCRIPTION_BUFFER_CHANGES, and with all others of its client about
-    SUBSCRIPTION_BUFFER_BYTES; a slow consumer is caught up from the owner and misses nothing.
+    It holds at most SUBSCRIPTION_BUFFER_CHANGES, and all subscriptions of a client together hold
+    about SUBSCRIPTION_BUFFER_BYTES. A slow consumer is caught up from the owner and misses nothing.
+
+    While it starts, it raises what any read raises, such as NoCoordinatorError and
+    OperationTimeoutError. Later it raises only errors that no retry can help, such as
+    StoreDamagedError; you may continue to iterate, and it raises again until the cause is repaired.
+    Reading the `value` of a message or entry that cannot be read raises ValueUnreadableError, only
+    there.
     """
 
     def __init__(self, follower: Follower, feed: TrackFeed, values: Values[V]) -> None:
@@ -38,16 +41,19 @@ class Subscription(Generic[V]):
 
     @property
     def revision(self) -> int | None:
-        """Where to go on from another time, with `start_revision`: each change up to this revision
-        was given out. None while history or state is being read, since its rows are not in the order
-        of their revisions. Of the changes after that, each one's own `revision` serves as well."""
+        """The revision from which you can resume later, with `start_revision`: you have received
+        every change up to it.
+
+        It is None while history or state is being read, because those rows do not come in the order
+        of their revisions. After that, the `revision` of each change can be used in the same way.
+        """
         return self._feed.track.revision
 
     def __aiter__(self) -> Subscription[V]:
         return self
 
     async def __aenter__(self) -> Self:
-        """Start now, so that every change from here on will be given out."""
+        """Start now: you receive every change from here on."""
         if not self._feed.track.begun:
             await self._start()
         return self

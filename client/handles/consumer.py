@@ -1,13 +1,14 @@
 """A consumer: a work queue on a stream, shared by any number of workers in any number of processes.
 
-The owner of the stream keeps who has what: a fetch is a write, recorded before the worker hears of it, so
-it survives what the stream's messages survive. What a worker does not acknowledge in time is delivered
-again, to whoever asks next: each message at least once, and to one worker at a time.
+The owner of the stream records which worker has which message. A fetch is a write, recorded before
+the worker hears of it, so the record is as durable as the messages. A message that its worker does
+not acknowledge in time is delivered again to the next worker that asks: each message at least once,
+and to one worker at a time.
 
-Waiting is the client's: the owner is asked when news of the stream say that there may be something, or
-when a delivery is due again, and never by a timer in between but for the rare look of every follower. So
-a queue that is waited for costs the owner nothing. A fetch gets seqs; the messages are then read, so that no value is
-in the log twice.
+The client does the waiting. It asks the owner when a change of the stream says that there may be
+something, or when a delivery is due again; besides that there is only the rare check of every
+follower. So a worker that waits costs the owner nothing. A fetch returns seqs, and the messages are
+then read, so no value is in the log twice.
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ _Said = list[int]
 
 
 class Delivery(Generic[V]):
-    """A message that this worker has, until its ack wait is over.
+    """A message that this worker has until its ack wait is over.
 
-    A large value does not come along: `message.large` stands for it, and `get_reader` or `get_file` of
-    the stream, given `message`, reads it. `in_progress` asks for more time meanwhile.
+    A large value is not included: `message.large` stands for it. Give `message` to `get_reader` or
+    `get_file` of the stream to read it, and call `in_progress` if that takes longer than the ack
+    wait.
     """
 
     __slots__ = ("_consumer", "_consumer_id", "_row", "delivery_count")
@@ -90,7 +92,7 @@ class Delivery(Generic[V]):
         self._consumer = consumer
         self._consumer_id = consumer_id
         self._row = row
-        #: 1 the first time.
+        #: How often the message was delivered: 1 the first time.
         self.delivery_count = delivery_count
 
     def __repr__(self) -> str:
@@ -98,43 +100,51 @@ class Delivery(Generic[V]):
 
     @property
     def message(self) -> Message[V]:
-        """The message. Reading its `value` may raise ValueUnreadableError: give such work up by `term`."""
+        """The message. Reading its `value` may raise ValueUnreadableError; give up such a message
+        with `term`.
+        """
         return self._consumer._values.listed_message(self._row)
 
     async def ack(self) -> bool:
-        """The work is done: the message is not delivered again.
+        """Acknowledge the message: the work is done, and the message is not delivered again.
 
-        Returns False if it was done with before: acknowledged by another worker that had it later,
-        or given up. Acks of one turn of the event loop travel as one operation.
+        Return False if the message was already finished: another worker had it later and
+        acknowledged it, or it was given up. Acks of one turn of the event loop travel as one
+        operation.
         """
         return await self._consumer._said_of(self, VERB_ACK)
 
     async def nak(self, delay_seconds: float = 0) -> bool:
-        """Hand it back: it is delivered again, at once or after `delay_seconds`.
+        """Hand the message back: it is delivered again, at once or after `delay_seconds`.
 
-        Returns False if this delivery is not the current one any more; nothing has changed then.
+        Return False if the message was delivered again since then; nothing has changed then.
         """
         return await self._consumer._said_of(self, VERB_NAK, delay_ms(delay_seconds))
 
     async def in_progress(self) -> bool:
-        """Ask for more time: the ack wait begins again. Returns as `nak` does."""
+        """Ask for more time: the ack wait begins again. Return False if the message was delivered
+        again since then.
+        """
         return await self._consumer._said_of(self, VERB_IN_PROGRESS)
 
     async def term(self) -> bool:
-        """Give it up: nobody can do this work, so it is not delivered again. It goes to the consumer's
-        `dead_letter` stream, if it has one. Returns as `nak` does."""
+        """Give up the message: nobody can process it, and it is not delivered again. It goes to the
+        consumer's `dead_letter` stream, if there is one. Return False if the message was
+        delivered again since then.
+        """
         return await self._consumer._terminate(self)
 
 
 class Consumer(Generic[V]):
-    """A handle on one consumer of a stream; made by `Stream.consumer`. No round trip until used.
+    """A handle on one consumer of a stream: a work queue that several workers share. Made by
+    `Stream.consumer`.
 
-    It is made in the stream when a handle is first used, with the settings of that handle; a later
-    handle's settings change it, and what it leaves out stays as it is. One handle may be used by
-    many tasks. While it waits, it follows the stream: end that with `async with` or `aclose()`, or
-    drop the handle.
+    Each message is delivered at least once, and to one worker at a time. The consumer is created in
+    the stream on first use, with the settings of the handle. The settings of a later handle change
+    it; those that it leaves out stay as they are. One handle may be used by many tasks. While it
+    waits, it follows the stream: end that with `async with` or `aclose()`, or drop the handle.
 
-    Methods raise NotFoundError once the consumer was deleted, and what those of Stream raise.
+    Methods raise NotFoundError once the consumer was deleted, and what methods of Stream raise.
     """
 
     def __init__(
@@ -182,8 +192,11 @@ class Consumer(Generic[V]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop following the stream and let every fetch return. Idempotent. The consumer stays, and
-        what was delivered and not acknowledged is delivered again in its time."""
+        """Stop following the stream; every waiting fetch returns. Idempotent.
+
+        The consumer itself stays. Messages that were delivered and not acknowledged are delivered
+        again after the ack wait.
+        """
         await self._follower.ended(self._feed)
 
     async def fetch(
@@ -193,14 +206,16 @@ class Consumer(Generic[V]):
         max_wait_seconds: float = 5.0,
         timeout_seconds: float | None = None,
     ) -> list[Delivery[V]]:
-        """Return up to `batch` messages for this worker, as soon as there is one; an empty list after
-        `max_wait_seconds` (0: what there is now).
+        """Return up to `batch` messages for this worker as soon as there is one, or an empty list
+        after `max_wait_seconds`. With 0 it returns what is there now.
 
-        Those that are due again come first, then the next ones of the stream in order. Each is this
-        worker's for `ack_wait_seconds` from when the owner delivered it. If the call fails or is
-        cancelled, what it was about to return is delivered again after that time. Large values do
-        not come along: `message.large` stands for one, and `Stream.get_reader` reads it.
-        `timeout_seconds` is for each request.
+        Messages that are due again come first, then the next ones of the stream in order. Each
+        belongs to this worker for `ack_wait_seconds` after its delivery. If the call fails or is
+        cancelled, the messages that it was about to return are delivered again after that time.
+        `timeout_seconds` applies to each request.
+
+        Large values are not included: `message.large` stands for one, and `Stream.get_reader` reads
+        it.
         """
         if type(batch) is not int or not 1 <= batch <= MAX_FETCH:
             raise InvalidArgumentError(argument="batch", reason=f"1 to {MAX_FETCH}, not {batch!r}")
@@ -225,8 +240,8 @@ class Consumer(Generic[V]):
     async def deliveries(self, batch: int = 1) -> AsyncIterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `aclose`.
 
-        With a `batch` above 1 so many are fetched at once: the ack wait of the last of them runs
-        while the first is worked on.
+        With a `batch` above 1, so many are fetched at once: the ack wait of the last one runs while
+        you process the first.
         """
         while not self._feed.closed:
             for delivery in await self.fetch(batch, max_wait_seconds=60.0):
@@ -236,12 +251,14 @@ class Consumer(Generic[V]):
         return self.deliveries()
 
     async def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
-        """Acknowledge several deliveries in one operation; return of each what `Delivery.ack` does."""
+        """Acknowledge several deliveries in one operation. Return for each what `Delivery.ack`
+        returns.
+        """
         said = [self._said_of(delivery, VERB_ACK) for delivery in deliveries]
         return list(await asyncio.gather(*said))
 
     async def info(self, *, timeout_seconds: float | None = None) -> ConsumerInfo:
-        """Return where the consumer stands; it is made if there is none."""
+        """Return the state of the consumer. Creates the consumer if it does not exist."""
         await self._made(timeout_seconds)
         found = await consumer_infos(self._link, self._key, self.name, timeout_seconds)
         if not found:
@@ -249,9 +266,10 @@ class Consumer(Generic[V]):
         return found[0]
 
     async def delete(self, *, timeout_seconds: float | None = None) -> bool:
-        """Delete the consumer, with all that it knows of deliveries; return False if there was none.
+        """Delete the consumer and its record of deliveries. Return False if it did not exist.
 
-        A new one of this name, made by a handle's next use, begins at its `start_seq` again.
+        The next use of a handle with this name creates a new consumer, which begins at its
+        `start_seq`.
         """
         packed = pack([CONSUMER_DELETE, self.name])
         (count, _), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
@@ -261,9 +279,11 @@ class Consumer(Generic[V]):
     async def dead_letters(
         self, *, timeout_seconds: float | None = None
     ) -> AsyncIterator[DeadLetter[V]]:
-        """Yield what this consumer gave up and its `dead_letter` stream has, the oldest first.
+        """Yield the messages that this consumer gave up and its `dead_letter` stream has, oldest
+        first.
 
-        Pages as `Stream.get_all`; nothing without a `dead_letter` stream.
+        Pages are fetched as you iterate; `timeout_seconds` applies to each. Without a `dead_letter`
+        stream there are none.
         """
         pages = self._dead_pages(timeout_seconds)
         async with contextlib.aclosing(pages):
@@ -274,11 +294,13 @@ class Consumer(Generic[V]):
     async def requeue(
         self, letter: DeadLetter[Any], *, timeout_seconds: float | None = None
     ) -> Ack:
-        """Append a dead letter to its stream again, as a new message for all consumers of that, then
-        delete it from the dead-letter stream; return the ack of the append.
+        """Append a dead letter to its stream again, as a new message for all consumers of that
+        stream, and then delete it from the dead-letter stream. Return the ack of the append.
 
-        A call that is cut short may be repeated: the message is appended once within the stream's
-        `dedupe_window_seconds`. Raises NotFoundError if the letter is not there any more.
+        If the call is interrupted, repeat it: the message is appended only once within the stream's
+        `dedupe_window_seconds`.
+
+        Raises NotFoundError if the letter no longer exists.
         """
         await self._made(timeout_seconds)
         dead = self._dead_key(self._dead_letter)

@@ -1,17 +1,17 @@
 """Dead letters: messages that a consumer gives up, kept in a stream of their own.
 
-Who moves one is the client that fetched it, so that two streams with two owners need no protocol between
-servers. The steps, each of which may be the last one of its process:
+The client that fetched a message moves it, so two streams with two owners need no protocol between
+servers. The steps, after each of which the process may die:
 
     1  a fetch names the message as dead and keeps it pending, for the ack wait
     2  a copy is appended to the dead-letter stream, with a `msg_id` made of where it came from
-    3  `term` says that the consumer is done with it
+    3  `term` says that the consumer has finished it
 
-After a death before 3 a later fetch names it again; before 2 nothing has happened, and after it the
-`msg_id` is known: the dead-letter stream's window of them is a day. So each is there once if somebody
-fetches within a day of the death, and never not at all.
+If the process dies before 3, a later fetch names the message again. Before 2 nothing has happened;
+after it the `msg_id` is known, because the dead-letter stream remembers it for a day. So each copy
+exists once if somebody fetches within a day, and is never missing.
 
-Headers of the copy say where it came from, beside those that the message had.
+The headers of the copy say where it came from, besides those of the message.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ TERMINATED: Final = "term"
 
 
 class DeadLetter(NamedTuple, Generic[V]):
-    """A message that a consumer gave up, as the dead-letter stream has it."""
+    """A message that a consumer gave up, as it is in the dead-letter stream."""
 
-    #: Its seq in the dead-letter stream; value and headers are those of the original.
+    #: With its seq in the dead-letter stream, and the value and headers of the original.
     message: Message[V]
-    #: Where it came from, and who gave it up.
+    #: The stream and the seq of the original, and the consumer that gave it up.
     stream: str
     seq: int
     consumer: str
     #: How often it was delivered.
     delivery_count: int
-    #: "max_deliveries", or "term" if a worker said so.
+    #: "max_deliveries", or "term" if a worker gave it up.
     reason: str
 
 

@@ -1,10 +1,10 @@
 """Values of any size: sent and fetched in chunks, a few in flight, and never held whole.
 
-`put` uploads what a source gives and then has one operation make it a value, all of it or nothing. An
-upload has an id and survives what the store survives: the owner says how much it has, so a `put` with the
-id of one that was interrupted sends only the rest, after it has compared the crc32 of what is there with
-its own source. `ValueReader` reads one value from its first byte to its last: a value that is replaced
-meanwhile is an error and never a mixture, and so is one whose sha256 is not what its writer made.
+`put` uploads the source and then makes it a value with one atomic operation. An upload has an id
+and is as durable as the store. The owner knows how much of it has arrived, so a `put` with the id
+of an interrupted upload compares the crc32 of that part with its own source and sends only the
+rest. `ValueReader` reads one value from its first byte to its last. If the value is replaced
+meanwhile, or its sha256 is wrong, the reader raises an error; it never returns a mixture.
 
 Files are read, written and hashed in threads.
 """
@@ -127,15 +127,21 @@ async def with_large_value(
 class ValueReader(Generic[_Row]):
     """Reads the value of one message or entry. Made by `get_reader`; for one task.
 
-    `async for chunk in reader` gives it piece by piece, `await reader.read(n)` up to `n` bytes. The last
-    piece comes only if the whole has the right sha256. Raises ValueReplacedError once the message or
-    key was replaced or deleted, LargeValueDamagedError, and what any read raises.
+    `async for chunk in reader` yields it piece by piece; `await reader.read(n)` returns up to `n`
+    bytes. The last piece is returned only if the whole value has the right sha256.
+
+    Raises ValueReplacedError if the message or key was replaced or deleted meanwhile,
+    LargeValueDamagedError if the value is damaged, and what any read raises.
+
+        async with await stream.get_reader(7) as reader:
+            async for chunk in reader:
+                file.write(chunk)
     """
 
     def __init__(
         self, link: Link, key: StoreKey, row: _Row, what: str, timeout_seconds: float | None
     ) -> None:
-        #: The message or entry, its value left out if it is large.
+        #: The message or entry, without its value if that is large.
         self.row: _Row = row
         self.size_bytes = row.size_bytes
         self._link = link
@@ -167,7 +173,9 @@ class ValueReader(Generic[_Row]):
             yield chunk
 
     async def read(self, size_bytes: int = -1) -> bytes:
-        """Return the next `size_bytes`, fewer at the end, none after it; without an argument all."""
+        """Return the next `size_bytes` bytes: fewer at the end of the value, b"" after it. Without
+        an argument, return all that is left.
+        """
         pieces: list[bytes] = []
         wanted = self.size_bytes if size_bytes < 0 else size_bytes
         while wanted > 0 and (chunk := await self._next()):

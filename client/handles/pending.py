@@ -1,4 +1,4 @@
-"""A write on its way: what `append_async` and `set_async` give."""
+"""A write in flight: the result of `append_async` and `set_async`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from holdfast.protocol.messages import Ack, Durability
 
 
 class PendingAck:
-    """Await it for the Ack, as often as you like; it raises what the plain call would have raised.
+    """The future ack of `append_async` or `set_async`. Await it for the Ack, as often as you like;
+    it raises what the plain call would have raised.
 
-    Dropping it is harmless: the write goes on, and nobody hears what became of it.
+    Dropping it is harmless: the write continues, and nobody hears its result.
     """
 
     # It is the waiter of its operation (`frame.Waiter`) itself: whoever keeps a window full finds most
@@ -33,7 +34,7 @@ class PendingAck:
         return answer if type(answer) is Ack else self._to_ack(*Link.unwrap(answer))
 
     def done(self) -> bool:
-        """Tell if it has been answered, one way or the other."""
+        """Return whether it has an answer, an ack or an error."""
         return self._answer is not None or (self._future is not None and self._future.done())
 
     def set_result(self, answer: Any) -> None:
@@ -43,7 +44,7 @@ class PendingAck:
             self._future.set_result(None)
 
     def add_done_callback(self, callback: Callable[[PendingAck], object]) -> None:
-        """Have `callback(self)` called soon after it is answered."""
+        """Call `callback(self)` soon after the answer has arrived."""
         self._as_future().add_done_callback(lambda _: callback(self))
 
     def _as_future(self) -> asyncio.Future[None]:

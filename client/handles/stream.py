@@ -72,13 +72,20 @@ _PACKED_HEAD = pack([HEAD])
 
 
 class Stream(Generic[V]):
-    """A handle on one stream of the client's tenant. Cheap: it holds a name and nothing else.
+    """A handle on one stream of the client's tenant: messages numbered 1, 2, 3, ... in order. It
+    holds only a name, so making one is cheap.
 
-    Every method may raise OperationTimeoutError (a write may or may not be stored then),
-    NoCoordinatorError, NoServerError and ConnectionFailedError (nothing was sent until the timeout),
-    InvalidArgumentError and TooLargeError (before anything is sent), and StorageError when the
-    server's disk failed. All of these carry their fields and a stable `code`.
-    A `timeout_seconds` is at most 300: owners know a retry for twice as long.
+    Every method may raise these errors, besides those that it names:
+
+    - InvalidArgumentError and TooLargeError, before anything is sent;
+    - NoCoordinatorError, NoServerError and ConnectionFailedError, if nothing could be sent before
+      the timeout;
+    - OperationTimeoutError, if no answer came before the timeout: a write may or may not be stored;
+    - StorageError, if the server's disk failed.
+
+    Every error has a stable `code` and its `fields`. `timeout_seconds` replaces the client's
+    timeout for one call. It is at most 300, because the owner of a store recognises a retry only
+    for twice as long.
     """
 
     def __init__(
@@ -104,15 +111,26 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Append a message; return its seq and revision. A value above MAX_VALUE_BYTES is uploaded in
-        chunks first, each with `timeout_seconds`.
+        """Append a message. The ack has its seq and revision.
 
-        A `msg_id` that was stored within the last two minutes (or the stream's own
-        `dedupe_window_seconds`) is not stored again: the ack is then that of the first time, with
-        `duplicate` true. With `expected_last_seq` the message is stored only if that is the
-        stream's last seq (0: never written); else WrongLastSeqError. `ttl_seconds` after it was
-        stored the message is gone. Raises LimitExceededError and RateLimitedError where the stream
-        is configured so; nothing was stored or removed then.
+        - `headers` maps text to text.
+        - `msg_id` makes the append idempotent: if a message with this `msg_id` was stored within
+          the last two minutes (or the stream's `dedupe_window_seconds`), nothing is stored, and the
+          ack is that of the first time, with `duplicate` true.
+        - `expected_last_seq` stores the message only if that is the stream's last seq (0: never
+          written).
+        - `ttl_seconds` removes the message so long after it was stored.
+        - `durability` is the level that the ack waits for: "applied", "synced" or "stored"; the
+          stream's own by default.
+
+        A value above MAX_VALUE_BYTES is uploaded in chunks first; `timeout_seconds` then applies to
+        each chunk.
+
+        Raises WrongLastSeqError; LimitExceededError and RateLimitedError if the stream is
+        configured with limits. After these errors nothing was stored or removed.
+
+            ack = await stream.append(b"hello", msg_id="order-17")
+            print(ack.seq, ack.duplicate)
         """
         # Written out rather than through `Link.call`: this is the path of every message.
         link, values = self._link, self._values
@@ -143,10 +161,12 @@ class Stream(Generic[V]):
     ) -> PendingAck:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
 
-        For one producer that keeps many appends under way: they are stored in the order of these
-        calls. Waits while so much of this client is unanswered that more would be late
-        (MAX_WAITING_OPERATIONS and MAX_WAITING_BYTES at the most). At most MAX_VALUE_BYTES each:
-        TooLargeError.
+        Use it for one producer that keeps many appends in flight. They are stored in the order of
+        these calls. The call waits while the client has more unanswered operations than can be
+        answered in time, at most MAX_WAITING_OPERATIONS and MAX_WAITING_BYTES.
+
+        Raises TooLargeError for a value above MAX_VALUE_BYTES. Other errors are raised by the
+        PendingAck.
         """
         link, values = self._link, self._values
         data, headers = values.stored(values.encoded(value), headers)
@@ -167,12 +187,14 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Append all of `values` (or `(value, headers)` pairs) or none; return an ack for each, so []
-        for nothing at all.
+        """Append all of `values` or none. Return an ack for each, in order; [] if there are none.
 
-        They get consecutive seqs. All must fit in one frame of about 1 MB and 4096 messages:
-        TooLargeError. Raises WrongLastSeqError, LimitExceededError and RateLimitedError as `append`
-        does, also if the stream could not keep all of them.
+        Each item is a value, or a pair `(value, headers)`. The messages get consecutive seqs. The
+        other arguments are those of `append`.
+
+        Raises TooLargeError unless all fit into one frame of about 1 MB and 4096 messages;
+        WrongLastSeqError, LimitExceededError and RateLimitedError as `append` does, also if the
+        stream cannot keep all of them.
         """
         operations = []
         for item in values:
@@ -194,9 +216,12 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Replace message `seq`, deleted ones too; at the last seq + 1 append.
+        """Replace message `seq`, even if it was deleted. At the last seq + 1 it appends.
 
-        Raises InvalidSeqError beyond that. What is replaced has its ttl and age anew.
+        The ttl and the age of the message begin anew. The other arguments are those of `append`.
+
+        Raises InvalidSeqError if `seq` is above the last seq + 1; LimitExceededError and
+        RateLimitedError as `append` does.
         """
         data = self._values.encoded(value)
         if is_large(data):
@@ -216,7 +241,10 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Ack]:
-        """Set all of the `(seq, value)` pairs or none; return an ack for each. Errors as `set`."""
+        """Replace all of the `(seq, value)` pairs or none. Return an ack for each. Raises what
+        `set` raises, and TooLargeError unless all fit into one frame of about 1 MB and 4096
+        messages.
+        """
         values = self._values
         operations = [
             set_message_operation(seq, *values.stored(values.encoded(value), None))
@@ -225,9 +253,12 @@ class Stream(Generic[V]):
         return await self._batch(operations, durability, timeout_seconds)
 
     async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message[V] | None:
-        """Return message `seq`; None if it was deleted or trimmed, or is not written yet.
+        """Return message `seq`, or None if it was deleted or trimmed, or is not written yet.
 
-        A large value comes along, whole: `get_reader` and `get_file` hold a few chunks of it only.
+        A large value is returned whole; `get_reader` and `get_file` keep only a few chunks of it in
+        memory.
+
+        Raises ValueUnreadableError if the value cannot be decompressed or decoded.
         """
         message = await self._find(seq, timeout_seconds)
         if message is not None and message.large is not None:
@@ -241,8 +272,11 @@ class Stream(Generic[V]):
     async def get_reader(
         self, message: int | Message[Any], *, timeout_seconds: float | None = None
     ) -> ValueReader[Message] | None:
-        """Return a reader of the value of a message, given by its seq or as `get_all` and
-        `subscribe` gave it; None if there is no such seq. `timeout_seconds` is for each chunk."""
+        """Return a reader of the value of a message, or None if the message does not exist.
+
+        `message` is a seq, or a Message that `get_all` or `subscribe` returned. `timeout_seconds`
+        applies to each chunk.
+        """
         if isinstance(message, Message) and message.large is None and not self._values.is_raw:
             # Its value is decoded: what is stored is asked for.
             message = message.seq
@@ -258,10 +292,11 @@ class Stream(Generic[V]):
         *,
         timeout_seconds: float | None = None,
     ) -> Message | None:
-        """Write the value of a message to `path`, whole and synced or not at all, and return the
-        message, a large value left out; None, and nothing is written, if there is no such seq.
+        """Write the value of a message to the file `path`. Return the message, without a large
+        value; None if the message does not exist, and then nothing is written.
 
-        Raises what a ValueReader raises, OSError.
+        The file is written completely and synced, or not at all. Raises what a ValueReader raises,
+        and OSError.
         """
         reader = await self.get_reader(message, timeout_seconds=timeout_seconds)
         if reader is None:
@@ -282,13 +317,17 @@ class Stream(Generic[V]):
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
-        """Append what a path or an open file gives, or with `seq` set that message; the other
-        arguments are those of `append` and `set`. `timeout_seconds` is for each chunk.
+        """Append the content of a file, or with `seq` replace that message.
 
-        A put that is interrupted and called again with the same `upload_id` (16 bytes of your own,
-        used for one value only) and the same content sends what is missing, within an hour; if it
-        had been stored after all, the ack is that of the first time, with `duplicate` true and the
-        durability unknown. Raises OSError too.
+        `source` is a path, or an open binary file that is read from its position. The other
+        arguments are those of `append` and `set`. `timeout_seconds` applies to each chunk.
+
+        To resume an interrupted call within an hour, repeat it with the same content and the same
+        `upload_id`, 16 bytes of your choice that you use for one value only. The call sends what is
+        missing. If the value was already stored, the ack is that of the first time, with
+        `duplicate` true and the durability unknown.
+
+        Raises what `append` and `set` raise, and OSError.
         """
         commit = self._committing(
             seq, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
@@ -305,17 +344,25 @@ class Stream(Generic[V]):
         limit: int | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[Message[V]]:
-        """Yield messages in order of seq: `start_seq` to `end_seq`, both included, from `start_time`
-        (int milliseconds since the epoch, or a datetime with a zone); of these only the `last` so
-        many; and of those at most the first `limit`. So `end_seq=50, last=3` gives 48 to 50.
+        """Yield messages in order of seq.
 
-        A range may begin or end below 1, where there are no messages.
+        - `start_seq` and `end_seq` are both inclusive. The range may begin or end below 1, where
+          there are no messages.
+        - `start_time` begins with the first message that was appended at or after it: int
+          milliseconds since the epoch, or a datetime with a time zone.
+        - `last` takes the last so many messages of that range, and `limit` the first so many of the
+          rest. So `end_seq=50, last=3` yields 48 to 50.
 
-        Pages are fetched one ahead of the consumer. Each page is a consistent view, the whole is
-        not: a message set while the iteration runs may appear in its old or its new state. Large
-        values do not come along: `message.large` stands for one, and `get_reader` reads it. Reading
-        the `value` of a message that cannot be read raises ValueUnreadableError there, and the
-        iteration goes on; `message.unreadable` tells before. `timeout_seconds` is for each page.
+        Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
+        view, but all pages together are not: a message that is set meanwhile may appear in its old
+        or its new state.
+
+        Large values are not included: `message.large` stands for one, and `get_reader` reads it. If
+        a value cannot be read, reading `message.value` raises ValueUnreadableError, and
+        `message.unreadable` tells so beforehand; the iteration continues.
+
+            async for message in stream.get_all(last=10):
+                print(message.seq, message.value)
         """
         pages = self._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
         async with contextlib.aclosing(pages):
@@ -326,8 +373,8 @@ class Stream(Generic[V]):
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
     ) -> Deleted:
-        """Delete one message or several (at most MAX_DELETE_COUNT), those that are there; return how
-        many there were."""
+        """Delete one message or several, at most MAX_DELETE_COUNT. Return how many of them existed.
+        """
         operation = delete_messages_operation(seqs)
         if not operation[1]:
             return await self._nothing_deleted(timeout_seconds)
@@ -338,9 +385,10 @@ class Stream(Generic[V]):
     async def delete_all(
         self, *, end_seq: int | None = None, timeout_seconds: float | None = None
     ) -> Deleted:
-        """Delete every message up to and with `end_seq`, or all; return how many there were.
+        """Delete every message up to and including `end_seq`, or all messages. Return how many
+        existed.
 
-        Below 1 `end_seq` deletes nothing. Seqs go on where they were: none is ever used again.
+        An `end_seq` below 1 deletes nothing. Seqs continue where they were; none is reused.
         """
         end_seq = range_end("end_seq", end_seq)
         if end_seq == 0:
@@ -356,12 +404,16 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> StreamTransaction[V]:
-        """Return a transaction: `async with stream.transaction() as t:` reads, appends, sets and
-        deletes by `t`, and at the end all of it is stored or nothing.
+        """Return a transaction. Read, append, set and delete through it; when its `async with`
+        ends, all writes are stored, or none.
 
-        It is stored only if every message that was read by `t` is still the same and, with
-        `expected_last_seq`, that is the stream's last seq; else WrongRevisionError or
-        WrongLastSeqError is raised at the end, and the caller may begin again.
+        They are stored only if every message that was read through the transaction is unchanged
+        and, with `expected_last_seq`, that is the stream's last seq. Otherwise the end raises
+        WrongRevisionError or WrongLastSeqError, and you may begin again.
+
+            async with stream.transaction() as t:
+                message = await t.get(7)
+                t.set(7, message.value + b"!")
         """
         transaction = StreamTransaction(
             self._link, self._key, self._values, durability, timeout_seconds
@@ -371,17 +423,24 @@ class Stream(Generic[V]):
         return transaction
 
     async def head(self, *, timeout_seconds: float | None = None) -> Head:
-        """Return where the stream stands; of one never written, all is zero but first_seq."""
+        """Return the stream's revision, seqs and sizes. For a stream that was never written all are
+        0, except `first_seq`, which is 1.
+        """
         wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
 
     async def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
     ) -> StoreConfig:
-        """Change what is named (see StoreConfig) and return the whole configuration.
+        """Change the given settings and return the whole configuration. The settings are the fields
+        of StoreConfig.
 
-        What is left out stays as it is; None is the default again. With `discard` "old" the lowest
-        seqs that are over new limits go at once. Raises InvalidArgumentError.
+        Settings that you leave out stay as they are; None restores a default. With `discard` "old",
+        messages that exceed new limits are removed at once, beginning with the lowest seqs.
+
+        Raises InvalidArgumentError for an unknown setting or a wrong value.
+
+            await stream.configure(max_messages=10_000, discard="old")
         """
         return await configuration.configure(self._link, self._key, settings, timeout_seconds)
 
@@ -390,32 +449,43 @@ class Stream(Generic[V]):
         return await configuration.config(self._link, self._key, timeout_seconds)
 
     async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the stream and every copy of it: its file, snapshots, what is in quarantine, consumers and
-        configuration. Return False if there was none. Nothing brings it back.
+        """Remove the stream and every copy of it: its file, snapshots, quarantined files, consumers
+        and configuration. Return False if it did not exist. Nothing can restore it.
 
-        Its name is free then: who writes to it makes a new stream, and a retry of this call leaves that
-        alone. Followers are given a RESET. Needs a NATS permission of its own (docs/operations.md).
-        Of a call that ends with OperationTimeoutError the stream may or may not be gone.
+        Its name is free afterwards. A later write creates a new stream, which a retry of this call
+        leaves alone. Followers receive a RESET. The call needs its own NATS permission
+        (docs/operations.md).
+
+        After OperationTimeoutError the stream may or may not be removed.
         """
         return await destroy(self._link, self._key, timeout_seconds)
 
     def subscribe(
         self, *, start_seq: int | None = None, start_revision: int | None = None
     ) -> Subscription[V]:
-        """Follow the stream: an async iterator of Change, each once, in the order of revisions.
+        """Follow the stream. Return an async iterator of Change: each change once, in the order of
+        revisions.
 
-        With `start_seq`, first the messages from there on as SET changes; without, only what
-        happens from now on, where *now* is when the first change is asked for or the
-        subscription is entered with `async with`. With `start_revision` (see
-        `Subscription.revision`) it goes on after what was seen up to there; of what was set or deleted
-        several times since, the last state comes. Survives reconnects and changes of owner.
+        - Without arguments you get what happens from now on; *now* is when you enter the
+          subscription with `async with`, or ask for the first change.
+        - With `start_seq` the messages from there on come first, as SET changes.
+        - With `start_revision` it resumes after that revision (see `Subscription.revision`). A
+          message that was set or deleted several times since then appears only with its latest
+          state.
 
-        After a RESET change, forget everything: all messages (from `start_seq`) follow anew. It comes
-        when the owner no longer remembers deletes that were missed, or has fewer revisions: the
-        stream was deleted and made anew. Raises InvalidArgumentError if both starts are given.
+        The subscription survives reconnects and changes of owner. After a RESET change, discard
+        everything you know: all messages (from `start_seq` on) follow again. A RESET comes if the
+        owner no longer remembers deletes that you missed, or if the stream was deleted and created
+        again.
 
-        `async with` or `aclose()` ends it; so does dropping it, as a `break` out of
-        `async for change in stream.subscribe()` does.
+        `async with` or `aclose()` ends it, and so does dropping it, for example by a `break` out of
+        `async for`.
+
+        Raises InvalidArgumentError if both arguments are given.
+
+            async for change in stream.subscribe(start_seq=1):
+                if change.message is not None:
+                    print(change.message.seq, change.message.value)
         """
         if start_seq is not None:
             start_seq = range_start("start_seq", start_seq)
@@ -435,22 +505,31 @@ class Stream(Generic[V]):
     def consumer(
         self, name: str, *, start_seq: int = 1, **settings: Unpack[ConsumerSettings]
     ) -> Consumer[V]:
-        """Return a handle on a consumer of this stream: a durable cursor that workers share, a work
-        queue. No round trip.
+        """Return a handle on a consumer of this stream: a durable cursor that several workers share
+        as a work queue. This makes no round trip.
 
-        `name` is 1 to 63 of A-Z a-z 0-9 _ -. It is made when it is first used, and begins at
-        `start_seq`; one that is there goes on where it is. Settings that are named change it too:
-        `ack_wait_seconds` (30) until a message that is not acknowledged is delivered again,
-        `max_deliveries` (None: no limit) after which it is given up, `max_ack_pending` (1000)
-        messages that may be with workers at a time, and `dead_letter` (None), the name of a stream
-        that takes what is given up. Raises InvalidNameError, InvalidArgumentError.
+        `name` is 1 to 63 characters of A-Z a-z 0-9 _ -. The consumer is created on first use and
+        begins at `start_seq`; an existing consumer continues where it is. Settings that you name
+        also change an existing consumer:
+
+        - `ack_wait_seconds` (30): a message that is not acknowledged so long after its delivery is
+          delivered again;
+        - `max_deliveries` (None: no limit): a message that was delivered so often is given up;
+        - `max_ack_pending` (1000): the most messages that workers may have at a time;
+        - `dead_letter` (None): the stream that receives the messages that are given up.
+
+        Raises InvalidNameError; InvalidArgumentError.
+
+            async for delivery in stream.consumer("mailer"):
+                await send_mail(delivery.message.value)
+                await delivery.ack()
         """
         return Consumer(
             self._link, self._follower, self._key, self._values, name, start_seq, settings
         )
 
     async def consumers(self, *, timeout_seconds: float | None = None) -> list[ConsumerInfo]:
-        """Return where each consumer of this stream stands, in order of their names."""
+        """Return the state of each consumer of this stream, in order of their names."""
         return await consumer_infos(self._link, self._key, None, timeout_seconds)
 
     async def _pages(

@@ -1,16 +1,18 @@
-"""Transactions: several writes to one store, and what they rest on, stored together or not at all.
+"""Transactions: several writes to one store, with the reads they rest on, stored together or not at
+all.
 
-Optimistic: nothing is locked. What was read is remembered with its revision, and the owner stores the
-writes only if all of it still is as it was seen; else nothing is stored and the caller may begin
-again, with what is there now. It is one operation on the wire, an atomic batch with conditions: so it is stored
-once however often it is sent, and followers see its changes one after the other.
+They are optimistic: nothing is locked. The client remembers what was read, with its revision. The
+owner stores the writes only if all of that is unchanged; otherwise nothing is stored and the caller
+may begin again. On the wire a transaction is one operation, an atomic batch with conditions. So it
+is stored once however often it is sent, and followers see its changes one after the other.
 
-A transaction that only reads is consistent by itself if all of it came in one answer, and asks the owner
-for nothing at its end: so is one `get`, or one `get_many`. Others are tried beside writers who may always be
-faster. So the client remembers what a failed transaction had read, and the next one of that store that begins
-with any of it reads all of it at once: a reader that tries again completes, whatever writers do.
+A transaction that only reads is consistent by itself if everything came in one answer, as one `get`
+or one `get_many` does; it then asks the owner for nothing at its end. Otherwise faster writers
+could make it fail again and again. So the client remembers what a failed transaction had read, and
+the next one on this store that begins with any of it reads all of it at once. A reader that tries
+again therefore succeeds, whatever writers do.
 
-Does not span stores, and does not see keys that were not read (no ranges).
+A transaction does not span stores, and has no conditions on keys that were not read (no ranges).
 """
 
 from __future__ import annotations
@@ -120,13 +122,16 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
             await self.commit()
 
     async def commit(self) -> list[Ack | Deleted]:
-        """Store all of it, and return what came of each write, in order.
+        """Store all writes, and return the result of each, in order.
 
-        Raises WrongRevisionError or WrongLastSeqError when something is not any more as it was read
-        or expected, InvalidSeqError, LimitExceededError, RateLimitedError: nothing was stored. All
-        must fit in one frame of about 1 MB and 4096 operations: TooLargeError. Of a transaction that
-        only read it says whether all that it saw was so at one time; if it was not, the next one reads
-        all of that at once, and so completes beside any number of writers.
+        Everything must fit into one frame of about 1 MB and 4096 operations. A transaction that
+        only reads checks that everything it saw was true at one moment. If that fails, the next
+        transaction on this store reads all of it in one request, so it succeeds however often
+        others write.
+
+        Raises WrongRevisionError or WrongLastSeqError if something is no longer as it was read or
+        expected; InvalidSeqError, LimitExceededError, RateLimitedError and TooLargeError. After
+        these errors nothing was stored.
         """
         self._check_open()
         self._committed = True
@@ -221,21 +226,26 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
 
 
 class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
-    """Several keys of a kv, changed together. Made by `KV.transaction`; commits at the end of its
-    `async with`, or by `commit`. For one task."""
+    """Changes several keys of a kv together. Made by `KV.transaction`; commits when its
+    `async with` ends, or by `commit`. For one task.
+    """
 
     async def get(self, key: str) -> Entry[V] | None:
-        """Return the entry of `key`, or None; the commit holds only if that is still so then.
+        """Return the entry of `key`, or None. The commit succeeds only if that is still true.
 
-        A key that was read before is the same again; one that this transaction has set is as it
-        will be, with revision and time 0.
+        Reading a key again returns the same entry. A key that this transaction has set is returned
+        as it will be, with revision and time 0.
         """
         return await self._get(check_key(key))
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
-        """Return the entry of each of `keys`, or None, as `get` does, all of them as they were at one
-        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
-        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        """Return the entry of each of `keys`, or None, as `get` does.
+
+        If they fit into an answer of about 512 KiB, all of them are as they were at one moment; a
+        transaction that reads nothing else then always succeeds.
+
+        Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """
         _check_count("keys", keys)
         return await self._get_many([check_key(key) for key in keys])
 
@@ -250,7 +260,9 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         return None if wire is None else self._values.entry(entry_from_wire(wire))
 
     def expect(self, key: str, revision: int) -> None:
-        """Let the commit hold only if `revision` is the key's then (0: there is no such key)."""
+        """Commit only if `revision` is the revision of `key` at that time (0: the key does not
+        exist).
+        """
         self._check_open()
         expect_operation(check_key(key), revision)
         self._has_conditions = True
@@ -264,7 +276,7 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Set `key` at the commit. Arguments as those of `KV.set`."""
+        """Set `key` at the commit. The arguments are those of `KV.set`."""
         self._check_open()
         values = self._values
         data = values.encoded(value)
@@ -274,7 +286,7 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         self._written[key] = values.entry(plain)
 
     def delete(self, keys: str | Sequence[str]) -> None:
-        """Delete one key or several at the commit, those that are there."""
+        """Delete one key or several at the commit, if they exist."""
         self._check_open()
         operation = delete_entries_operation(keys)
         self._operations.append(operation)
@@ -282,20 +294,25 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
 
 
 class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
-    """Several messages of a stream, changed together. Made by `Stream.transaction`; commits at the
-    end of its `async with`, or by `commit`. For one task."""
+    """Changes several messages of a stream together. Made by `Stream.transaction`; commits when its
+    `async with` ends, or by `commit`. For one task.
+    """
 
     async def get(self, seq: int) -> Message[V] | None:
-        """Return message `seq`, or None; the commit holds only if that is still so then.
+        """Return message `seq`, or None. The commit succeeds only if that is still true.
 
-        One that this transaction has set is as it will be, with revision and time 0.
+        A message that this transaction has set is returned as it will be, with revision and time 0.
         """
         return await self._get(check_seq("seq", seq))
 
     async def get_many(self, seqs: Sequence[int]) -> list[Message[V] | None]:
-        """Return the message of each of `seqs`, or None, as `get` does, all of them as they were at one
-        time if they fit in an answer of about 512 KiB: then the end of a transaction that read nothing
-        else always holds. Raises TooLargeError for more than MAX_DELETE_COUNT."""
+        """Return the message of each of `seqs`, or None, as `get` does.
+
+        If they fit into an answer of about 512 KiB, all of them are as they were at one moment; a
+        transaction that reads nothing else then always succeeds.
+
+        Raises TooLargeError for more than MAX_DELETE_COUNT.
+        """
         _check_count("seqs", seqs)
         return await self._get_many([check_seq("seq", seq) for seq in seqs])
 
@@ -310,14 +327,16 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         return [found.get(seq) for seq in keys[:count]], count
 
     def expect(self, seq: int, revision: int) -> None:
-        """Let the commit hold only if `revision` is that of message `seq` then (0: there is none)."""
+        """Commit only if `revision` is the revision of message `seq` at that time (0: it does not
+        exist).
+        """
         self._check_open()
         expect_operation(check_seq("seq", seq), revision)
         self._has_conditions = True
         self._expected[seq] = revision
 
     def expect_last_seq(self, last_seq: int) -> None:
-        """Let the commit hold only if `last_seq` is the stream's then (0: never written)."""
+        """Commit only if `last_seq` is the stream's last seq at that time (0: never written)."""
         self._check_open()
         expect_operation(None, last_seq)
         self._has_conditions = True
@@ -331,7 +350,7 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         msg_id: str | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Append a message at the commit. Arguments as those of `Stream.append`."""
+        """Append a message at the commit. The arguments are those of `Stream.append`."""
         self._check_open()
         stored, marked = self._values.stored(self._values.encoded(value), headers)
         self._operations.append(append_operation(stored, marked, msg_id, None, ttl_seconds))
@@ -344,7 +363,7 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         headers: Headers | None = None,
         ttl_seconds: float | None = None,
     ) -> None:
-        """Replace message `seq` at the commit. Arguments as those of `Stream.set`."""
+        """Replace message `seq` at the commit. The arguments are those of `Stream.set`."""
         self._check_open()
         values = self._values
         data = values.encoded(value)
@@ -354,7 +373,7 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         self._written[seq] = values.message(plain)
 
     def delete(self, seqs: int | Sequence[int]) -> None:
-        """Delete one message or several at the commit, those that are there."""
+        """Delete one message or several at the commit, if they exist."""
         self._check_open()
         operation = delete_messages_operation(seqs)
         self._operations.append(operation)

@@ -47,7 +47,9 @@ def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) ->
 
 
 class EntryChange(NamedTuple, Generic[V]):
-    """What `key` shows has changed from `previous` to `value`; None: there is no such key."""
+    """The value of `key` has changed from `previous` to `value`. None means that the key does not
+    exist.
+    """
 
     key: str
     value: V | None

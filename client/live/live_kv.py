@@ -1,4 +1,4 @@
-"""A live kv: a dictionary that is the same everywhere.
+"""A live kv: a dictionary with the same content everywhere.
 
     async with hf.live_kv("settings", codec="json") as settings:
         settings.on_change(lambda change: print(change.key, change.value, change.origin))
@@ -6,28 +6,29 @@
         print(settings.get("font"), len(settings), settings.unsaved)
         await settings.save()               # returns when all of it is stored
 
-It is a MutableMapping in memory: reads never wait. A write is visible at once and unsaved until the owner
-has confirmed it; if the owner will not have it (a limit of the store, say), what was there before shows
-again and `on_reject` hears of it. Everything goes on while the servers or NATS are away: what is
-written meanwhile is sent afterwards. Keys in `unsaved` are the only thing that an end of the process
-can lose, and leaving the `async with` saves them first.
+It is a MutableMapping in memory, so reading never waits. A write is visible at once, and unsaved
+until the owner has confirmed it. If the owner rejects it (because of a limit of the store, for
+example), the earlier value shows again and `on_reject` is called. Everything continues while the
+servers or NATS are away; what is written meanwhile is sent afterwards. If the process dies, only
+the keys in `unsaved` are lost; leaving the `async with` saves them first.
 
-**Conflicts.** Somebody else may have set the same key in between, or created it. Then `merge` is asked for
-what shall be: `merge(base, local, remote)` gets the value that both started from, the one here and the
-one there (None: there was no such key), and returns a value, or DELETE. Without it the last writer wins,
-which is the one whose write arrives last. All replicas end with the same value in any case.
-If an outage of five minutes and more hides an own write that was stored, and somebody has built on it
-since, it is merged with itself: a merge that is idempotent, as those of sets and texts usually are, is
-not disturbed by that.
+**Conflicts.** Somebody else may have set or created the same key in between.
+`merge(base, local, remote)` then decides: it gets the value that both started from, the local one
+and the remote one (None: the key did not exist), and returns a value, or DELETE. Without it the
+last writer wins, which is the one whose write arrives last. All copies end with the same value in
+any case. If an outage of five minutes or more hides that an own write was stored, and somebody has
+built on it since, the write is merged with itself. An idempotent merge, as for sets and texts, is
+not affected by that.
 
-**Large values** (over MAX_VALUE_BYTES), which `KV.set` and `KV.put_file` write, are not held. Their keys
-show, reading one raises LargeValueNotHeldError, and `KV.get_reader` of `Client.kv` reads it. In changes
-the LargeValue that stands for it is the value, and `entry(key).large` is it too. A key that has one can be
-set and deleted as any other. A merge needs all its values: where one of them is large, the local write is
-rejected (`on_reject`, `save`) and what the owner has shows.
+**Large values** (above MAX_VALUE_BYTES), which `KV.set` and `KV.put_file` write, are not held.
+Their keys show. Reading one raises LargeValueNotHeldError; `KV.get_reader` of `Client.kv` reads it.
+In changes a LargeValue takes the place of the value, and `entry(key).large` has it too. Such a key
+can be set and deleted as any other. A merge needs all its values: if one of them is large, the
+local write is rejected (`on_reject`, `save`) and the owner's value shows.
 
-A value is decoded anew at each read, and its dictionaries and lists are read-only: a change in place would be
-lost, so it raises TypeError. Change a copy and assign that: `live["votes"] = {**live["votes"], "bob": 2}`.
+A value is decoded at each read, and its dictionaries and lists are read-only: a change in place
+would be lost, so it raises TypeError. Change a copy and assign that:
+`live["votes"] = {**live["votes"], "bob": 2}`.
 """
 
 from __future__ import annotations
@@ -81,20 +82,33 @@ class KeyRemoval(Enum):
     DELETE = "delete"
 
 
-#: What a merge returns for the key to be deleted.
+#: A merge returns this to delete the key.
 DELETE: Final = KeyRemoval.DELETE
 
 MergeFunction = Callable[[V | None, V | None, V | None], V | KeyRemoval]
 
 
 class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
-    """A local copy of a kv. Made by `Client.live_kv`; for `async with`, or `open` and `aclose`.
+    """A local copy of a kv, as a dictionary (MutableMapping). Made by `Client.live_kv`; use it with
+    `async with`, or `open` and `aclose`.
 
-    Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what could never be
-    stored, BusyError when MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
-    makes room), and ConnectionFailedError when the replica is not open. Reading raises
-    ValueUnreadableError for a value that its codec did not write, and LargeValueNotHeldError for a
-    large one.
+    Reading never waits. A write shows at once and is sent in the background; it is *unsaved* until
+    the owner has confirmed it. If the owner rejects it, the earlier value shows again and
+    `on_reject` is called. Everything continues while the servers or NATS are away; what you write
+    meanwhile is sent afterwards.
+
+    A value is decoded at each read, and its dictionaries and lists are read-only. Change a copy and
+    assign that.
+
+    Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
+    stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
+    makes room); ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError
+    for a value that another codec wrote, and LargeValueNotHeldError for a large value.
+
+        async with hf.live_kv("settings", codec="json") as settings:
+            settings["theme"] = "dark"
+            print(settings.get("font"), len(settings), settings.unsaved)
+            await settings.save()
     """
 
     _core: LiveEntries
@@ -138,7 +152,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         self._written()
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys of now: the loop's body may await, and change anything."""
+        """Iterate over the present keys: the loop's body may await, and change anything."""
         return iter(tuple(self._core.visible))
 
     def __len__(self) -> int:
@@ -148,11 +162,11 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return key in self._core.visible
 
     def items(self) -> ItemsView[str, V]:
-        """Return the keys and values of now: the loop's body may await, and change anything."""
+        """Return the present keys and values: the loop's body may await, and change anything."""
         return {key: self[key] for key in self._core.visible}.items()
 
     def values(self) -> ValuesView[V]:
-        """Return the values of now, as `items`."""
+        """Return the present values, as `items` does."""
         return {key: self[key] for key in self._core.visible}.values()
 
     def clear(self) -> None:
@@ -162,7 +176,8 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
 
     def entry(self, key: str) -> Entry | None:
         """Return the last confirmed entry of `key`, with revision, time and headers, or None. Its
-        value is as bytes. Raises ValueUnreadableError."""
+        value is bytes. Raises ValueUnreadableError.
+        """
         entry = self._core.confirmed.get(key)
         if entry is not None:
             decoded_or_raise(RAW, entry.value)
@@ -170,18 +185,23 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        """The keys whose local write is not confirmed, the oldest first."""
+        """The keys whose local write is not confirmed, oldest first."""
         return self._core.unsaved
 
     @property
     def unsaved_count(self) -> int:
+        """The number of those keys."""
         return self._core.unsaved_count
 
     def on_change(
         self, callback: Callable[[EntryChange[V | LargeValue]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, local ones too; a LargeValue stands for a value that
-        is not held. Returns a function that ends that. What was there at the opening is no change."""
+        """Call `callback` with each EntryChange, including local ones. Return a function that ends
+        this.
+
+        A LargeValue takes the place of a value that is not held. The entries that exist when the
+        copy is opened are not reported.
+        """
         return self._register(self._change_callbacks, callback)
 
     async def _subscription(self) -> Subscription[bytes]:

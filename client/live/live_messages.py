@@ -38,15 +38,15 @@ M = TypeVar("M")
 
 
 class MessageChangeKind(StrEnum):
-    """What happened to what the application sees."""
+    """What happened to a message of a live stream."""
 
-    #: A message is new: a local one at the end, a remote one in its place.
+    #: A message was added: a local one at the end, a remote one in its place.
     ADDED = "added"
-    #: A local message was stored and has its seq now.
+    #: A local message was stored and now has its seq.
     CONFIRMED = "confirmed"
-    #: A message has another value or headers.
+    #: A message has a new value or new headers.
     REPLACED = "replaced"
-    #: A message is gone: deleted, trimmed, expired, or a local one that was rejected.
+    #: A message was deleted, trimmed or expired, or a local one was rejected.
     REMOVED = "removed"
 
 
@@ -62,8 +62,9 @@ class Draft:
 
 
 class MessageChange(NamedTuple, Generic[M]):
-    """What happened to `message`. `previous` is what was replaced, or the local message that is now
-    confirmed, else None."""
+    """What happened to `message`. `previous` is the replaced message, or the local message that is
+    now confirmed; otherwise None.
+    """
 
     kind: MessageChangeKind
     message: M

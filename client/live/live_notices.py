@@ -15,20 +15,20 @@ V = TypeVar("V")
 
 
 class Origin(StrEnum):
-    """Where a change of what a replica shows came from."""
+    """Where a change of a live copy came from."""
 
     #: A write of this replica, shown before it is confirmed.
     LOCAL = "local"
-    #: Somebody else's write, what a merge made of it, or a removal by the store's limits.
+    #: Somebody else's write, the result of a merge with it, or a removal by a limit of the store.
     REMOTE = "remote"
-    #: A write of this replica was rejected, and what was there before it shows again.
+    #: A write of this replica was rejected, and the earlier state shows again.
     REJECTED = "rejected"
 
 
 class Rejection(NamedTuple, Generic[V]):
-    """A local write that the owner will not have: what was written and why it was rejected.
+    """A local write that the owner rejected: what was written, and why it was rejected.
 
-    `key` is None in a stream. In a kv `value` is None if the write was a delete.
+    `key` is None for a stream. For a kv, `value` is None if the write was a delete.
     """
 
     key: str | None

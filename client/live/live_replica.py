@@ -1,12 +1,13 @@
-"""What every live replica does: follow its store, send what is written, tell the application.
+"""What every live replica does: follow its store, send what is written, call the application.
 
-Two tasks of one group do it until `aclose`, the end of the client, or an error that no retry can help
-(`error`): one takes the changes of the store, one sends what is unsaved, a flight at a time. All state
-is in a pure core (`live_entries.py`, `live_messages.py`); reads and writes of the application touch
-only that, so they need no await and work as well with everything away.
+Two tasks of one group run until `aclose`, the end of the client, or an error that no retry can help
+(`error`). One takes the changes of the store; the other sends what is unsaved, one flight at a
+time. All state is in a pure core (`live_entries.py`, `live_messages.py`). Reads and writes of the
+application touch only that core, so they need no await and work as well during an outage.
 
-Callbacks run in the event loop, right after the change, in the order of the changes; they may read and
-write the replica. What they raise goes to the loop's exception handler and hurts nobody else.
+Callbacks run in the event loop, right after the change, in the order of the changes. They may read
+and write the replica. What they raise goes to the loop's exception handler and affects nothing
+else.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Core(Protocol[C]):
 
 
 class LiveReplica(ABC, Generic[C, V]):
-    """A local copy of one store that follows it, and can be written at once."""
+    """A local copy of one store, which follows the store and can be written at once."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class LiveReplica(ABC, Generic[C, V]):
     ) -> None:
         """`registry` has the replica, by its `id`, while it is open."""
         self.name = name
-        #: Why the replica no longer follows its store; None while it does.
+        #: The error that ended the replica; None while it follows its store.
         self.error: HoldfastError | None = None
         self._link = link
         self._core = core
@@ -102,16 +103,17 @@ class LiveReplica(ABC, Generic[C, V]):
 
     @property
     def connected(self) -> bool:
-        """False while NATS is lost, and once the replica has ended: what is read may be old then,
-        and what is written stays unsaved."""
+        """False while the connection to NATS is lost, and after the copy has ended. What you read
+        may be old then, and what you write stays unsaved.
+        """
         has_ended = self._closed or self.error is not None
         return self._opened.is_set() and not has_ended and self._link.bus.connected
 
     async def open(self, timeout_seconds: float | None = None) -> Self:
-        """Read the store, and return once the copy is complete.
+        """Read the store. Return once the copy is complete. A copy can be opened once.
 
-        Raises what any read raises; OperationTimeoutError when nothing came for `timeout_seconds`
-        (the client's, if None). A replica is opened once.
+        Raises what any read raises; OperationTimeoutError if nothing arrived for `timeout_seconds`
+        (the client's timeout by default).
         """
         self._check_open(opening=True)
         timeout = self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -137,11 +139,12 @@ class LiveReplica(ABC, Generic[C, V]):
         return self
 
     async def save(self, timeout_seconds: float | None = None) -> None:
-        """Return once every write made before is confirmed: stored, as its durability says.
+        """Return once every earlier write is confirmed: stored, with its durability.
 
         Raises the error of the first write that was rejected since the last `save`, with the others
-        in its notes; OperationTimeoutError when the time is over (the client's timeout, if None),
-        in which case the writes stay unsaved and are tried further; `error` if there is one.
+        in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout by
+        default), in which case the writes stay unsaved and are still tried; `error` if there is
+        one.
         """
         target = self._core.last_write
         if self._core.first_unsaved <= target:
@@ -168,10 +171,10 @@ class LiveReplica(ABC, Generic[C, V]):
             raise error
 
     async def aclose(self, *, save: bool = True, timeout_seconds: float | None = None) -> None:
-        """Save, unless `save` is false, and end. Idempotent.
+        """Save, unless `save` is False, and end. Idempotent.
 
-        Raises what `save` raises, when it has ended all the same. Writes that are lost with it are
-        told of in the log too (`client.unsaved`).
+        Raises what `save` raises; the copy has ended all the same. Writes that are lost are also
+        reported in the log (`client.unsaved`).
         """
         try:
             if save and not self._closed and self._main is not None:
@@ -188,7 +191,7 @@ class LiveReplica(ABC, Generic[C, V]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Save and end; a task that is cancelled does not wait for it."""
+        """Save and end. A cancelled task does not wait for that."""
         if exc is None:
             await self.aclose()
             return
@@ -198,14 +201,15 @@ class LiveReplica(ABC, Generic[C, V]):
             exc.add_note(f"and while closing {self!r}: {error}")
 
     def on_reject(self, callback: Callable[[Rejection[V]], object]) -> Callable[[], None]:
-        """Call `callback` with each Rejection, after what was there before shows again. Returns a
-        function that ends that."""
+        """Call `callback` with each Rejection, once the earlier state shows again. Return a
+        function that ends this.
+        """
         return self._register(self._reject_callbacks, callback)
 
     @property
     @abstractmethod
     def unsaved_count(self) -> int:
-        """How many local writes are not confirmed."""
+        """The number of local writes that are not confirmed."""
 
     @abstractmethod
     async def _subscription(self) -> Subscription[bytes]:

@@ -1,26 +1,28 @@
-"""A live stream: a list of messages that is the same everywhere.
+"""A live stream: a list of messages with the same content everywhere.
 
     async with hf.live_stream("project.42.patches", last=1000) as patches:
         patches.on_change(lambda change: print(change.kind, change.message.value))
         patches.append(b"...")              # at the end at once, sent in the background
         print(len(patches), patches[-1].value, patches.unsaved)
         await patches.save()                # returns when all of it is stored
-        await patches.load(start_seq=1)     # the older ones too
+        await patches.load(start_seq=1)     # reads the older messages too
 
-It is a Sequence in memory: reads never wait. What is appended shows at the end at once, with `seq` None,
-and gets its seq when it is confirmed; what others appended in between then comes before it, for the order
-of confirmed messages is the owner's. What was appended here is stored in the order of the calls, each
-once, whatever is lost, restarted or away meanwhile. A message that the owner will not have goes away again
-and `on_reject` hears of it.
+It is a Sequence in memory, so reading never waits. An appended message shows at the end at once,
+with `seq` None, and gets its seq when it is confirmed. Messages that others appended in between
+then come before it, because the owner decides the order of confirmed messages. Appended messages
+are stored in the order of the calls, each once, whatever is lost, restarted or away meanwhile. If
+the owner rejects a message, it disappears and `on_reject` is called.
 
-It follows everything that happens to the stream: messages replaced by `Stream.set`, deleted, trimmed,
-expired and evicted. `start_seq`, or the `last` so many, says from where on it is held in memory.
+The copy follows everything that happens to the stream: messages that are replaced by `Stream.set`,
+deleted, trimmed, expired and evicted. `start_seq`, or the `last` so many, says which messages are
+held.
 
-A large value (over MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not held: reading
-its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream` reads it. In changes the
-LargeValue that stands for it is the message's value. It cannot be appended here.
+A large value (above MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not
+held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream`
+reads it. In changes a LargeValue takes the place of the value. A large value cannot be appended
+here.
 
-So that it knows its messages again, it adds a header to each (`live`), which it hides from its own
+To recognise its own messages, it adds a header to each (`live`). It hides the header from its own
 readers; others see it.
 """
 
@@ -104,13 +106,24 @@ class LiveMessage(NamedTuple, Generic[V]):
 
 
 class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
-    """A local copy of a stream. Made by `Client.live_stream`; for `async with`, or `open` and `aclose`.
+    """A local copy of a stream, as a list (Sequence) of LiveMessage. Made by `Client.live_stream`;
+    use it with `async with`, or `open` and `aclose`.
 
-    Indices count from the oldest message that is held. Appending raises InvalidArgumentError and
-    TooLargeError for what could never be stored, BusyError when MAX_UNSAVED_WRITES messages or
-    MAX_UNSAVED_BYTES are unsaved (`await save()` makes room), and ConnectionFailedError when the
-    replica is not open. Reading raises ValueUnreadableError for a value that its codec did not write,
-    and LargeValueNotHeldError for a large one.
+    Reading never waits. Indices count from the oldest message that is held. An appended message
+    shows at the end at once, with `seq` None, and gets its seq when it is confirmed; messages that
+    others appended in between then come before it. Your messages are stored in the order of your
+    calls, each once, whatever is lost or restarted meanwhile. If the owner rejects a message, it
+    disappears and `on_reject` is called.
+
+    Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
+    if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`await save()` makes room);
+    ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a value
+    that another codec wrote, and LargeValueNotHeldError for a large value.
+
+        async with hf.live_stream("project.42.patches", last=1000) as patches:
+            patches.append(b"...")
+            print(len(patches), patches[-1].value, patches.unsaved)
+            await patches.save()
     """
 
     _core: LiveMessages
@@ -166,12 +179,14 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return len(self._core.messages) + len(self._core.drafts)
 
     def __iter__(self) -> Iterator[LiveMessage[V]]:
-        """Iterate over the messages of now: the loop's body may await, and change anything."""
+        """Iterate over the present messages: the loop's body may await, and change anything."""
         held: list[Held] = [*self._core.messages, *self._core.drafts]
         return map(self._shown, held)
 
     def append(self, value: V, *, headers: Headers | None = None) -> None:
-        """Append a message: it shows at once, and is stored in the background."""
+        """Append a message. It shows at once and is stored in the background. `headers` maps text
+        to text.
+        """
         self._check_open()
         given = checked_headers(headers) or {}
         check_headers_free(given)
@@ -190,7 +205,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
 
     @property
     def start_seq(self) -> int:
-        """From which seq on messages are held."""
+        """The first seq from which messages are held."""
         return self._core.start_seq
 
     @property
@@ -200,19 +215,26 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
 
     @property
     def unsaved_count(self) -> int:
+        """The number of those messages."""
         return len(self._core.drafts)
 
     def on_change(
         self, callback: Callable[[MessageChange[LiveMessage[V | LargeValue]]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each MessageChange, local ones too; a LargeValue stands for a value
-        that is not held. Returns a function that ends that. What was there at the opening, or is
-        loaded, is no change."""
+        """Call `callback` with each MessageChange, including local ones. Return a function that
+        ends this.
+
+        A LargeValue takes the place of a value that is not held. The messages that exist when the
+        copy is opened, and those that `load` reads, are not reported.
+        """
         return self._register(self._change_callbacks, callback)
 
     async def load(self, start_seq: int = 1, *, timeout_seconds: float | None = None) -> None:
-        """Read the older messages from `start_seq` on and hold them too: all of them, or none if it
-        raises what any read raises. `timeout_seconds` is for each page."""
+        """Read the older messages from `start_seq` on, and hold them too: all of them, or none if
+        it raises.
+
+        `timeout_seconds` applies to each page. Raises what any read raises.
+        """
         start_seq = range_start("start_seq", start_seq)
         core = self._core
         async with self._loading:

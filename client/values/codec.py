@@ -1,7 +1,8 @@
-"""Codecs: what an application's values look like as bytes.
+"""Codecs: how an application's values become bytes.
 
-A store holds bytes and never looks into them. A codec is chosen where a value is used, by each
-application for itself, and is no property of the store: all that write to one should use the same.
+A store holds bytes and never interprets them. The codec is chosen by each application for its own
+handle and is not a property of the store, so all applications that use one store should use the
+same codec.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ CodecName = Literal["raw", "json", "msgpack"]
 
 
 class Codec(Protocol[V]):
-    """Turns values into bytes and back. Decoding must give a new object each time."""
+    """Converts values to bytes and back. `decode` must return a new object each time."""
 
     def encode(self, value: V) -> bytes:
-        """Return `value` as bytes. Raises InvalidArgumentError if it cannot be one."""
+        """Return `value` as bytes. Raises InvalidArgumentError if it cannot be converted."""
         ...
 
     def decode(self, data: bytes) -> V:
-        """Return what `encode` was given. Raises ValueUnreadableError if `data` is no such value."""
+        """Return the value that `encode` was given. Raises ValueUnreadableError if `data` is no
+        such value.
+        """
         ...
 
 

@@ -1,17 +1,17 @@
 """Values between an application and the wire: through a codec, then compressed where that helps.
 
-    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ what is stored, and a header that says so
+    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ stored bytes, and a header that says so
 
-Large values (`large_value.py`) go through the codec and are not compressed. What comes back is made a
-value where it is given out, one by one, and not where it arrives: so a value that cannot be read is an
-error of that message or key alone, buffers hold what is small, and nothing is worked on for nobody.
+Large values (`large_value.py`) go through the codec and are not compressed. A value that arrives is
+decoded where it is handed out, one by one. So an unreadable value is an error of its message or key
+only, buffers hold the small form, and no value is decoded that nobody reads.
 
-A single read of what cannot be read raises. Among others, of `get_all` or a subscription, it is given out
-as an UnreadableMessage or UnreadableEntry, whose `value` raises where it is read: so whoever iterates goes
-on, and what has no need of the value (seq, key, headers, a delete) has all else.
+A single read of an unreadable value raises. In `get_all` or a subscription it is an
+UnreadableMessage or UnreadableEntry, whose `value` raises when it is read. So the iteration
+continues, and seq, key, headers and deletes work without the value.
 
-A client compresses only what the coordinator says readers know (`Link.compresses`), so not before it
-has asked for the owner of its first store.
+A client compresses only if the coordinator says that all readers know it (`Link.compresses`), so
+not before it has asked for the owner of its first store.
 """
 
 from __future__ import annotations
