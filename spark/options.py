@@ -1,28 +1,29 @@
 """The options of `format("holdfast")`, checked. Pure.
 
-Both ways:
+Reading and writing:
 
-    nats        the NATS URL of the cluster, several joined by commas
-    tenant      whose stores (default: `default`)
-    prefix      the cluster's subject prefix (default: `hf`)
+    nats        the NATS URL of the cluster; several are joined by commas
+    tenant      the tenant (default: `default`)
+    prefix      the subject prefix of the cluster (default: `hf`)
     nats_token, nats_credentials    as in `connect`; the credentials are a file on every machine
 
 Reading:
 
-    bucket      read the newest snapshots in this bucket and not the live cluster: no `nats` then
-    stream      names of streams, several joined by commas; `*` stands for one token, a last `>` for
-                one or more. Without `stream` and `kv` it is `>`
-    kv          the same of key-value stores; batch only
-    start_seq, end_seq    inclusive, of each stream
-    start_time  messages from then on: milliseconds since the epoch, or ISO 8601 with a zone
-    rows_per_partition    about so many rows make a task
-    pushdown    `true`: filters are used to read less; see `source.py`
-    maxRowsPerTrigger     at most so many rows in a micro-batch
-    failOnDataLoss        `false`: go on if messages were removed before they were read
+    bucket      read the newest snapshots in this bucket instead of the live cluster, without `nats`
+    stream      names of streams, joined by commas; `*` matches one token, a final `>` one or more.
+                Without `stream` and `kv` it is `>`
+    kv          the same for key-value stores; batch only
+    start_seq, end_seq    of each stream, inclusive
+    start_time  messages appended from then on: milliseconds since the epoch, or ISO 8601 with a
+                zone
+    rows_per_partition    the approximate number of rows of a task
+    pushdown    `true`: filters restrict what is read; see `source.py`
+    maxRowsPerTrigger     the most rows in a micro-batch
+    failOnDataLoss        `false`: continue if messages were removed before they were read
 
 Writing:
 
-    stream      the one stream that gets all rows; without it each row names its own in column `store`
+    stream      the one stream for all rows; without it the column `store` names that of each row
     query       the identity of what is written, across runs; see `sink.py`
     durability  of the appends, as in `append`
 """

@@ -1,16 +1,16 @@
-"""Replay: what a table holds, or Parquet files, written back into the stores of a cluster.
+"""Import: writes the content of a table, or of Parquet files, into the stores of a cluster.
 
-    import_table(spark, "s3://bucket/tables/changes", "nats://127.0.0.1:4222", time=noon)
+    import_table(spark, "s3://bucket/tables/changes", ReplayTarget("nats://127.0.0.1:4222"), time=noon)
 
-For restores, moves between clusters, and results that were computed. Stores are spread over executors,
-each store is written by one task, in order, through its owner. Invariants:
+Use it for restores, for moves between clusters, and for computed results. Executors share the
+stores; one task writes each store, in order, through its owner. Invariants:
 
-- A message is stored once, however often a task or the whole import is tried again: a target is gone on
-  with where its last seq says, each write expects that seq, and what is there already is compared first.
-- Seqs stay as they were. Where some are missing, empty messages take their places and are deleted at
-  the end. `renumber` leaves the places out.
+- A message is stored once, however often a task or the whole import is repeated. A task resumes at
+  the last seq of its target, each write expects that seq, and existing messages are compared first.
+- Seqs stay as they were. Empty messages fill gaps and are deleted at the end; with `renumber` the
+  gaps are closed up instead.
 
-What a kv holds besides the keys of the table stays.
+Keys of a kv that the table does not have stay as they are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RESULT: Final = (
 
 
 class TargetDiffersError(RequestError):
-    """A stream that is to be imported holds something else already."""
+    """A stream that an import writes to has other messages at the same seqs."""
 
     code = "target_differs"
     template = "stream {store!r} of tenant {tenant!r} holds something else at seq {seq}"
@@ -53,8 +53,10 @@ class TargetDiffersError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayTarget:
-    """Where an import goes. `tenant` takes the place of every tenant, `store_prefix` comes before
-    every name."""
+    """Where an import writes. `nats` and `prefix` are those of the cluster. `tenant` replaces the
+    tenant of every row, and `store_prefix` is put before every store name. With `renumber`,
+    missing seqs are closed up; otherwise messages keep their seqs.
+    """
 
     nats: str
     prefix: str = DEFAULT_PREFIX
@@ -65,12 +67,15 @@ class ReplayTarget:
 
 @dataclass(slots=True)
 class ImportReport:
-    """What an import did. `present` rows were there from an earlier try."""
+    """The result of an import."""
 
     source: str
     stores: int = 0
+    #: Rows that were written.
     rows: int = 0
+    #: Rows that were already there from an earlier try.
     present: int = 0
+    #: Bytes of the values that were written.
     bytes: int = 0
     seconds: float = 0.0
 
@@ -92,14 +97,21 @@ def import_table(
     version: int | None = None,
     time: datetime | None = None,
 ) -> ImportReport:
-    """Write what `source` holds to the stores of a cluster.
+    """Write rows to the stores of a cluster.
 
-    `source` is the URL of a table of changes, of which `version` and `time` choose a state of the past,
-    or the path of Parquet files with columns `store` and `value`, and any of `tenant`, `kind`, `seq`,
-    `key`, `headers`. `tenant` and `store`, in which `*` stands for anything, choose stores.
+    - `source` is the URL of a table of changes, or the path of Parquet files with the columns
+      `store` and `value` and any of `tenant`, `kind`, `seq`, `key` and `headers`.
+    - `version` or `time` selects an earlier state of a table.
+    - `tenant` and `store` restrict which stores are written; `*` in `store` matches anything.
 
-    Raises TargetDiffersError, InvalidArgumentError, errors of the client and of Spark, the first ones
-    inside of Spark's.
+    Each message is stored once, however often a task or the whole import is repeated. If it is
+    interrupted, call it again to resume. Keys of a kv that `source` does not have stay as they are.
+
+    Raises TargetDiffersError if a stream has other messages already; InvalidArgumentError; and
+    errors of the client and of Spark. Errors of tasks are wrapped in errors of Spark.
+
+        target = ReplayTarget("nats://127.0.0.1:4222", tenant="restored")
+        report = import_table(spark, "s3://acme/holdfast/tables/changes", target, tenant="acme")
     """
     begun = clock.monotonic()
     frame = _rows(spark, source, version, time)

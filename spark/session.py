@@ -1,7 +1,7 @@
-"""A Spark session with what holdfast's parts need: a Java, the same Python, bounded batches.
+"""A Spark session with what holdfast needs: a Java, the same Python on executors, bounded batches.
 
-Everything here is a default: `master` and `settings` of the caller count, and a session that runs
-already (a notebook's, `spark-submit`'s) is taken as it is.
+All settings are defaults. The caller's `master` and `settings` replace them, and a session that is
+already running (of a notebook, or of `spark-submit`) is used as it is.
 """
 
 from __future__ import annotations
@@ -35,10 +35,21 @@ def session(
     settings: Mapping[str, str] | None = None,
     register: bool = True,
 ) -> SparkSession:
-    """Return the running session, or start one. Raises JavaMissingError.
+    """Return the running Spark session, or start one.
 
-    Without `master` it is the one of `spark-submit`, else all cores of this machine. `register` makes
-    `spark.read.format("holdfast")` known.
+    - `app` is the name of a new session's application.
+    - `master` is the Spark master of a new session. Without it, the session uses the master of
+      `spark-submit`, otherwise all cores of this machine.
+    - `settings` are Spark settings for a new session. They replace holdfast's defaults.
+    - `register` makes `spark.read.format("holdfast")` known to the session.
+
+    A session that is already running keeps its settings.
+
+    Raises JavaMissingError if there is no Java 17 or newer.
+
+        from holdfast.spark.session import session
+
+        spark = session(master="local[2]")
     """
     active = SparkSession.getActiveSession()
     if active is None:

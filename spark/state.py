@@ -1,6 +1,6 @@
-"""Reading the table of changes back: its rows, and the latest state that they add up to.
+"""Reading the table of changes: its rows, and the state that they add up to.
 
-The SQL here is plain enough for Spark and DuckDB alike. docs/analytics.md explains it.
+The SQL works in Spark and in DuckDB. docs/analytics.md explains it.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ WHERE operation = 'set' AND age = 1 AND (trimmed IS NULL OR trimmed < coalesce(s
 def state_sql(
     changes: str = "changes", *, condition: str = "true", columns: Sequence[str] = STATE_COLUMNS
 ) -> str:
-    """Return the query for what the stores hold, in the dialect that Spark and DuckDB share.
+    """Return a query for what the stores hold, as SQL that Spark and DuckDB understand.
 
-    `changes` names the table or view; `condition` is on the columns of `changes`, for a state of the
-    past: `changes.time <= TIMESTAMP '2026-11-21 12:00:00'`.
+    `changes` is the name of the table or view of changes. `condition` is an SQL condition on its
+    columns. With a condition on `time` the query returns an earlier state:
+    `changes.time <= TIMESTAMP '2026-11-21 12:00:00'`. `columns` are the columns of the result.
     """
     return _STATE.format(changes=changes, condition=condition, columns=", ".join(columns))
 
@@ -84,10 +85,11 @@ def read_table(
     version: int | None = None,
     filters: list[tuple[str, str, str]] | None = None,
 ) -> DataFrame:
-    """Return the table of changes as it is, or was in a version, without any package for the JVM.
+    """Return the table of changes, or an earlier `version` of it, as a DataFrame. It needs no
+    package for the JVM.
 
-    `filters` are on `tenant` and `date`, `[("tenant", "=", "acme")]`: other files are not read.
-    In a folder Spark reads the files itself, on S3 the executors' Python does.
+    `table` is a URL. `filters` on `tenant` and `date`, such as `[("tenant", "=", "acme")]`, skip
+    all other files. Spark reads a folder itself; on S3 the executors' Python reads the files.
     """
     location = TableLocation(table)
     delta = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
@@ -109,7 +111,9 @@ def read_table(
 
 
 def latest(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:
-    """Return what the stores hold: a row for each message and entry that is there."""
+    """Return what the stores hold, or held in an earlier `version` of the table: one row for each
+    message and entry. `table` is a URL.
+    """
     read_table(spark, table, version=version).createOrReplaceTempView("holdfast_changes")
     return spark.sql(state_sql("holdfast_changes"))
 

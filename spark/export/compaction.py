@@ -1,11 +1,11 @@
-"""Compaction: many small files of the table become few large ones with the same rows, sorted.
+"""Compaction: merges many small files of the table into few large ones with the same rows, sorted.
 
-Incremental runs leave a file or more each for a tenant and date, most of them small. Within each
-partition the files below `SMALL_BYTES` are merged, up to `FILE_BYTES` at a time, each merge by a task.
-One transaction puts all results in the place of what they were made of, so readers see the one or the
-other; exports may go on meanwhile, another compaction may not. What was replaced stays for time travel.
+Each incremental run leaves at least one file for each tenant and date, most of them small. Within a
+partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
+task. One transaction replaces the old files by the new ones, so a reader sees either. Exports may
+run at the same time, another compaction may not. The replaced files stay for time travel.
 
-Files are sorted and are merged as they stream by: a task has a slice of each in memory, 64 MiB in all.
+Files are sorted, so they are merged as they are read: a task holds a slice of each, 64 MiB in all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MergeJob:
 
 @dataclass(slots=True)
 class CompactionReport:
-    """What a compaction did. Each file is an object to list, open and read the footer of."""
+    """The result of a compaction."""
 
     table: str
     version: int | None = None
@@ -77,7 +77,16 @@ def compact(
     collect: bool = True,
     keep_hours: float = KEEP_HOURS,
 ) -> CompactionReport:
-    """Merge the table's small files. Raises TableConflictError if another compaction was quicker."""
+    """Merge the small files of a table. No row changes; readers and exports may run at the same
+    time.
+
+    - `table` is the URL of the table.
+    - `progress(done, total)` is called with the number of finished merges and of all merges.
+    - Files below `small_bytes` are merged, into files of up to `file_bytes`.
+    - `collect` removes files that no version of the last `keep_hours` hours uses.
+
+    Raises TableConflictError if another compaction has committed meanwhile.
+    """
     begun = time.monotonic()
     target = ChangesTable(TableLocation(table))
     before = target.files()

@@ -1,16 +1,17 @@
-"""The export: everything new in a bucket, as rows of the table of changes. Incremental.
+"""The export: writes everything new in a bucket as rows of the table of changes. Incremental.
 
-    with session() as spark: report = export(spark, "s3://bucket/prefix")
+    spark = session()
+    report = export(spark, "s3://bucket/prefix")
 
     manifests, log indexes, watermarks ──▶ plan ──▶ tasks on executors ──▶ files ──▶ one commit
 
-Each run adds what came after the watermarks of the last one, deletes and overwrites included, and
-commits rows and watermarks together: a run that is killed leaves nothing visible, and of two at once one
-is refused. What is to be read is pinned meanwhile (`pinning.py`). What a task finds removed all the same
-(a deleted store's snapshot, a log object that its server retired) is left for another round, of which
-there are a few.
+Each run adds what came after the watermarks of the previous run, including deletes and overwrites,
+and commits rows and watermarks together. A run that is killed leaves nothing visible. If two runs
+overlap, one of them is refused. A run pins what it reads (`pinning.py`). If an object is removed
+all the same (the snapshot of a deleted store, a log object that its server retired), the run reads
+the rest again in another round, a few times at most.
 
-After the commit the manifests learn up to which seq each stream is archived.
+After the commit the run records in the manifests up to which seq each stream is archived.
 """
 
 from __future__ import annotations
@@ -56,29 +57,38 @@ RunTask = Callable[[Job, Task], TaskOutcome]
 
 @dataclass(slots=True)
 class ExportReport:
-    """What an export did. Bytes in are those that came from the bucket, bytes out those of files."""
+    """The result of an export."""
 
+    #: The URL of the table.
     table: str = ""
-    #: Of the table, None if there is none yet.
+    #: The version of the table after the run, None if there is no table yet.
     version: int | None = None
+    #: Commits: 0 if nothing was new.
     runs: int = 0
     stores: int = 0
     rows: int = 0
+    #: Stores that were read anew, because the table cannot continue where it was.
     resets: int = 0
+    #: Files that were written.
     files: int = 0
+    #: Bytes read from the bucket.
     bytes_in: int = 0
+    #: Bytes of the unpacked images of snapshots.
     image_bytes: int = 0
+    #: Bytes of the files.
     bytes_out: int = 0
     seconds: float = 0.0
-    #: Requests to the bucket by their class, and objects put to the table.
+    #: Requests to the bucket by their class, and objects put into the table.
     requests: dict[str, int] = field(default_factory=dict)
     #: Stores, or log objects, that could not be read, and why.
     damaged: list[str] = field(default_factory=list)
-    #: What was removed while it was to be read, for the last round too: the next export has it.
+    #: Something was removed before it was read, also in the last round. The next export reads it.
     stale: bool = False
-    #: False: the bucket took no pin, so the collector may have been in the way.
+    #: False if the bucket cannot be written, so garbage collection may have interfered.
     pinned: bool = True
+    #: Streams whose manifests were given a new archive mark.
     archived: int = 0
+    #: Old files that were removed from the table.
     collected: int = 0
 
     @property
@@ -101,14 +111,24 @@ def export(
     file_bytes: int = FILE_BYTES,
     task: RunTask = run_task,
 ) -> ExportReport:
-    """Bring the table up to what is in the bucket.
+    """Add everything that is new in the bucket to the table.
 
-    `bucket` and `table` are URLs; without `table` it is the bucket's own, and only that one moves
-    `archived_seq` of the manifests unless `watermark` says so. `progress` is told tasks done and all
-    tasks. `task` stands in for `run_task`.
+    - `bucket` and `table` are URLs. Without `table` it is the bucket's own table, `tables/changes`.
+    - `progress(done, total)` is called with the number of finished tasks and of all tasks.
+    - `watermark` records in the bucket's manifests which messages the table has, so that servers
+      can archive them. The default is True for the bucket's own table only.
+    - `collect` removes files that no version of the last `keep_hours` hours uses.
+    - `file_bytes` is the size at which a file is closed.
+    - `task` replaces `run_task` on the executors.
 
-    Raises NoBucketError, TableConflictError if another export has committed meanwhile, TableDamagedError,
-    BucketError, and errors of Spark, deltalake and boto3.
+    The rows and the position that the run has reached are one commit. A run that is killed leaves
+    nothing visible; call `export` again.
+
+    Raises NoBucketError; TableConflictError if another export has committed meanwhile;
+    TableDamagedError; BucketError; and errors of Spark, deltalake and boto3.
+
+        report = export(session(), "s3://acme/holdfast")
+        print(report.rows, report.damaged)
     """
     begun = time.monotonic()
     opened = existing_bucket(bucket)

@@ -1,22 +1,22 @@
-"""`df.write.format("holdfast")` and `df.writeStream.format("holdfast")`: rows appended to streams.
+"""`df.write.format("holdfast")` and `df.writeStream.format("holdfast")`: appends rows to streams.
 
-Columns: `value` (binary or string) is wanted; `store`, unless the option `stream` names one stream for
-all rows; `headers` (map<string, string>). The other columns of the source are left out, so that what was
-read can be written.
+The columns are `value` (binary or string, required); `store`, unless the option `stream` names one
+stream for all rows; and `headers` (map<string, string>). Other columns of the source are ignored,
+so that what was read can be written.
 
-Exactly once: each partition of each batch is in the streams once, however often its task is tried or the
-batch is run again; `output.py` has how. What the identity of a batch is:
+Exactly once: each partition of each batch is in the streams once, however often its task is retried
+or the batch is run again; `output.py` describes how. The identity of a batch is:
 
-- in a streaming query, the query's id, which its checkpoint keeps, and the batch's number;
-- in a batch write, the option `query`: a second write with the same one writes what is missing of the
-  first, and nothing if that was complete. Without it each write is another one.
+- in a streaming query, the query's id, which its checkpoint keeps, and the number of the batch;
+- in a batch write, the option `query`: repeating the name completes the first write, and writes
+  nothing if that was complete. A write without a name is new each time.
 
-It is asked of the plan that a batch run again has the same rows in the same order in each partition, as
-those from files, tables and streams have; what follows a shuffle may be in another order, and needs
-`sortWithinPartitions`. If they are not the same this is told by RowsChangedError.
+A batch that runs again must have the same rows in the same order in each partition. Files, tables
+and streams give the same order; after a shuffle use `sortWithinPartitions`. Otherwise
+RowsChangedError is raised.
 
-Rows of one partition keep their order within a stream. A failed batch may have written some of its rows:
-streams show what is appended at once.
+Rows of one partition keep their order within a stream. A failed batch may have written some of its
+rows: streams show each append at once.
 """
 
 from __future__ import annotations

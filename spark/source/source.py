@@ -1,18 +1,19 @@
-"""`format("holdfast")`: streams and kvs as a Spark data source and sink, over NATS or from a bucket.
+"""`format("holdfast")`: streams and kvs as a Spark data source and sink, over NATS or from a
+bucket.
 
-    spark.read.format("holdfast").options(nats=..., tenant="acme", stream="project.*.patches").load()
+    spark.read.format("holdfast").options(nats=..., tenant="acme", stream="project.>").load()
     spark.read.format("holdfast").options(bucket=..., tenant="acme").load()
     spark.readStream.format("holdfast")...      stream_reader.py
     df.write.format("holdfast")...              sink.py
 
-The options are told in `options.py`, the columns in `columns.py`. A batch read shows every store as it
-is, one row for each message or entry: of a live cluster as its owners have it while the tasks run, up
-to the last seqs at the time of planning, and of a bucket as its newest snapshots have it. Overwritten and
-deleted messages are not there; the table that `holdfast export` writes has the history.
+`options.py` describes the options, `columns.py` the columns. A batch read returns one row for each
+existing message or entry. From a live cluster it returns what the owners have while the tasks run,
+up to the last seqs at the time of planning; from a bucket it returns the newest snapshots.
+Overwritten and deleted messages are only in the table that `holdfast export` writes.
 
-What is not wanted is not read, by options, by the columns of `.schema(...)`, and by filters with the
-option `pushdown`. That one is no default, since Spark refuses every reader that could take filters
-while its own switch `spark.sql.python.filterPushdown.enabled` is off, which is its default;
+Options, the columns of `.schema(...)`, and filters with the option `pushdown` restrict what is
+read. `pushdown` is off by default, because Spark refuses every reader that takes filters unless its
+setting `spark.sql.python.filterPushdown.enabled` is on. That setting is off by default;
 `holdfast.spark.session` turns it on.
 """
 
@@ -45,7 +46,7 @@ from holdfast.spark.source.stream_reader import StreamReader
 
 
 class HoldfastSource(DataSource):
-    """What Spark makes of `format("holdfast")` and its options."""
+    """The data source behind `format("holdfast")`. `options.py` describes its options."""
 
     @classmethod
     def name(cls) -> str:
