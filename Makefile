@@ -24,7 +24,7 @@ BENCH ?= compare
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture hostile simulate power bench check lock clean
+.PHONY: help setup demo test torture hostile simulate power bench check generate lock clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -57,10 +57,14 @@ bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large,
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
-check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts.
+generate: $(STAMP) ## Write docs/api.md anew from the docstrings.
+	$(BIN)/python -P docs/generate_api.py
+
+check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare what is generated.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -P docs/generate_api.py --check
 
 lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
 	$(BIN)/python -m venv $(VENV)/lock

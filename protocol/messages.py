@@ -22,13 +22,14 @@ else:
 
     V = TypeVar("V")
 
+#: Texts by their names, at most MAX_HEADERS_BYTES in all.
 Headers = Mapping[str, str]
 
 
 class Durability(IntEnum):
-    """How durable a write is when its ack is sent. The numbers are on the wire: never renumber
-    them.
-    """
+    """How durable a write is when its ack is sent."""
+
+    # The numbers are on the wire: never renumber them.
 
     #: The store's own level, else that of the server.
     DEFAULT = 0

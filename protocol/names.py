@@ -34,8 +34,9 @@ _UNQUOTED: Final = frozenset(
 
 
 class StoreKind(IntEnum):
-    """The two kinds of store. The numbers are on the wire and in files: never renumber them."""
+    """The two kinds of store."""
 
+    # The numbers are on the wire and in files: never renumber them.
     STREAM = 1
     KV = 2
 

@@ -1,6 +1,7 @@
 """Import: writes the content of a table, or of Parquet files, into the stores of a cluster.
 
-    import_table(spark, "s3://bucket/tables/changes", ReplayTarget("nats://127.0.0.1:4222"), time=noon)
+    target = ReplayTarget("nats://127.0.0.1:4222")
+    import_table(spark, "s3://bucket/tables/changes", target, time=noon)
 
 Use it for restores, for moves between clusters, and for computed results. Executors share the
 stores; one task writes each store, in order, through its owner. Invariants:
@@ -81,6 +82,7 @@ class ImportReport:
 
     @property
     def rows_per_second(self) -> float:
+        """Rows for each second; 0 if it took no time."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:

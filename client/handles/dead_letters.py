@@ -48,9 +48,11 @@ class DeadLetter(NamedTuple, Generic[V]):
 
     #: With its seq in the dead-letter stream, and the value and headers of the original.
     message: Message[V]
-    #: The stream and the seq of the original, and the consumer that gave it up.
+    #: The stream of the original.
     stream: str
+    #: The seq of the original.
     seq: int
+    #: The consumer that gave it up.
     consumer: str
     #: How often it was delivered.
     delivery_count: int

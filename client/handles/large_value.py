@@ -45,7 +45,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue, Message
 
-#: A path, or a file that is open for reading bytes; from where it stands.
+#: A path, or a file that is open for reading bytes and is read from its position.
 Source = str | os.PathLike[str] | BinaryIO
 
 #: Times that an upload is gone on with after its owner had less of it, or other bytes, than were sent.

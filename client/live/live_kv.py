@@ -85,6 +85,7 @@ class KeyRemoval(Enum):
 #: A merge returns this to delete the key.
 DELETE: Final = KeyRemoval.DELETE
 
+#: `merge(base, local, remote)`; None means that the key does not exist.
 MergeFunction = Callable[[V | None, V | None, V | None], V | KeyRemoval]
 
 

@@ -44,6 +44,7 @@ from holdfast.protocol.names import check_key
 from holdfast.protocol.own_headers import given
 from holdfast.protocol.store_config import ttl_ms
 
+#: Bytes of any kind: what a handle with the codec "raw" stores.
 Value = bytes | bytearray | memoryview
 
 _new: Final = tuple.__new__

@@ -93,6 +93,7 @@ class ExportReport:
 
     @property
     def rows_per_second(self) -> float:
+        """Rows for each second; 0 if it took no time."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -530,6 +530,11 @@ def test_nats_server_accepts_the_configuration_in_the_document(tmp_path: Path) -
     assert result.returncode == 0, result.stderr
 
 
+def test_the_api_page_is_that_of_the_docstrings() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))["page"]
+    assert (ROOT / "docs" / "api.md").read_text() == page(), "run make generate"
+
+
 def anchors(text: str) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
