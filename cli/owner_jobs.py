@@ -38,10 +38,12 @@ _POLL_SECONDS: Final = 0.1
 _MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
 
 KIND_OPTION: Final = click.option(
-    "--kind", type=click.Choice(["stream", "kv"]), help="If there is one of each of that name."
+    "--kind",
+    type=click.Choice(["stream", "kv"]),
+    help="Needed if a stream and a kv share the name.",
 )
 ALL_OPTION: Final = click.option(
-    "--all", "every", is_flag=True, help="All stores of the tenant that --tenant names."
+    "--all", "every", is_flag=True, help="All stores of the tenant of --tenant."
 )
 ALL_TENANTS_OPTION: Final = click.option(
     "--all-tenants", is_flag=True, help="All stores of every tenant."
@@ -50,7 +52,7 @@ BUCKET_OPTION: Final = click.option(
     "--bucket",
     required=True,
     metavar="URL",
-    help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: that of the servers.",
+    help="The bucket of the servers: file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL].",
 )
 
 

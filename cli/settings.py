@@ -66,9 +66,12 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "nats": {
         "metavar": "URL",
-        "help": f"NATS, several servers joined by commas.  [default: {DEFAULT_NATS}]",
+        "help": f"NATS servers, joined by commas.  [default: {DEFAULT_NATS}]",
     },
-    "tenant": {"metavar": "NAME", "help": f"Whose stores.  [default: {DEFAULT_TENANT}]"},
+    "tenant": {
+        "metavar": "NAME",
+        "help": f"The tenant whose stores you use.  [default: {DEFAULT_TENANT}]",
+    },
     "prefix": {
         "metavar": "TOKEN",
         "help": f"The first token of all subjects.  [default: {DEFAULT_PREFIX}]",
@@ -78,7 +81,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "SECONDS",
         "help": f"How long one operation may take.  [default: {OPERATION_TIMEOUT_SECONDS:g}]",
     },
-    "json": {"is_flag": True, "default": None, "help": "Print JSON: docs/cli.md has the shapes."},
+    "json": {
+        "is_flag": True,
+        "default": None,
+        "help": "Print JSON; docs/cli.md describes the shapes.",
+    },
 }
 #: What a command that talks to a running cluster takes.
 CLIENT_OPTIONS: Final = ("nats", "tenant", "prefix", "timeout", "json")

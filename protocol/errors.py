@@ -1,4 +1,4 @@
-"""The one tree of errors. Each has a stable wire code, its fields, and says if a retry can help.
+"""The tree of errors. Each has a stable wire code and fields, and says whether a retry can help.
 
     HoldfastError
     ├── RequestError                the caller's fault: the same call fails again
@@ -11,43 +11,43 @@
     │   ├── LimitExceededError      a limit of the store does not let it in
     │   ├── NotAllowedError         NATS does not let this user publish or subscribe a subject
     │   ├── NotFoundError           a server or store that an operator named does not exist
-    │   ├── PointNotReachedError    nothing tells how the store was at that revision or time
-    │   ├── UploadMismatchError     what was uploaded is not the value that it is said to be
+    │   ├── PointNotReachedError    no snapshot and log lead to that revision or time
+    │   ├── UploadMismatchError     the uploaded bytes are not the announced value
     │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
-    │   ├── LargeValueNotHeldError  a local copy has no large values: their store has a reader for them
-    │   ├── ForkedError             a blocking client of the parent process was used in a child
-    │   ├── BackgroundThreadError   a blocking call on the thread that would have to answer it
+    │   ├── LargeValueNotHeldError  a local copy does not hold large values; use a reader
+    │   ├── ForkedError             a child process used a blocking client of its parent
+    │   ├── BackgroundThreadError   a blocking call on the thread that has to answer it
     │   ├── LastServerError         a drain would leave no server that takes stores
-    │   └── StaleWriteError         a write arrived after its writer had given it up
-    ├── UnavailableError            try again; the client does so by itself until its timeout
+    │   └── StaleWriteError         a write arrived after its writer had abandoned it
+    ├── UnavailableError            try again; the client retries until its timeout
     │   ├── NoServerError           no persist server is alive
     │   ├── NoCoordinatorError      no coordinator answers
-    │   ├── DeposedError            the coordinator that spoke has a successor
-    │   ├── NotOwnerError           the server does not own the store (any more)
+    │   ├── DeposedError            a later coordinator has replaced the sender
+    │   ├── NotOwnerError           the server does not own the store, or no longer
     │   ├── BusyError               a queue is full
-    │   ├── RateLimitedError        the store's rate is used up; the caller decides when to try again
+    │   ├── RateLimitedError        over the store's rate; the caller decides when to retry
     │   ├── WriterGapError          a group of a writer came before its predecessors
     │   ├── ConnectionFailedError   NATS cannot be reached
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
-    ├── StorageError                data, or the place it lies on, is in danger
+    ├── StorageError                data, or its storage, is in danger
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
-    │   ├── LargeValueDamagedError  what was read of a large value has another sha256
-    │   ├── ValueUnreadableError    a value cannot be decompressed, or is not of its codec
+    │   ├── LargeValueDamagedError  a large value does not have its sha256
+    │   ├── ValueUnreadableError    a value cannot be decompressed or decoded
     │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
-    │   ├── ArchiveMissingError     the archive has not what was moved there
-    │   ├── ArchiveUnreadableError  this server has not what it needs to read the archive
+    │   ├── ArchiveMissingError     archived messages are missing from the archive
+    │   ├── ArchiveUnreadableError  this server lacks what it needs to read the archive
     │   ├── NewerFormatError        written by a later holdfast
     │   ├── FencedError             this incarnation has been fenced
     │   └── AlreadyRunningError     another process holds the lock
-    └── ProtocolError               our bug, or a peer that is not ours
+    └── ProtocolError               a bug, or a foreign peer
         ├── UnsupportedVersionError
         ├── MalformedFrameError
         ├── UnknownOperationError
-        ├── InternalError           an operation met a bug: it did nothing
-        └── OtherClusterError       a coordinator or server of another cluster, on the same subjects
+        ├── InternalError           an operation met a bug and changed nothing
+        └── OtherClusterError       a peer of another cluster uses the same subjects
 
-Fields come first and the text is built from them. On the wire an error is `[code, fields]`; a code
-that a peer does not know becomes the HoldfastError with that code, so old clients read new servers.
+The text of an error is built from its fields. On the wire an error is `[code, fields]`. A peer that
+does not know a code makes a plain HoldfastError with it, so old clients understand new servers.
 """
 
 from __future__ import annotations
@@ -78,9 +78,16 @@ class HoldfastError(Exception):
     def _text(self) -> str:
         try:
             return self.template.format(**self.fields)
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            # A newer peer may send other fields than this version's text names; and what a field quotes
-            # may be larger, or deeper, than can be shown.
+        except (
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
+            # A newer peer may send other fields than this version's text names, and a field may
+            # quote something too large or too deep to show.
             return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in wire_fields(self).items())
 
     def __getattr__(self, name: str) -> Any:
@@ -117,7 +124,7 @@ class InvalidSeqError(RequestError):
     """A seq is below 1 or, for a set, above the last seq + 1."""
 
     code = "invalid_seq"
-    template = "invalid seq {seq}: seqs here are 1 to {last_seq}, and {last_seq} + 1 appends"
+    template = "invalid seq {seq}: this stream has seqs 1 to {last_seq}, and {last_seq} + 1 appends"
 
 
 class WrongLastSeqError(RequestError):
@@ -181,7 +188,9 @@ class UploadMismatchError(RequestError):
     """
 
     code = "upload_mismatch"
-    template = "of {size_bytes} bytes to be stored, {staged_bytes} have been uploaded, or others"
+    template = (
+        "{staged_bytes} of {size_bytes} bytes are uploaded, or their content differs: upload again"
+    )
 
 
 class ValueReplacedError(RequestError):
@@ -195,7 +204,7 @@ class LargeValueNotHeldError(RequestError):
     """A live copy does not hold large values. `get_reader` of the store reads them."""
 
     code = "large_value_not_held"
-    template = "{what} is large, and a local copy does not hold it: get_reader of its store reads it"
+    template = "{what} is large, and a local copy does not hold it: use get_reader of its store"
 
 
 class ForkedError(RequestError):
@@ -205,8 +214,8 @@ class ForkedError(RequestError):
 
     code = "forked"
     template = (
-        "this blocking client was made in process {made_in}, and this is its child {process_id}: "
-        "connect again here"
+        "this blocking client belongs to process {made_in}, and this is its child {process_id}: "
+        "connect again in the child"
     )
 
 
@@ -221,14 +230,14 @@ class LastServerError(RequestError):
     """A drain would leave no server that takes stores."""
 
     code = "last_server"
-    template = "no other server than {server!r} takes stores: start one first"
+    template = "no server except {server!r} takes stores: start another one first"
 
 
 class StaleWriteError(RequestError):
     """A write arrived after its writer had given it up. It was not stored."""
 
     code = "stale_write"
-    template = "write group {counter} arrived after its writer had given it up"
+    template = "write group {counter} arrived after its writer had abandoned it"
 
 
 class UnavailableError(HoldfastError):
@@ -242,21 +251,25 @@ class NoServerError(UnavailableError):
     """No persist server is alive."""
 
     code = "no_server"
-    template = "no persist server is alive. Try: holdfast servers; holdfast persist --help"
+    template = (
+        "no persist server is alive. Try: holdfast servers; start one: holdfast persist --help"
+    )
 
 
 class NoCoordinatorError(UnavailableError):
     """No coordinator answers."""
 
     code = "no_coordinator"
-    template = "no coordinator answers on prefix {prefix!r}. Try: holdfast up, or holdfast coordinator"
+    template = (
+        "no coordinator answers on prefix {prefix!r}. Try: holdfast up, or holdfast coordinator"
+    )
 
 
 class DeposedError(UnavailableError):
     """A coordinator that has a successor sent this."""
 
     code = "deposed"
-    template = "the coordinator of term {term} has been succeeded by that of term {newer_term}"
+    template = "a coordinator of term {newer_term} has replaced the coordinator of term {term}"
 
 
 class NotOwnerError(UnavailableError):
@@ -295,7 +308,9 @@ class ConnectionFailedError(UnavailableError):
     """
 
     code = "connection_failed"
-    template = "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
+    template = (
+        "cannot reach NATS at {url}: {reason}. Try: holdfast up, or check --nats and HOLDFAST_NATS"
+    )
 
     def _text(self) -> str:
         if self.fields.get("url"):
@@ -309,9 +324,7 @@ class OperationTimeoutError(UnavailableError, TimeoutError):
     """
 
     code = "timeout"
-    template = (
-        "no answer within {timeout_seconds:g} s ({reason}); a write may or may not be stored"
-    )
+    template = "no answer within {timeout_seconds:g} s ({reason}); a write may or may not be stored"
 
 
 class StorageError(HoldfastError):
@@ -331,7 +344,7 @@ class LargeValueDamagedError(StorageError):
     """A large value that was read has another sha256 than its writer computed."""
 
     code = "large_value_damaged"
-    template = "{what}: its value is not what was stored: {reason}"
+    template = "the value of {what} differs from what was stored: {reason}"
 
 
 class ValueUnreadableError(StorageError):
@@ -372,7 +385,9 @@ class NewerFormatError(StorageError):
     """A file or object was written by a later version of holdfast."""
 
     code = "newer_format"
-    template = "{what} has format {found}, this holdfast reads up to {known}: upgrade holdfast"
+    template = (
+        "{what} has format {found}, but this holdfast reads only up to {known}: upgrade holdfast"
+    )
 
 
 class FencedError(StorageError):
@@ -420,11 +435,11 @@ class InternalError(ProtocolError):
     """An operation met a bug of the server and did nothing. The server's log has the traceback."""
 
     code = "internal_error"
-    template = "{what} failed and did nothing, by a bug of the server's: {reason}"
+    template = "{what} failed and changed nothing, because of a bug in the server: {reason}"
 
 
 def internal_error(what: str, cause: BaseException) -> InternalError:
-    """Return what is told of an exception that nobody expected."""
+    """Return the error that reports an unexpected exception."""
     return InternalError(what=what, reason=type(cause).__name__)
 
 
@@ -435,19 +450,20 @@ class OtherClusterError(ProtocolError):
 
     code = "other_cluster"
     template = (
-        "{who} is of cluster {found}, and not of {expected}: give all parts of one cluster the same "
-        "--data (or, with --disk local, the same --bucket), and each cluster a --prefix or a NATS of its own"
+        "{who} belongs to cluster {found}, not to {expected}: give all parts of one cluster the "
+        "same --data (with --disk local, the same --bucket), and each cluster its own --prefix or "
+        "NATS"
     )
 
 
 def error_to_wire(error: HoldfastError) -> list[object]:
-    """Return `[code, fields]`, which can be packed whatever the fields were made of."""
+    """Return `[code, fields]`, which msgpack can pack whatever the types of the fields."""
     return [error.code, wire_fields(error)]
 
 
 def wire_fields(error: HoldfastError) -> dict[str, object]:
-    """Return the fields of an error as they may leave: bounded, and of what msgpack carries. Some quote
-    what a peer sent."""
+    """Return the fields of an error for the wire: bounded, and of types that msgpack carries. Some
+    quote what a peer sent."""
     fields = list(error.fields.items())[:MAX_ERROR_FIELDS]
     return {_wire_text(name): _wire_value(value, nested=True) for name, value in fields}
 

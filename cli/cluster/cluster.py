@@ -327,7 +327,7 @@ def _free_port() -> int:
         except PortInUseError:
             continue
         return port
-    raise PortInUseError(port=0, address=_ADDRESS, reason="no free one was found")
+    raise PortInUseError(port=0, address=_ADDRESS, reason="no free port was found")
 
 
 async def _wait_for_nats(port: int) -> None:

@@ -36,10 +36,10 @@ JsonObject = dict[str, Any]
 def backup(
     settings: Settings, names: tuple[str, ...], every: bool, all_tenants: bool, kind: str | None
 ) -> None:
-    """Snapshot stores to the bucket now, and wait until they are there.
+    """Snapshot stores to the bucket now, and wait until the snapshots are there.
 
-    Stores that changed are snapshotted by themselves when they go idle: this is for a moment that
-    matters.
+    Servers snapshot a changed store by themselves when it goes idle. Use this command to keep the
+    state of a certain moment.
     """
     check_choice(names, every, all_tenants)
     rows, failures = asyncio.run(_backup(settings, names, kind, all_tenants))
@@ -89,7 +89,7 @@ async def _backup(
 @KIND_OPTION
 @client_command
 def backups(settings: Settings, name: str, kind: str | None) -> None:
-    """List the snapshots of STORE that are kept, newest first."""
+    """List the snapshots of STORE, newest first."""
     rows = asyncio.run(_backups(settings, name, kind))
     if settings.json:
         print_json({"backups": rows})
@@ -107,16 +107,22 @@ async def _backups(settings: Settings, name: str, kind: str | None) -> list[Json
 @click.command()
 @click.argument("name", metavar="STORE")
 @click.option(
-    "--to-time", type=Moment(), metavar="TIME", help="As it was then: 2026-11-21T10:30:00."
+    "--to-time",
+    type=Moment(),
+    metavar="TIME",
+    help="Restore the state at this time, such as 2026-11-21T10:30:00.",
 )
 @click.option(
-    "--to-revision", type=click.IntRange(1), metavar="REVISION", help="After this change."
+    "--to-revision",
+    type=click.IntRange(1),
+    metavar="REVISION",
+    help="Restore the state after this change.",
 )
-@click.option("--as", "new_name", metavar="NEW", help="Into a new store; STORE stays as it is.")
 @click.option(
-    "--nearest", is_flag=True, help="If that cannot be reached, the nearest point before."
+    "--as", "new_name", metavar="NEW", help="Restore into this new store and leave STORE as it is."
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would be restored.")
+@click.option("--nearest", is_flag=True, help="Accept the nearest earlier point.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be restored.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @KIND_OPTION
 @client_command
@@ -131,11 +137,11 @@ def restore(
     yes: bool,
     kind: str | None,
 ) -> None:
-    """Bring STORE back to how it was.
+    """Restore STORE to a past state.
 
-    Its present state is snapshotted first, so that a restore can be undone by another one. Clients
-    pause for a moment; followers are given the whole state anew. Revisions and seqs go on above those
-    that there were.
+    The command snapshots the present state first, so you can undo a restore with another one.
+    Clients pause for a moment, and followers get the whole state again. New revisions and seqs are
+    higher than all earlier ones.
     """
     if (to_time is None) == (to_revision is None):
         raise click.UsageError("give --to-time or --to-revision")
@@ -154,7 +160,7 @@ def restore(
         f"{moment(report['restored_time'])}{nearly}"
     )
     if not dry_run:
-        click.echo(f"it goes on at revision {report['revision']}")
+        click.echo(f"it continues at revision {report['revision']}")
 
 
 async def _restore(
@@ -190,12 +196,12 @@ async def _restore(
 @KIND_OPTION
 @client_command
 def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
-    """Remove STORE and every copy of it: file, snapshots, what is in quarantine.
+    """Remove STORE and every copy of it: its file, its snapshots and its quarantined files.
 
-    Nothing brings it back. A store of that name may be made anew; it begins at seq 1.
+    You cannot undo this. A new store may take the name; it starts at seq 1.
     """
     if not yes:
-        click.confirm(f"Remove {name} with all of its backups, for good?", abort=True, err=True)
+        click.confirm(f"Permanently remove {name} and all of its backups?", abort=True, err=True)
     report = asyncio.run(_delete(settings, name, kind))
     if settings.json:
         print_json(report)

@@ -36,10 +36,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure holdfast, beside JetStream and by itself.
+    """Benchmark holdfast, alone and against JetStream.
 
-    Takes minutes, all cores and some GB of disk; ratios count, and only on a machine that does
-    nothing else meanwhile.
+    A benchmark takes minutes, all cores and some GB of disk. Run it on an otherwise idle machine,
+    and compare ratios rather than absolute numbers.
     """
 
 
@@ -49,30 +49,30 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         type=click.IntRange(1),
         default=_DEFAULT_ROUNDS,
         show_default=True,
-        help="How often to measure each work.",
+        help="Measure each workload this many times.",
     ),
     "only": click.option(
-        "--only", multiple=True, metavar="NAME", help="Only this work; repeatable."
+        "--only", multiple=True, metavar="NAME", help="Run only this workload; repeatable."
     ),
     "quick": click.option(
-        "--quick", is_flag=True, help="A trial of seconds; its numbers mean nothing."
+        "--quick", is_flag=True, help="Try it in seconds; the numbers mean nothing."
     ),
     "profile": click.option(
         "--profile",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Run holdfast's servers under cProfile and write there where their time goes.",
+        help="Run the servers under cProfile and write the profiles to this folder.",
     ),
     "data": click.option(
         "--data",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Make the files in this folder.  [default: one for temporary files, on a disk]",
+        help="Create the files in this folder.  [default: a temporary folder on a disk]",
     ),
     "json": click.option(
         "--json",
         "json_file",
         type=click.Path(dir_okay=False, writable=True, path_type=Path),
         metavar="FILE",
-        help="Write everything that was measured to this file.",
+        help="Write all measurements to this file.",
     ),
 }
 #: What every benchmark with servers takes.
@@ -118,7 +118,7 @@ def _bench_options(*names: str) -> Callable[[_Command], _Command]:
 @bench.command()
 @_bench_options("rounds", "only", *_COMMON)
 def compare(options: BenchOptions, json_file: Path | None) -> None:
-    """Do the same work with holdfast and with JetStream, and compare."""
+    """Run the same workloads with holdfast and with JetStream, and compare."""
     with _needed_packages():
         from holdfast.bench.compare import compare_jetstream
     _check_only(options, compare_jetstream.WORK_NAMES)
@@ -130,7 +130,7 @@ def compare(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
 def engine(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure the store layer in process: files, commit log, memory of open stores."""
+    """Measure the store layer in one process: files, commit log, memory of open stores."""
     with _needed_packages():
         from holdfast.bench.store import engine as store_layer
     _finish([_run(lambda: store_layer.run(options), store_layer.table, options)], json_file)
@@ -139,18 +139,18 @@ def engine(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options(*_COMMON)
 @click.option("--users", "user_count", type=click.IntRange(1), help="How many users.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Operations a second.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long to run.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Operations per second.")
 @click.option(
     "--servers",
     multiple=True,
     type=click.IntRange(1),
-    help="With so many persist servers; repeatable.",
+    help="Run with this many persist servers; repeatable.",
 )
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder of editing traces: real keystrokes.  [default: made up]",
+    help="A folder of editing traces: real keystrokes.  [default: generated keystrokes]",
 )
 def users(
     options: BenchOptions,
@@ -181,10 +181,12 @@ def users(
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 @click.option(
-    "--stores", multiple=True, type=click.IntRange(1), help="With so many stores; repeatable."
+    "--stores", multiple=True, type=click.IntRange(1), help="Run with this many stores; repeatable."
 )
 @click.option(
-    "--peer-streams", type=click.IntRange(0), help="Streams of JetStream beside; 0 leaves it out."
+    "--peer-streams",
+    type=click.IntRange(0),
+    help="JetStream streams to compare with; 0 skips JetStream.",
 )
 def idle(
     options: BenchOptions,
@@ -192,7 +194,7 @@ def idle(
     stores: tuple[int, ...],
     peer_streams: int | None,
 ) -> None:
-    """Measure what stores cost that nobody uses, and a restart with very many of them."""
+    """Measure the cost of unused stores, and a restart with very many of them."""
     with _needed_packages():
         from holdfast.bench.store import idle as idle_stores
     asked: dict[str, Any] = {"stores": stores or None, "peer_streams": peer_streams}
@@ -208,7 +210,7 @@ def idle(
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 def fairness(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure what quiet users feel of one who writes or reads as fast as it can."""
+    """Measure how one user at full speed slows down quiet ones."""
     with _needed_packages():
         from holdfast.bench.store import fairness as neighbours
     _finish([_run(lambda: neighbours.run(options), neighbours.table, options)], json_file)
@@ -217,16 +219,18 @@ def fairness(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 def threads(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure the blocking API in threads, beside the client with as many tasks."""
+    """Compare threads on the blocking API with as many tasks on the async client."""
     with _needed_packages():
         from holdfast.bench.store import threads as blocking_threads
-    _finish([_run(lambda: blocking_threads.run(options), blocking_threads.table, options)], json_file)
+    _finish(
+        [_run(lambda: blocking_threads.run(options), blocking_threads.table, options)], json_file
+    )
 
 
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 def large(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure a value of 1 GiB, there and back: how fast, and in what memory."""
+    """Measure the speed and memory of storing and reading a value of 1 GiB."""
     with _needed_packages():
         from holdfast.bench.store import large as large_value
     _finish([_run(lambda: large_value.run(options), large_value.table, options)], json_file)
@@ -236,7 +240,7 @@ def large(options: BenchOptions, json_file: Path | None) -> None:
 @_bench_options("rounds", "only", *_COMMON)
 @click.option("--cold-stores", type=click.IntRange(1), help="How many cold stores to list.")
 def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None) -> None:
-    """Measure the bucket's tiers: snapshots, cold stores, level stored, and what they cost."""
+    """Measure snapshots, cold stores and `stored` writes, and what they cost."""
     with _needed_packages():
         from holdfast.bench.tiers import tiers as bucket_tiers
     _check_only(options, bucket_tiers.WORK_NAMES)
@@ -250,12 +254,12 @@ def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None
 
 @bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
-@click.option("--messages", type=click.IntRange(1), help="Messages of the large store.")
+@click.option("--messages", type=click.IntRange(1), help="How many messages the large store has.")
 @click.option("--stores", type=click.IntRange(1), help="How many small stores.")
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder of editing traces.  [default: that work is left out]",
+    help="A folder of editing traces.  [default: skip that workload]",
 )
 def spark(
     options: BenchOptions,
@@ -264,7 +268,7 @@ def spark(
     stores: int | None,
     traces: Path | None,
 ) -> None:
-    """Measure the export to tables, beside pandas and beside PySpark without holdfast."""
+    """Compare the export to tables with pandas and with plain PySpark."""
     with needed_spark_packages():
         from holdfast.bench.spark import spark_export
     _check_only(options, spark_export.WORK_NAMES)
@@ -281,7 +285,7 @@ def spark(
 @bench.command("all")
 @_bench_options("rounds", *_COMMON)
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
-    """Run all of them but that of Spark, one after the other."""
+    """Run all benchmarks except Spark's, one after the other."""
     with _needed_packages():
         from holdfast.bench.compare import compare_jetstream
         from holdfast.bench.store import engine as store_layer
@@ -314,7 +318,7 @@ def _run(
     with _ended_by_sigterm():
         report = run()
     if not report.works:
-        raise click.BadParameter("there is no such work", param_hint="--only")
+        raise click.BadParameter("there is no such workload", param_hint="--only")
     shown = table(report)
     print_table(shown.columns, shown.rows, right=shown.right)
     if options.quick:

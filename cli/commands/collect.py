@@ -17,21 +17,22 @@ from holdfast.cli.settings import Settings, pass_settings, shared_options
 
 @click.command()
 @BUCKET_OPTION
-@click.option("--dry-run", is_flag=True, help="Only tell: nothing is marked or removed.")
+@click.option("--dry-run", is_flag=True, help="Only report; mark and remove nothing.")
 @click.option(
     "--min-age-hours",
     type=click.FloatRange(min=0),
     default=24.0,
     show_default=True,
-    help="Something goes so long after it was marked.",
+    help="Remove garbage this long after it was marked.",
 )
 @shared_options("json")
 @pass_settings
 def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float) -> None:
-    """Remove snapshots and log objects that nothing needs any more.
+    """Remove unneeded snapshots and log objects from the bucket.
 
-    The coordinator does it too, now and then. What is found is marked first, and removed by a later
-    call if it is still so. May run beside a cluster, and beside another one of itself.
+    The coordinator does this periodically. A run marks the garbage that it finds; a later run
+    removes what is still garbage. You may run it while the cluster runs, and more than once at a
+    time.
     """
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.collecting import Collector
@@ -63,7 +64,7 @@ def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float
         }
     )
     if done.cut_short:
-        click.echo("cut short: another collector is at work", err=True)
+        click.echo("stopped early: another collector is running", err=True)
 
 
 def collect_report(done: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class DemoOptions:
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep everything in this folder.  [default: a temporary one]",
+    help="Keep all data in this folder.  [default: a temporary one]",
 )
 @click.option(
     "--servers",
@@ -104,17 +104,19 @@ class DemoOptions:
     show_default=True,
     help="How many writer processes.",
 )
-@click.option("--limit", type=click.IntRange(1), help="Only the first so many file versions.")
+@click.option("--limit", type=click.IntRange(1), help="Store only this many file versions.")
 @click.option(
-    "--kill/--no-kill", default=True, help="Kill a persist server in the middle.  [default: kill]"
+    "--kill/--no-kill", default=True, help="Kill a persist server midway.  [default: kill]"
 )
 @click.option(
     "--export/--no-export",
     default=True,
-    help="Export all to a table and query it with Spark.  [default: export, where there is Java]",
+    help="Export to a table and query it with Spark.  [default: export, if Java is installed]",
 )
 @click.option(
-    "--progress/--no-progress", default=True, help="Show how far it is.  [default: progress]"
+    "--progress/--no-progress",
+    default=True,
+    help="Show the progress on stderr.  [default: progress]",
 )
 @shared_options("prefix", "json")
 @pass_settings
@@ -131,7 +133,7 @@ def demo(
 ) -> None:
     """Store a git repository's history, kill a server meanwhile, and check every byte.
 
-    Ends with 0 only if nothing was lost, doubled, changed or told out of order.
+    The exit code is 0 only if nothing was lost, duplicated, changed or delivered out of order.
     """
     with ExitStack() as stack:
         if data is None:
@@ -158,7 +160,7 @@ def demo(
         up = ["holdfast", "up", "--data", str(data)]
         if options.bucket is not None:
             up += ["--bucket", options.bucket]
-        click.echo(f"kept; to look at it: {shlex.join(up)}", err=True)
+        click.echo(f"the data is kept; to look at it: {shlex.join(up)}", err=True)
     if report.problems:
         click.get_current_context().exit(EXIT_FAILED)
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="The shared file system, or the folder that `holdfast up` was given.",
 )
-@click.option("--deep", is_flag=True, help="Read all pages and add up all rows of every store.")
+@click.option("--deep", is_flag=True, help="Also read all pages and count all rows of every store.")
 @shared_options("json")
 @pass_settings
 def doctor(settings: Settings, data: Path, deep: bool) -> None:
-    """Check a data directory: files, logs, fences, and if they fit together.
+    """Check a data directory: files, logs and fences, and whether they agree.
 
-    Changes nothing, and may run beside a cluster: what is in use is left alone. Exit code 0 if all
-    is well, 1 after warnings, 2 if data or acknowledged writes are in danger.
+    The doctor changes nothing and skips files in use, so you may run it while the cluster runs.
+    The exit code is 0 if all is well, 1 after warnings, and 2 if data is in danger.
     """
     with needed_server_packages():
         from holdfast.cli.doctor.examination import Examination
@@ -70,7 +70,7 @@ def progress_bar() -> Iterator[Callable[[float], None]]:
         console=Console(stderr=True, markup=False, highlight=False),
         transient=True,
     ) as bars:
-        bar = bars.add_task("looking", total=1.0)
+        bar = bars.add_task("checking", total=1.0)
         yield lambda done: bars.update(bar, completed=done)
 
 
@@ -88,7 +88,7 @@ def _print(examination: Examination) -> None:
     running = f", {totals.in_use:,} of them in use" if totals.in_use else ""
     click.echo(
         f"\n{totals.stores:,} store files of {size(totals.bytes)}{running}, "
-        f"looked at in {examination.seconds:.1f} s"
+        f"checked in {examination.seconds:.1f} s"
     )
 
 

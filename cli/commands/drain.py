@@ -1,4 +1,4 @@
-"""`holdfast drain` and `holdfast undrain`: move all stores away from a server, and let it have stores."""
+"""`holdfast drain` and `holdfast undrain`: empty a server, and let it take stores."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class DrainCalledOffError(HoldfastError):
     """Somebody has undrained the server meanwhile."""
 
     code = "drain_called_off"
-    template = "server {server!r} takes stores again: its drain was called off"
+    template = "somebody has undrained server {server!r}: it takes stores again"
 
 
 @click.command()
 @click.argument("server")
 @client_command
 def drain(settings: Settings, server: str) -> None:
-    """Move all stores away from SERVER while clients go on.
+    """Move all stores away from SERVER while clients continue.
 
-    It stays up, empty, and gets no stores until it is undrained or started anew. Ctrl-C ends the
-    waiting, not the drain.
+    SERVER keeps running without stores until you undrain or restart it. Ctrl-C ends the wait, not
+    the drain.
     """
     report = asyncio.run(_drain(settings, server))
     if settings.json:
@@ -50,7 +50,7 @@ def drain(settings: Settings, server: str) -> None:
 @click.argument("server")
 @client_command
 def undrain(settings: Settings, server: str) -> None:
-    """Let a drained SERVER have stores again."""
+    """Let a drained SERVER take stores again."""
     asyncio.run(_undrain(settings, server))
     if settings.json:
         print_json({"server": server, "state": ServerState.LIVE.value})

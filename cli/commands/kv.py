@@ -35,13 +35,13 @@ from holdfast.protocol.names import StoreKind
 
 @click.group()
 def kv() -> None:
-    """Key-value stores: the last value of each key."""
+    """Key-value stores: the latest value of each key."""
 
 
 @kv.command("ls")
 @click.argument("name_prefix", default="")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
-@click.option("--names", "-n", is_flag=True, help="Names only, one to a line.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many.")
+@click.option("--names", "-n", is_flag=True, help="Print only names, one per line.")
 @client_command
 def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> None:
     """List the kv stores whose names start with NAME_PREFIX."""
@@ -74,7 +74,7 @@ def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
 @click.option(
     "--expected-revision",
     type=click.IntRange(min=0),
-    help="Only if this is the key's revision; 0: only if there is no such key.",
+    help="Set only if the key has this revision; 0: only if the key does not exist.",
 )
 @TTL_OPTION
 @DURABILITY_OPTION
@@ -90,9 +90,9 @@ def set_entry(
     ttl: float | None,
     durability: Durability | None,
 ) -> None:
-    """Set KEY to VALUE; without it, or with -, to what comes on stdin.
+    """Set KEY to VALUE, or to the content of stdin if VALUE is missing or -.
 
-    Says the new revision once it is stored.
+    The command prints the new revision once the value is stored.
     """
     if file is not None and value is not None:
         raise click.UsageError("--file and VALUE exclude each other")
@@ -142,23 +142,23 @@ def keys(settings: Settings, name: str, key_prefix: str) -> None:
 @kv.command("watch")
 @click.argument("name")
 @click.argument("key_prefix", default="")
-@click.option("--start-revision", type=REVISION, help="Go on after this revision.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
+@click.option("--start-revision", type=REVISION, help="Continue after this revision.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many changes.")
 @client_command
 def watch(
     settings: Settings, name: str, key_prefix: str, start_revision: int | None, limit: int | None
 ) -> None:
-    """Print the state of the keys that start with KEY_PREFIX, then each change, until Ctrl-C; of a kv, or
-    of all whose name matches (`user.*.settings`)."""
+    """Print the keys that start with KEY_PREFIX and their values, then each change, until Ctrl-C.
+
+    NAME is a kv, or a pattern such as `user.*.settings` that stands for all kvs that match it.
+    """
     if start_revision is not None and is_pattern(name):
-        raise click.UsageError("--start-revision is of one kv")
+        raise click.UsageError("--start-revision needs the name of one kv, not a pattern")
 
     async def show() -> None:
         async with settings.connect() as client:
             if is_pattern(name):
-                await follow(
-                    settings, client.watch(name, prefix=key_prefix), limit, what=name
-                )
+                await follow(settings, client.watch(name, prefix=key_prefix), limit, what=name)
             else:
                 kv = client.kv(name)
                 changes = kv.watch(prefix=key_prefix, start_revision=start_revision)
@@ -172,7 +172,7 @@ def watch(
 @config_options(StoreKind.KV)
 @client_command
 def config(settings: Settings, name: str, **wanted: Any) -> None:
-    """Show the limits of a kv; with options, change those first. `none` takes a limit away."""
+    """Show the limits of a kv, after changing those you give. `none` removes a limit."""
     show_config(settings, StoreKind.KV, name, wanted)
 
 
@@ -180,7 +180,9 @@ def config(settings: Settings, name: str, **wanted: Any) -> None:
 @click.argument("name")
 @click.argument("key")
 @click.option(
-    "--expected-revision", type=click.IntRange(min=1), help="Only if this is its revision."
+    "--expected-revision",
+    type=click.IntRange(min=1),
+    help="Delete only if the key has this revision.",
 )
 @client_command
 def delete(settings: Settings, name: str, key: str, expected_revision: int | None) -> None:
@@ -198,5 +200,5 @@ def delete(settings: Settings, name: str, key: str, expected_revision: int | Non
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def destroy(settings: Settings, name: str, yes: bool) -> None:
-    """Remove a kv and every copy of it. Nothing brings it back."""
+    """Remove a kv and every copy of it. You cannot undo this."""
     destroy_store(settings, StoreKind.KV, name, yes=yes)

@@ -21,21 +21,21 @@ _DATA = click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="The shared file system: the same folder for all parts.",
+    help="The folder on the shared file system, the same for all parts.",
 )
 _LOG_LEVEL = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="What goes to stderr.",
+    help="Log events of this level and above, to stderr.",
 )
 _FENCE_READ = click.option(
     "--fence-read",
     type=click.Choice(["auto", "direct", "plain"]),
     default="auto",
     show_default=True,
-    help="Past this host's cache, through it, or past it unless the file system is local.",
+    help="Read fences past the host's cache, through it, or as the file system needs.",
 )
 
 
@@ -49,7 +49,7 @@ _DISK = click.option(
     type=click.Choice(["shared", "local"]),
     default="shared",
     show_default=True,
-    help="local: --data is this part's own, and the truth is in the bucket.",
+    help="local: each part has a --data of its own, and the bucket holds all data.",
 )
 
 
@@ -74,12 +74,12 @@ def needed_server_packages() -> Iterator[None]:
 @click.command()
 @_DATA
 @click.option(
-    "--standby", is_flag=True, help="Wait until the running coordinator ends, then take over."
+    "--standby", is_flag=True, help="Wait until the active coordinator ends, then take over."
 )
 @click.option(
     "--replace-damaged-state",
     is_flag=True,
-    help="Put a damaged state file aside and find the stores again.",
+    help="Move a damaged state file aside and find the stores by their files.",
 )
 @_BUCKET
 @_DISK
@@ -97,7 +97,7 @@ def coordinator(
     fence_read: str,
     log_level: str,
 ) -> None:
-    """Run the coordinator: says which server owns which store."""
+    """Run the coordinator, which assigns each store to a server."""
     arguments = _common(settings, data, log_level)
     if standby:
         arguments.append("--standby")
@@ -110,30 +110,30 @@ def coordinator(
 
 
 @click.command()
-@click.option("--name", required=True, help="The server's name, its own in the cluster.")
+@click.option(
+    "--name", required=True, help="A name that is unique in the cluster; keep it across restarts."
+)
 @_DATA
 @click.option(
     "--durability",
-    type=click.Choice(
-        [Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word]
-    ),
+    type=click.Choice([Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word]),
     default=Durability.SYNCED.word,
     show_default=True,
-    help="Of writes that do not say.",
+    help="The level of writes that do not ask for one.",
 )
 @click.option(
     "--max-open-stores",
     type=click.IntRange(1),
     default=MAX_OPEN_STORES,
     show_default=True,
-    help="Store files kept open, if memory and descriptors allow.",
+    help="Keep at most this many stores open; fewer if memory or descriptors are short.",
 )
 @click.option(
     "--idle-close-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=IDLE_CLOSE_SECONDS,
     show_default=True,
-    help="A store unused for this long is closed.",
+    help="Close a store that is unused for this long.",
 )
 @_BUCKET
 @_DISK
@@ -142,28 +142,28 @@ def coordinator(
     type=click.FloatRange(min=0, min_open=True),
     default=86_400.0,
     show_default=True,
-    help="With a bucket: a store unchanged for this long is left to it.",
+    help="With a bucket: keep a store that is unchanged for this long in the bucket alone.",
 )
 @click.option(
     "--snapshot-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="With a bucket: how long closed stores wait for others to be snapshotted with.",
+    help="With a bucket: snapshot closed stores together, this often.",
 )
 @click.option(
     "--keep-snapshots",
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help="Snapshots kept of each store, at most.",
+    help="Keep at most this many snapshots of each store.",
 )
 @click.option(
     "--keep-snapshot-days",
     type=click.FloatRange(min=0),
     default=7.0,
     show_default=True,
-    help="How far back a store can be restored.",
+    help="Keep snapshots to restore a store this far back.",
 )
 @_FENCE_READ
 @_LOG_LEVEL
@@ -185,7 +185,7 @@ def persist(
     fence_read: str,
     log_level: str,
 ) -> None:
-    """Run a persist server: owns stores, makes writes durable, answers reads."""
+    """Run a persist server, which owns stores and serves their reads and writes."""
     arguments = ["--name", name, *_common(settings, data, log_level), "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]

@@ -30,10 +30,10 @@ from holdfast.protocol.errors import InvalidArgumentError
 @shared_options("json")
 @pass_settings
 def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
-    """Make a new cluster out of the bucket: every snapshot, and every `stored` write since.
+    """Build a new cluster from the bucket: every snapshot, and every `stored` write since.
 
-    Stop the coordinator and the servers first, if any are left: whoever still runs is fenced, and what
-    it acknowledged later, or at a lower level than `stored`, is lost. Then start them with DATA.
+    First stop the coordinator and the servers that still run. The command fences them, and writes
+    that they acknowledge later, or below level `stored`, are lost. Then start them with DATA.
     """
     with needed_server_packages():
         from holdfast.shared_fs.disk.privacy import private_files
@@ -67,13 +67,16 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     disk = Disk()
     if [name for name in disk.names(data) if name not in ("FORMAT", "lost+found")]:
         raise InvalidArgumentError(
-            argument="--data", reason=f"{data} is not empty: what is there is to stay as it is"
+            argument="--data",
+            reason=f"{data} is not empty, and a rebuild overwrites nothing: name an empty folder",
         )
     bucket = existing_bucket(bucket_url)
     manifests = open_manifests(bucket)
     if not yes:
         click.confirm(
-            f"Fence every server of {bucket.name}, and begin anew in {data}?", abort=True, err=True
+            f"Fence every server of {bucket.name}, and build a new cluster in {data}?",
+            abort=True,
+            err=True,
         )
     disk.make_directory(data)
     layout = open_layout(data, disk)

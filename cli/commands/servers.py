@@ -64,11 +64,11 @@ async def _servers(settings: Settings) -> list[ServerInfo]:
 
 @click.command()
 @click.argument("name_prefix", default="")
-@click.option("--kind", type=click.Choice(["stream", "kv"]), help="Only stores of this kind.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--kind", type=click.Choice(["stream", "kv"]), help="List only stores of this kind.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many.")
 @client_command
 def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | None) -> None:
-    """List all stores of the tenant whose names start with NAME_PREFIX, and who owns each."""
+    """List the tenant's stores whose names start with NAME_PREFIX, with their owners."""
     chosen = None if kind is None else StoreKind[kind.upper()]
     found = asyncio.run(list_stores(settings, chosen, name_prefix, limit))
     rows = [store_row(one) for one in found]
@@ -88,7 +88,7 @@ def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | 
 @click.command()
 @client_command
 def tenants(settings: Settings) -> None:
-    """List the tenants that have stores, and how many. Needs an operator's permissions."""
+    """List the tenants that have stores. Needs an operator's permissions."""
     rows = asyncio.run(_tenants(settings))
     if settings.json:
         print_json({"tenants": rows})

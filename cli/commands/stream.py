@@ -52,8 +52,8 @@ def stream() -> None:
 
 @stream.command("ls")
 @click.argument("name_prefix", default="")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
-@click.option("--names", "-n", is_flag=True, help="Names only, one to a line.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many.")
+@click.option("--names", "-n", is_flag=True, help="Print only names, one per line.")
 @client_command
 def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> None:
     """List the streams whose names start with NAME_PREFIX."""
@@ -64,7 +64,7 @@ def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> 
 @click.argument("name")
 @client_command
 def info(settings: Settings, name: str) -> None:
-    """Show where a stream stands: count, size, first and last seq, owner."""
+    """Show a stream's size, first and last seq, revision and owner."""
 
     async def ask() -> Head:
         async with settings.connect() as client:
@@ -92,7 +92,7 @@ def info(settings: Settings, name: str) -> None:
 @click.argument("name")
 @client_command
 def consumers(settings: Settings, name: str) -> None:
-    """List the consumers of a stream, and how far their workers are."""
+    """List the consumers of a stream and their progress."""
 
     async def ask() -> list[ConsumerInfo]:
         async with settings.connect() as client:
@@ -127,7 +127,7 @@ def consumers(settings: Settings, name: str) -> None:
 @click.argument("consumer")
 @client_command
 def dead_letters(settings: Settings, name: str, consumer: str) -> None:
-    """List what a consumer gave up and its dead-letter stream has, the oldest first."""
+    """List the dead letters of a consumer, oldest first."""
 
     async def show() -> bool:
         async with settings.connect() as client:
@@ -149,12 +149,12 @@ def dead_letters(settings: Settings, name: str, consumer: str) -> None:
 @click.argument("name")
 @click.argument("consumer")
 @click.argument("seqs", metavar="[SEQ...]", type=SEQ, nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All dead letters of the consumer.")
+@click.option("--all", "every", is_flag=True, help="Requeue all dead letters of the consumer.")
 @client_command
 def requeue(
     settings: Settings, name: str, consumer: str, seqs: tuple[int, ...], every: bool
 ) -> None:
-    """Append dead letters to their stream again, and delete them. SEQ is that of the dead letter."""
+    """Append dead letters to their stream again. SEQ is the seq of the dead letter."""
     if bool(seqs) == every:
         raise click.UsageError("name dead letters, or give --all")
 
@@ -188,13 +188,13 @@ def _no_consumer(settings: Settings, name: str, consumer: str) -> None:
 @click.argument("name")
 @click.argument("value", required=False)
 @FILE_OPTION
-@click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
+@click.option("--lines", is_flag=True, help="Append each line of stdin as a message.")
 @HEADER_OPTION
-@click.option("--msg-id", help="Store this message once, however often it is sent.")
+@click.option("--msg-id", help="Store a message with this id only once.")
 @click.option(
     "--expected-last-seq",
     type=click.IntRange(min=0),
-    help="Only if this is the stream's last seq.",
+    help="Append only if this is the stream's last seq.",
 )
 @TTL_OPTION
 @DURABILITY_OPTION
@@ -211,9 +211,9 @@ def append(
     ttl: float | None,
     durability: Durability | None,
 ) -> None:
-    """Append VALUE as one message; without it, or with -, what comes on stdin.
+    """Append VALUE, or the content of stdin if VALUE is missing or -, as one message.
 
-    Says the new message's seq once it is stored.
+    The command prints the new seq once the message is stored.
     """
     if file is not None and (lines or value is not None):
         raise click.UsageError("--file, --lines and VALUE exclude each other")
@@ -297,11 +297,13 @@ def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
 
 @stream.command("read")
 @click.argument("name")
-@click.option("--start", type=SEQ, help="From this seq on.")
-@click.option("--end", type=SEQ, help="Up to and with this seq.")
-@click.option("--last", type=click.IntRange(1), help="The last so many messages.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
-@click.option("--raw", is_flag=True, help="The values alone, byte for byte, nothing between them.")
+@click.option("--start", type=SEQ, help="Start at this seq.")
+@click.option("--end", type=SEQ, help="End with this seq.")
+@click.option("--last", type=click.IntRange(1), help="Print the last messages, this many.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many.")
+@click.option(
+    "--raw", is_flag=True, help="Print only the values, byte for byte, with nothing between them."
+)
 @client_command
 def read(
     settings: Settings,
@@ -337,10 +339,10 @@ def read(
 
 @stream.command("tail")
 @click.argument("name")
-@click.option("--start", type=SEQ, help="Show what is there from this seq on, then follow.")
-@click.option("--start-revision", type=REVISION, help="Go on after this revision.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many changes.")
-@click.option("--raw", is_flag=True, help="The new values alone, byte for byte.")
+@click.option("--start", type=SEQ, help="Print existing messages from this seq on first.")
+@click.option("--start-revision", type=REVISION, help="Continue after this revision.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many changes.")
+@click.option("--raw", is_flag=True, help="Print only new values, byte for byte.")
 @client_command
 def tail(
     settings: Settings,
@@ -350,11 +352,11 @@ def tail(
     limit: int | None,
     raw: bool,
 ) -> None:
-    """Follow a stream, or all whose name matches (`project.*.chat`), until Ctrl-C."""
+    """Follow a stream, or all streams of a pattern (`project.*.chat`), until Ctrl-C."""
     if start_revision is not None and start is not None:
         raise click.UsageError("--start-revision and --start exclude each other")
     if start_revision is not None and is_pattern(name):
-        raise click.UsageError("--start-revision is of one stream")
+        raise click.UsageError("--start-revision needs the name of one stream, not a pattern")
 
     what = name
     if start is None and start_revision is None:
@@ -378,7 +380,7 @@ def tail(
 @config_options(StoreKind.STREAM)
 @client_command
 def config(settings: Settings, name: str, **wanted: Any) -> None:
-    """Show the limits of a stream; with options, change those first. `none` takes a limit away."""
+    """Show the limits of a stream, after changing those you give. `none` removes a limit."""
     show_config(settings, StoreKind.STREAM, name, wanted)
 
 
@@ -387,7 +389,7 @@ def config(settings: Settings, name: str, **wanted: Any) -> None:
 @click.argument("seqs", metavar="SEQ...", type=SEQ, nargs=-1, required=True)
 @client_command
 def delete(settings: Settings, name: str, seqs: tuple[int, ...]) -> None:
-    """Delete single messages. Their seqs are not used again."""
+    """Delete single messages. Their seqs are never used again."""
 
     async def send() -> Deleted:
         async with settings.connect() as client:
@@ -398,11 +400,11 @@ def delete(settings: Settings, name: str, seqs: tuple[int, ...]) -> None:
 
 @stream.command("delete-all")
 @click.argument("name")
-@click.option("--end", type=SEQ, help="Only up to and with this seq.")
+@click.option("--end", type=SEQ, help="Delete only up to and including this seq.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> None:
-    """Delete all messages of a stream. New ones go on with the next seq."""
+    """Delete all messages of a stream. New messages get the next seqs."""
 
     async def ask() -> Head:
         async with settings.connect() as client:
@@ -429,5 +431,5 @@ def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> Non
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def destroy(settings: Settings, name: str, yes: bool) -> None:
-    """Remove a stream and every copy of it. Nothing brings it back."""
+    """Remove a stream and every copy of it. You cannot undo this."""
     destroy_store(settings, StoreKind.STREAM, name, yes=yes)

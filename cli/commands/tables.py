@@ -41,18 +41,16 @@ _MASTER: Final = click.option(
 
 @click.command("export")
 @click.option("--bucket", required=True, metavar="URL", help="The cluster's bucket.")
-@click.option(
-    "--table", metavar="URL", help="Where the table is or shall be.  [default: in the bucket]"
-)
+@click.option("--table", metavar="URL", help="The table to write.  [default: in the bucket]")
 @_MASTER
-@click.option("--compact", is_flag=True, help="Merge small files afterwards.")
+@click.option("--compact", is_flag=True, help="Merge small files after the export.")
 @click.option(
     "--keep-hours",
     type=click.IntRange(0),
     default=_DEFAULT_KEEP_HOURS,
     show_default=True,
     metavar="HOURS",
-    help="How long leftovers and replaced files stay.",
+    help="Keep replaced files and leftovers of failed runs this long.",
 )
 @shared_options("json")
 @pass_settings
@@ -64,7 +62,7 @@ def export_command(
     compact: bool,
     keep_hours: int,
 ) -> None:
-    """Bring a Delta table up to what is in the bucket: everything that is new since the last export."""
+    """Export everything new in the bucket since the last export to a Delta table."""
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     # Told before Spark starts, which takes seconds.
@@ -88,7 +86,10 @@ def export_command(
                 compaction = compact_table(
                     spark, report.table, progress=progress, keep_hours=keep_hours
                 )
-    printed = {**report.to_json(), "compaction": None if compaction is None else compaction.to_json()}
+    printed = {
+        **report.to_json(),
+        "compaction": None if compaction is None else compaction.to_json(),
+    }
     if settings.json:
         print_json(printed)
     else:
@@ -101,15 +102,31 @@ def export_command(
 
 @click.command("import")
 @click.argument("source")
-@click.option("--store", default="*", metavar="PATTERN", help="Which stores; * is anything.  [default: all]")
-@click.option("--from-tenant", metavar="NAME", help="Which tenant's.  [default: all tenants']")
 @click.option(
-    "--into-tenant", metavar="NAME", help="Whose they shall be.  [default: that they were of]"
+    "--store",
+    default="*",
+    metavar="PATTERN",
+    help="Import these stores; * matches anything.  [default: all]",
 )
-@click.option("--store-prefix", default="", metavar="TEXT", help="Goes before every name.")
-@click.option("--version", type=click.IntRange(0), metavar="VERSION", help="Of the table.")
-@click.option("--time", "moment", metavar="TIME", help="The state at this time, ISO 8601, UTC.")
-@click.option("--renumber", is_flag=True, help="Number messages anew, without gaps.")
+@click.option(
+    "--from-tenant", metavar="NAME", help="Import stores of this tenant.  [default: all tenants]"
+)
+@click.option(
+    "--into-tenant", metavar="NAME", help="Write to this tenant.  [default: the original tenant]"
+)
+@click.option(
+    "--store-prefix", default="", metavar="TEXT", help="Put this before every store name."
+)
+@click.option(
+    "--version",
+    type=click.IntRange(0),
+    metavar="VERSION",
+    help="Read this version of the table.  [default: the newest]",
+)
+@click.option(
+    "--time", "moment", metavar="TIME", help="Import the state at this time: ISO 8601, UTC."
+)
+@click.option("--renumber", is_flag=True, help="Give messages new seqs, without gaps.")
 @_MASTER
 @client_command
 def import_command(
@@ -124,9 +141,9 @@ def import_command(
     renumber: bool,
     master: str | None,
 ) -> None:
-    """Write what a table or Parquet files hold to the stores of a cluster.
+    """Write the content of a table or of Parquet files to the stores of a cluster.
 
-    May be repeated after a failure: it goes on where it stopped.
+    If it is interrupted, run it again to resume.
     """
     with _spark(master) as spark:
         from holdfast.spark.replay import ReplayTarget, import_table

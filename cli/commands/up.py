@@ -28,7 +28,7 @@ from holdfast.protocol.subjects import DEFAULT_NATS
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("holdfast-data"),
     show_default=True,
-    help="The folder of everything; made if it is missing.",
+    help="The folder of all data; created if it is missing.",
 )
 @click.option(
     "--servers",
@@ -42,7 +42,7 @@ from holdfast.protocol.subjects import DEFAULT_NATS
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="The port of the nats-server that it starts; 0 picks a free one. Excludes --nats.",
+    help="The port of its own nats-server; 0 picks a free one. Excludes --nats.",
 )
 @click.option(
     "--bucket",
@@ -52,9 +52,9 @@ from holdfast.protocol.subjects import DEFAULT_NATS
 @click.option(
     "--cold-after-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="With a bucket: a store unchanged for this long is left to it.  [default: a day]",
+    help="With a bucket: keep a store unchanged this long in the bucket alone.  [default: a day]",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Log what happens, not only trouble.")
+@click.option("--verbose", "-v", is_flag=True, help="Print all log events, not only problems.")
 @shared_options("nats", "prefix", "json")
 @pass_settings
 def up(
@@ -68,9 +68,8 @@ def up(
 ) -> None:
     """Run a whole cluster on this machine: NATS, a coordinator and persist servers.
 
-    Starts nats-server itself unless --nats or HOLDFAST_NATS names a running one. Parts that die are
-    started again.
-    Ctrl-C stops everything; the same command later goes on with the same data.
+    It starts a nats-server unless --nats or HOLDFAST_NATS names a running one, and restarts parts
+    that die. Ctrl-C stops everything. Run the same command later to continue with the same data.
     """
     options = ClusterOptions(
         data=data.resolve(),
@@ -86,15 +85,15 @@ def up(
 
 
 def _nats_to_join(settings: Settings) -> str | None:
-    """Return the URL of a running NATS, None if `up` starts one: whoever names a port wants that."""
+    """Return the URL of a running NATS, or None if `up` starts one, as --port asks it to."""
     source = click.get_current_context().get_parameter_source("port")
     if settings.nats is None or source is ParameterSource.DEFAULT:
         return settings.nats
     if not settings.nats_from_environment:
         raise click.UsageError(
-            "--nats names a NATS that runs, --port is of one that `up` starts: give one of the two"
+            "--nats joins a running NATS, --port is for a new nats-server: give only one of the two"
         )
-    click.echo("HOLDFAST_NATS is not used: --port asks for a nats-server of its own", err=True)
+    click.echo("HOLDFAST_NATS is ignored, because --port asks for a new nats-server", err=True)
     return None
 
 
@@ -107,7 +106,7 @@ async def _run(options: ClusterOptions, *, as_json: bool) -> None:
         except asyncio.CancelledError:
             if interruption.signal is None:
                 raise
-            _log("stopped; the data stays")
+            _log("stopped; the data is kept")
 
 
 def _log(line: str) -> None:

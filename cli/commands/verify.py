@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="The shared file system, or the folder that `holdfast up` was given.",
 )
-@click.option("--bucket", metavar="URL", help="That of the servers.")
+@click.option("--bucket", metavar="URL", help="The bucket of the servers.")
 @KIND_OPTION
 @shared_options("tenant", "json")
 @pass_settings
@@ -46,10 +46,10 @@ def verify(
     bucket: str | None,
     kind: str | None,
 ) -> None:
-    """Check stores: every page of the file, the newest snapshot, the log without a gap.
+    """Verify stores: every page of the file, the newest snapshot, and the log for gaps.
 
-    Changes nothing, and may run beside a cluster: a file that is in use is left alone. Exit code 1 if
-    anything is wrong.
+    It changes nothing and skips files in use, so you may run it while the cluster runs. The exit
+    code is 1 if anything is wrong.
     """
     check_choice(names, every, all_tenants)
     if data is None and bucket is None:

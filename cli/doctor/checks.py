@@ -1,8 +1,8 @@
-"""The checks of `holdfast doctor`: their codes, what each is about, what to do, and what was found.
+"""The checks of `holdfast doctor`: the code, subject, advice and findings of each.
 
-A code is stable: it is never given to another check. The catalogue is also a table in docs/cli.md,
-which a test compares. Memory is bounded: of each check the number of findings is kept, and the first
-few of each severity as examples.
+A code is stable: no other check ever gets it. docs/cli.md has the catalogue as a table, and
+docs/runbook.md the actions; tests compare both. Memory is bounded: a check keeps the number of its
+findings, and the first few of each severity as examples.
 """
 
 from __future__ import annotations
@@ -40,202 +40,202 @@ class Check(NamedTuple):
 FORMAT = Check(
     "HF-001",
     "format",
-    "the FORMAT file says that holdfast made this folder, in a format that this holdfast knows",
-    "name the right folder with --data; upgrade holdfast for a later format; restore a missing "
+    "the FORMAT file shows that holdfast made this folder, in a format that this version knows",
+    "name the right folder with --data; upgrade holdfast if the format is newer; restore a missing "
     "FORMAT file from a backup",
 )
 ACCESS = Check(
     "HF-030",
     "access",
-    "no other user of the machine may enter the folder",
-    "as its owner, chmod go= the folder; run all parts as one user, who owns it; let others in by an "
-    "ACL (setfacl) where that is wanted",
+    "no other user of the machine can enter the folder",
+    "run chmod go= FOLDER as its owner; run all parts as that user; give others access with an ACL "
+    "(setfacl) if you want that",
 )
 FILE_SYSTEM = Check(
     "HF-002",
     "file system",
-    "what kind of file system it is, and if other hosts share it",
-    "on a file system that several hosts share, find out that it carries POSIX locks between them "
-    "and has close-to-open consistency, as NFSv4 does; otherwise run all parts on one host",
+    "the kind of file system, and whether other hosts share it",
+    "if several hosts share it, make sure that POSIX locks work between them and that it has "
+    "close-to-open consistency, as NFSv4 does; otherwise run all parts on one host",
 )
-ROOM = Check("HF-003", "room", "free space and free inodes", "make room before writes are refused")
+ROOM = Check(
+    "HF-003", "room", "free space and free inodes", "free some space, or servers will refuse writes"
+)
 SYNC = Check(
     "HF-004",
     "sync",
     "a new file can be made durable",
-    "look at the disk and the kernel's log; run the doctor as the user that the servers run as",
+    "check the disk and the kernel's log; run the doctor as the user of the servers",
 )
 LOCKS = Check(
     "HF-005",
     "locks",
-    "a POSIX lock keeps another process of this host out",
+    "a POSIX lock excludes another process on this host",
     "do not run holdfast here: mount the file system with locks",
 )
 OPEN_FENCES = Check(
     "HF-006",
     "open fences",
-    "every incarnation that may acknowledge has a process",
-    "start the coordinator and a persist server: they fence it and apply its log",
+    "every incarnation with an open fence has a running process",
+    "start the coordinator and a persist server: they fence the incarnation and apply its log",
 )
 MISSING_FENCES = Check(
     "HF-007",
     "missing fences",
     "every incarnation with a log has a fence file",
-    "nothing is lost, it counts as fenced; find out who removed the file",
+    "nothing is lost: the incarnation counts as fenced; find out who removed the file",
 )
 LOG_DAMAGE = Check(
     "HF-008",
     "log damage",
-    "the logs of incarnations that ended can be read from end to end",
-    "look at the disk; restore the stores under HF-021 and HF-029 from a backup, or accept what is "
-    "lost: make an empty file named loss-accepted beside the log's folder",
+    "the logs of ended incarnations can be read from end to end",
+    "check the disk; restore the stores under HF-021 and HF-029 from a backup; or accept the loss "
+    "with an empty file named loss-accepted beside the log's folder",
 )
 DEAD_LOGS = Check(
     "HF-009",
     "waiting logs",
-    "logs of incarnations that ended, which some store may still need",
-    "a running server lets go of them once every store in them was taken over",
+    "logs of ended incarnations that some store may still need",
+    "a running server removes them once every store in them is taken over",
 )
 EMPTY_FILES = Check(
     "HF-010",
     "empty files",
-    "no store file has a length of zero",
-    "restore the file from a backup; one that was never durable a server makes anew from the logs",
+    "no store file is empty",
+    "restore the file from a backup; a server rebuilds a file that was never durable from the logs",
 )
 FOREIGN_FILES = Check(
     "HF-011",
     "foreign files",
     "every store file was made by holdfast",
-    "find out what replaced it and restore the file from a backup",
+    "find out what replaced the file, and restore it from a backup",
 )
-NEWER_FILES = Check(
-    "HF-012", "newer files", "no store file is of a later format", "upgrade holdfast"
-)
+NEWER_FILES = Check("HF-012", "newer files", "no store file has a newer format", "upgrade holdfast")
 MISPLACED_FILES = Check(
     "HF-013",
     "misplaced files",
-    "every store file lies in the folder of its name's hash, the only place where it is looked for",
-    "with the cluster stopped, move the file (and its -wal) to where it belongs",
+    "every store file is in the folder of its name's hash, where servers look for it",
+    "stop the cluster and move the file (and its -wal) to where it belongs",
 )
 MISNAMED_FILES = Check(
     "HF-014",
     "misnamed files",
-    "every store file is of the store that its name says",
-    "with the cluster stopped, give the file its right name, or restore it from a backup",
+    "every store file belongs to the store in its name",
+    "stop the cluster and give the file its right name, or restore it from a backup",
 )
 DAMAGED_FILES = Check(
     "HF-015",
     "damaged files",
-    "the pages of every store file are sound, checksums included",
-    "look at the disk; restore the file from a backup; one that was never durable a server makes "
-    "anew from the logs",
+    "the pages of every store file are sound, including their checksums",
+    "check the disk; restore the file from a backup; a server rebuilds a file that was never "
+    "durable from the logs",
 )
 MISCOUNTED_FILES = Check(
     "HF-016",
     "miscounted files",
-    "the rows of every store file add up to what it says (--deep only)",
-    "report it: this is a bug of holdfast, or somebody wrote to the file",
+    "the rows of every store file add up to its own counts (--deep only)",
+    "report it: this is a bug in holdfast, or somebody wrote to the file",
 )
 UNREADABLE_FILES = Check(
     "HF-017",
     "unreadable files",
     "every file can be read",
-    "run the doctor as the user that the servers run as; look at the disk",
+    "run the doctor as the user of the servers; check the disk",
 )
 UNCHECKED_FILES = Check(
     "HF-018",
     "unchecked files",
-    "files that are in use or, without --deep, too large for a look",
-    "stop the cluster and use --deep to check all of everything",
+    "files that are in use or, without --deep, too large to check",
+    "stop the cluster and use --deep to check everything",
 )
 LONE_WALS = Check(
     "HF-019",
     "lone WALs",
-    "no WAL is without its store file",
-    "find the file that belongs to it, or restore both from a backup; never start without it",
+    "every WAL has its store file",
+    "find the store file, or restore both from a backup; never start the servers without it",
 )
 GENERATIONS = Check(
     "HF-020",
     "generations",
     "earlier generations of store files, unfinished copies and other leftovers",
-    "unfinished copies of incarnations that ended may be removed",
+    "you may remove unfinished copies of ended incarnations",
 )
 SEQUENCE = Check(
     "HF-021",
     "sequence",
-    "each store's file and the logs form one sequence without a gap",
-    "keep the file and all logs; restore the store from a backup that has what is missing",
+    "each store's file and the logs form one sequence without gaps",
+    "keep the file and all logs; restore the store from a backup that holds the missing changes",
 )
 STRANGERS = Check(
     "HF-022",
     "strangers",
-    "nothing lies among the stores that holdfast did not put there",
-    "move it elsewhere",
+    "the stores folder contains only files of holdfast",
+    "move the foreign file elsewhere",
 )
 QUARANTINE = Check(
     "HF-023",
     "quarantine",
-    "no damaged file was moved to quarantine",
-    "report.json beside the file says why; restore the store if it was not rebuilt, then move the "
+    "the quarantine folder is empty",
+    "read report.json beside the file; restore the store if it was not rebuilt; then move the "
     "folder away",
 )
 STATE = Check(
     "HF-024",
     "coordinator state",
     "state.db of the coordinator is sound",
-    "start the coordinator with --replace-damaged-state: all servers start again, and it finds the "
-    "stores by their files",
+    "start the coordinator with --replace-damaged-state: it fences all servers, which restart, and "
+    "finds the stores by their files",
 )
 MISSING_FILES = Check(
     "HF-025",
     "missing files",
-    "every store that has had a durable file still has one",
-    "restore the file from a backup; nothing opens the store as a new one meanwhile",
+    "every store that had a durable file still has one",
+    "restore the file from a backup; until then no server opens the store as a new one",
 )
 UNRECORDED_FILES = Check(
     "HF-026",
     "unrecorded files",
     "the coordinator knows every store that has a file",
-    "nothing is lost: a store is recorded when it is next used; state.db may be an old one",
+    "nothing is lost: the next use records the store; state.db may be an older copy",
 )
 EPOCHS = Check(
     "HF-027",
     "epochs",
-    "no store file has a higher epoch than the coordinator knows of",
-    "state.db is an older one: end the coordinator and remove coordinator/state.db and its WAL, and the "
-    "next one finds the stores; servers ask for higher epochs by themselves",
+    "no store file has a higher epoch than the coordinator has recorded",
+    "state.db is an older copy: stop the coordinator, remove coordinator/state.db and its WAL, and "
+    "start it again; it finds the stores, and servers ask for higher epochs by themselves",
 )
 
 MISSING_LOGS = Check(
     "HF-028",
     "missing logs",
-    "every incarnation that was fenced has its log until no store needs it",
-    "put the log back; or restore the stores under HF-029 from a backup, or accept what is lost: make "
+    "every fenced incarnation has its log until no store needs it",
+    "put the log back; or restore the stores under HF-029 from a backup; or accept the loss with "
     "an empty file named loss-accepted beside the fence",
 )
 DOUBTFUL_STORES = Check(
     "HF-029",
     "doubtful stores",
-    "no damaged or missing log may have held the last changes of a store",
-    "servers refuse such a store: restore it from a backup, or accept what is lost as HF-008 and "
-    "HF-028 say",
+    "no damaged or missing log can have held the last changes of a store",
+    "servers refuse such a store: restore it from a backup, or accept the loss as HF-008 and "
+    "HF-028 describe",
 )
 
 TIMES = Check(
     "HF-031",
     "times",
-    "no store's time is ahead of the clock of this machine",
-    "set the clock right, here or where it was ahead when the store was written; the store's time goes on "
-    "from where it is, so what is set expires in time, but times in it stay ahead",
+    "no store's time is ahead of this machine's clock",
+    "correct the clock, here or on the host that was ahead when it wrote the store; the store's "
+    "time continues from where it is: new ttls end on time, but times in the store stay ahead",
 )
 
 OLDER_FILES = Check(
     "HF-032",
     "older files",
-    "every store file has reached, with the logs, what the coordinator knows that it had reached",
-    "somebody put an older file in its place, and servers refuse it: put the newer one back, or restore "
-    "the store (holdfast backups, holdfast restore); or go on with what the file has: make an empty file "
-    "beside it, named NAME.KIND.older-accepted",
+    "every store file, with the logs, reaches the revision that the coordinator has recorded",
+    "somebody replaced the file with an older one, which servers refuse: put the newer one back; "
+    "or restore the store (holdfast backups, holdfast restore); or accept the older file with an "
+    "empty file beside it, named NAME.KIND.older-accepted",
 )
 
 CHECKS: Final = (

@@ -52,7 +52,8 @@ from holdfast.shared_fs.inspection.inspection import (
     walk_stores,
 )
 
-#: A log may grow to twice its cap before writes are refused; below this one server can fill the disk.
+#: A log may grow to twice its cap before its server refuses writes: with less free space than
+#: this, one server can fill the disk.
 _CRITICAL_FREE_BYTES: Final = 2 * LOG_CAP_BYTES
 _LOW_FREE_BYTES: Final = 1 << 30
 _LOW_FREE_RATIO: Final = 0.02
@@ -223,7 +224,7 @@ class Examination:
 
     def _probe_locks(self) -> None:
         if not locks_exclude(self._layout.root):
-            self.findings.alarm(checks.LOCKS, "", "a lock that is held keeps nobody out")
+            self.findings.alarm(checks.LOCKS, "", "a held lock does not exclude another process")
 
     # Incarnations and their logs
     def _check_incarnations(self) -> None:
@@ -235,7 +236,7 @@ class Examination:
                 continue
             if found.fence is FenceState.OPEN:
                 self.findings.warn(
-                    checks.OPEN_FENCES, where, "its fence is open but no process lives"
+                    checks.OPEN_FENCES, where, "its fence is open, but its process is gone"
                 )
             if found.has_log:
                 if found.fence is FenceState.MISSING:
@@ -276,7 +277,7 @@ class Examination:
 
     def _report_loss(self, check: Check, where: str, what: str, found: FoundIncarnation) -> None:
         if loss_is_accepted(self._disk, self._layout, found.server, found.incarnation):
-            self.findings.warn(check, where, f"{what}; what it held is accepted as lost")
+            self.findings.warn(check, where, f"{what}; an operator has accepted the loss")
         else:
             self.findings.alarm(check, where, what)
 
@@ -317,7 +318,7 @@ class Examination:
                 what = "an unfinished copy of an incarnation that ended"
                 self.findings.warn(checks.GENERATIONS, self._where(path), what)
         for path in folder.strangers:
-            self.findings.warn(checks.STRANGERS, self._where(path), "it is not of holdfast")
+            self.findings.warn(checks.STRANGERS, self._where(path), "it is not a file of holdfast")
 
     def _check_store(self, found: FoundStore, known: KnownStores | None) -> None:
         where = self._where(found.path)
@@ -348,7 +349,8 @@ class Examination:
         reached = self._check_sequence(where, found.store, records, meta.epoch, meta.revision)
         ahead_seconds = meta.time / 1000 - time.time()
         if ahead_seconds > CLOCK_LEAP_SECONDS:
-            what = f"the time of {found.store} is {ahead_seconds:,.0f} s ahead of this machine's clock"
+            ahead = f"{ahead_seconds:,.0f} s ahead of this machine's clock"
+            what = f"the time of {found.store} is {ahead}"
             self.findings.warn(checks.TIMES, where, what)
         file = FoundFile(meta.epoch, meta.revision, meta.incarnation, closed)
         self._check_doubt(where, found.store, file)
@@ -374,7 +376,7 @@ class Examination:
         known: KnownStores | None,
     ) -> None:
         if verdict.left_open:
-            what = "its last owner did not close it; its WAL counts when it is next opened"
+            what = "its last owner did not close it; the next opening applies its WAL"
             self.findings.note(checks.UNCHECKED_FILES, where, what)
         if verdict.state is FileState.SOUND:
             return
@@ -383,7 +385,7 @@ class Examination:
         if verdict.state is FileState.IN_USE:
             what = f"it is in use {what}".strip()
         elif verdict.state is FileState.PARTLY_CHECKED:
-            what = "it is too large for a look"
+            what = "it is too large to check without --deep"
         elif (
             verdict.state in _REBUILT
             and known is not None
@@ -391,7 +393,7 @@ class Examination:
             and self._is_whole(store, records)
         ):
             severity = Severity.WARNING
-            what += "; a server that opens it makes it anew from the logs"
+            what += "; the server that opens it rebuilds it from the logs"
         self.findings.add(check, severity, where, what)
 
     def _check_sequence(
@@ -430,7 +432,7 @@ class Examination:
         if self._is_whole(store, records):
             return
         first = min(record.previous_revision for record in records)
-        what = f"the logs have {store}, there is no file"
+        what = f"the logs hold {store}, but it has no file"
         if first:
             what += f", and revisions 1 to {first} are missing"
         else:
@@ -447,7 +449,7 @@ class Examination:
         if granted is None:
             severity = Severity.NOTE if known.surveying else Severity.WARNING
             self.findings.add(
-                checks.UNRECORDED_FILES, severity, where, "the coordinator does not know it"
+                checks.UNRECORDED_FILES, severity, where, "the coordinator has no record of it"
             )
         elif epoch > granted:
             # What a survey found has no epoch until it is next used.
@@ -461,7 +463,7 @@ class Examination:
         if reached < expected and not known.is_cold(store):
             what = f"an older file: it reaches revision {reached}, and it was at {expected}"
             if self._layout.older_accepted(store).exists():
-                self.findings.warn(checks.OLDER_FILES, where, f"{what}, which is accepted")
+                self.findings.warn(checks.OLDER_FILES, where, f"{what}; an operator accepts it")
             else:
                 self.findings.alarm(checks.OLDER_FILES, where, what)
 

@@ -56,48 +56,52 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "max_messages": {
         "type": _whole_number,
         "metavar": "COUNT",
-        "help": "At most so many messages or keys.",
+        "help": "Keep at most this many messages or keys.",
     },
-    "max_bytes": {"type": _whole_number, "metavar": "BYTES", "help": "At most so much in all."},
+    "max_bytes": {
+        "type": _whole_number,
+        "metavar": "BYTES",
+        "help": "Keep at most this many bytes in total.",
+    },
     "max_age_seconds": {
         "type": _number,
         "metavar": "SECONDS",
-        "help": "What was set so long ago is removed.",
+        "help": "Remove messages or keys this long after they were set.",
     },
     "max_message_bytes": {
         "type": _whole_number,
         "metavar": "BYTES",
-        "help": "No message or entry larger than this.",
+        "help": "Refuse a larger message or entry.",
     },
     "max_messages_per_second": {
         "type": _number,
         "metavar": "COUNT",
-        "help": "Refuse what is written faster.",
+        "help": "Refuse writes beyond this rate.",
     },
     "max_bytes_per_second": {
         "type": _number,
         "metavar": "BYTES",
-        "help": "Refuse what is written faster.",
+        "help": "Refuse writes beyond this rate.",
     },
     "discard": {
         "type": click.Choice([word.value for word in Discard]),
-        "help": "What gives way when it is full: what is old, or what is new.",
+        "help": "When the store is full, remove old messages or refuse new ones.",
     },
     "durability": {
         "type": click.Choice([level.word for level in Durability]),
-        "help": "Of writes that do not say; default is the server's.",
+        "help": "The level of writes that do not ask for one; default: the server's.",
     },
     "dedupe_window_seconds": {
         "type": _number,
         "metavar": "SECONDS",
-        "help": "How long a msg_id is remembered; 0: not at all.",
+        "help": "Remember a msg_id this long; 0: not at all.",
     },
     "archive_after_seconds": {
         "type": _number,
         "metavar": "SECONDS",
-        "help": "Messages older than this are kept in the archive alone, once they are there.",
+        "help": "Keep messages older than this in the archive alone.",
     },
-    "description": {"metavar": "TEXT", "help": "What it is for."},
+    "description": {"metavar": "TEXT", "help": "What the store is for."},
 }
 
 
@@ -113,9 +117,7 @@ def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[.
     return add
 
 
-def show_config(
-    settings: Settings, kind: StoreKind, name: str, wanted: dict[str, Any]
-) -> None:
+def show_config(settings: Settings, kind: StoreKind, name: str, wanted: dict[str, Any]) -> None:
     """Change what is `wanted`, if anything, and show the configuration."""
     changes = {
         each: None if value == _NONE and each != "description" else value
@@ -135,7 +137,9 @@ def show_config(
     if settings.json:
         print_json(config_json(name, found))
     else:
-        shown = {each: "-" if value in (None, "") else value for each, value in _rows(found).items()}
+        shown = {
+            each: "-" if value in (None, "") else value for each, value in _rows(found).items()
+        }
         print_fields({kind.word: name, **shown})
 
 

@@ -29,13 +29,13 @@ FILE_OPTION: Final = click.option(
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="What this file holds, of any size.",
+    help="Send the content of this file, of any size.",
 )
 OUTPUT_OPTION: Final = click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="To this file, whole or not at all.",
+    help="Write to this file; a failure leaves no partial file.",
 )
 
 

@@ -39,16 +39,16 @@ HEADER_OPTION: Final = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=parse_headers,
-    help="A header; may be given several times.",
+    help="Add a header; repeatable.",
 )
 TTL_OPTION: Final = click.option(
-    "--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it so long after."
+    "--ttl", type=parse_ttl, metavar="SECONDS", help="Remove it after this time."
 )
 DURABILITY_OPTION: Final = click.option(
     "--durability",
     type=click.Choice([level.word for level in Durability if level is not Durability.DEFAULT]),
     callback=_parse_durability,
-    help="What must be true before the answer.  [default: the server's]",
+    help="How safe the write is before the answer.  [default: the server's]",
 )
 
 
@@ -106,7 +106,7 @@ def destroy_store(settings: Settings, kind: StoreKind, name: str, *, yes: bool) 
             return await store.destroy()
 
     if not yes:
-        question = f"Remove {kind.word} {name!r} with all of its backups, for good?"
+        question = f"Permanently remove {kind.word} {name!r} and all of its backups?"
         click.confirm(question, abort=True, err=True)
     if not asyncio.run(send()):
         missing(settings, f"there is no {kind.word} {name!r}", f"holdfast {kind.word} ls")

@@ -88,7 +88,7 @@ def test_a_server_and_a_coordinator_with_another_data_folder_end_with_a_clear_er
             with part(nats, stray, *options) as process:
                 code, errors = process.wait()
                 assert code == 1
-                assert "is of cluster" in errors and "--prefix" in errors
+                assert "belongs to cluster" in errors and "--prefix" in errors
     # One life, not one after the other.
     assert len([each for each in stray.server("s1").iterdir() if each.is_dir()]) == 1
 
@@ -201,7 +201,7 @@ def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: 
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
         code, errors = deposed.wait()
         assert code == 1
-        assert "the coordinator of term 1 has been succeeded by that of term 2" in errors
+        assert "a coordinator of term 2 has replaced the coordinator of term 1" in errors
         assert "Traceback" not in errors
 
 
@@ -224,7 +224,7 @@ def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
         code, errors = deposed.wait()
         assert code == 1
-        assert "succeeded by that of term 5" in errors
+        assert "a coordinator of term 5 has replaced" in errors
 
 
 def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:

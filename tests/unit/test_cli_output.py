@@ -289,7 +289,7 @@ def test_a_port_counts_more_than_the_nats_of_the_environment(
     monkeypatch.setenv("HOLDFAST_NATS", "nats://elsewhere:4222")
     result = CliRunner().invoke(holdfast, ["up", "--port", "4333"])
     assert result.exit_code == 0
-    assert "HOLDFAST_NATS is not used" in result.stderr
+    assert "HOLDFAST_NATS is ignored" in result.stderr
     assert (started[0].nats_url, started[0].port) == (None, 4333)
     result = CliRunner().invoke(holdfast, ["up"])
     assert result.stderr == ""
@@ -303,7 +303,7 @@ def test_a_port_and_a_nats_that_were_both_typed_are_wrong_usage(
     nats, command = ["--nats", "nats://elsewhere:4222"], ["up", "--port", "4333"]
     result = CliRunner().invoke(holdfast, [*nats, *command] if before else [*command, *nats])
     assert result.exit_code == 2
-    assert "give one of the two" in result.stderr
+    assert "give only one of the two" in result.stderr
     assert started == []
 
 
@@ -313,7 +313,7 @@ def test_an_up_that_cannot_join_its_nats_says_so(tmp_path: Path) -> None:
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
     assert line.startswith("Error: cannot join NATS at nats://***@127.0.0.1:1: ")
-    assert line.endswith("name none with --nats or HOLDFAST_NATS: holdfast up starts its own")
+    assert line.endswith("unset --nats and HOLDFAST_NATS, and holdfast up starts its own")
 
 
 def test_who_cannot_reach_nats_is_told_of_the_variable_too() -> None:
