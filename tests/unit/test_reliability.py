@@ -1,4 +1,5 @@
-"""docs/reliability.md names tests that exist, for every row, and all that the harnesses inject."""
+"""docs/reliability.md and docs/fault-matrix.md name tests that exist, for every row, and all that
+the harnesses inject."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
+DOCUMENT = "\n".join(
+    (ROOT / "docs" / name).read_text() for name in ("reliability.md", "fault-matrix.md")
+)
 FAULT_MATRIX = ["fault", "injected by", "promised", "shown by"]
 NAMED_TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 NOT_TESTED = re.compile(r"not tested: \S.{9,}")
