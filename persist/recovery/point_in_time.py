@@ -188,9 +188,9 @@ def not_reached(store: StoreId, target: RestoreTarget, found: Course) -> PointNo
     before = [found.revision, found.time] if found.revision else None
     after = list(found.after) if found.after is not None else None
     near = [
-        f"revision {point[0]} of time {point[1]}" for point in (before, after) if point is not None
+        f"revision {point[0]} (time {point[1]})" for point in (before, after) if point is not None
     ]
-    reason = f"what can be is {' or '.join(near)}" if near else "there is nothing to start from"
+    reason = f"you can restore {' or '.join(near)}" if near else "no snapshot and no log reach it"
     return PointNotReachedError(
         store=str(store), target=str(target), reason=reason, before=before, after=after
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast.cli.doctor_checks import CHECKS
+from holdfast.cli.doctor.checks import CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text()
