@@ -67,8 +67,3 @@ def test_the_report_has_the_documented_shape() -> None:
     ).to_json()
     assert documented["format"] == FORMAT
     assert shape(report) == shape(documented)
-
-
-def test_lines_are_short_outside_tables_and_examples() -> None:
-    for number, line in enumerate(DOCUMENT.splitlines(), start=1):
-        assert line[:1] in ("|", "{") or len(line) <= 115, number
