@@ -1,4 +1,4 @@
-"""docs/analytics.md: its recipes run, and its table is the table."""
+"""docs/analytics.md: its recipes run, and its table is the table. The report of docs/tutorial.md runs too."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from holdfast.spark.rows import rows
 from holdfast.spark.tables.table import TABLE_SCHEMA
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text()
+TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 TYPES = {
     pa.string(): "string",
     pa.date32(): "date",
@@ -62,3 +63,22 @@ def test_the_recipes_run(
             exec(recipe, names)  # noqa: S102
     printed = capsys.readouterr().out
     assert "ada" in printed and "project.42.patches" in printed
+
+
+def test_the_report_of_the_tutorial_counts_the_edits(
+    spark: SparkSession,
+    world: BucketWorld,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    users = ["ada", "ada", "bob", "ada", "bob"]
+    edits = [message(seq, b"[]", {"user": user}) for seq, user in enumerate(users, start=1)]
+    world.change(stream("docs.plan.edits"), *edits)
+    world.change(stream("docs.plan.chat"), message(1, b"hello", {"user": "ada"}))
+    world.publish()
+    export(spark, world.url)
+    [report] = re.findall(r"^```python\n(# report\.py\n.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    [printed] = re.findall(r"^```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    monkeypatch.setattr("sys.argv", ["report.py", default_table(world.url)])
+    exec(report, {})  # noqa: S102
+    assert capsys.readouterr().out == printed

@@ -56,7 +56,8 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 ROOT = Path(__file__).parents[2]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("guide.md", "coming-from.md")}
+PAGES = ("guide.md", "tutorial.md", "coming-from.md")
+GUIDES = {name: (ROOT / "docs" / name).read_text() for name in PAGES}
 DRAWINGS = ROOT / "docs" / "drawings"
 #: The protocol page without its line breaks.
 PROSE = " ".join(PROTOCOL.split())
