@@ -34,7 +34,6 @@ class Terminal:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
         )
@@ -70,14 +69,23 @@ class Terminal:
         else:
             assert self._process.stdin is not None
             self._process.stdin.close()
-        code = self._process.wait(_DEADLINE_SECONDS)
-        assert code == (130 if interrupted else 0), code
-        self._reader.join()
+        assert self.stop() == 0
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
+    def stop(self) -> int:
+        """Wait for the end and return the exit code; kill the program if it takes too long."""
+        try:
+            return self._process.wait(_DEADLINE_SECONDS)
+        finally:
+            self._process.kill()
+            self._reader.join()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+
+    def abort(self) -> None:
+        """End the program, whatever it does."""
+        self._process.terminate()
+        self.stop()
 
 
 def replay(document: Path, folder: Path, environment: Mapping[str, str], nats: str) -> list[str]:
@@ -110,7 +118,7 @@ def replay(document: Path, folder: Path, environment: Mapping[str, str], nats: s
         assert not terminals, f"{list(terminals)} were never ended"
     finally:
         for terminal in terminals.values():
-            terminal.kill()
+            terminal.abort()
     return files
 
 
