@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from holdfast.protocol.bus.bus import (
@@ -41,6 +43,9 @@ _FLUSH_TIMEOUT_SECONDS: Final = 10.0
 THE_BUS: Final = ""
 #: The sender of what is injected.
 STRANGER: Final = "stranger"
+
+_WILDCARDS: Final = frozenset(("*", ">"))
+_number: Final = attrgetter("number")
 
 
 class MemoryDelivery(NamedTuple):
@@ -77,6 +82,10 @@ class MemoryNetwork:
         self._connection_count = 0
         #: In order of making; a dictionary because that makes removal cheap.
         self._subscriptions: dict[_MemorySubscription, None] = {}
+        #: The same, those without wildcards by their subjects.
+        self._exact: dict[str, dict[_MemorySubscription, None]] = {}
+        self._wild: dict[_MemorySubscription, None] = {}
+        self._subscription_numbers = itertools.count()
         self._connections: dict[MemoryBus, None] = {}
 
     def connect(self, name: str, permits: Permits | None = None) -> MemoryBus:
@@ -118,11 +127,26 @@ class MemoryNetwork:
                 if subscription.bus is sender:
                     self._deliver(THE_BUS, subscription, nobody)
 
-    def _listening(self, subject: str) -> Iterator[_MemorySubscription]:
-        tokens = subject.split(".")
-        for subscription in list(self._subscriptions):
-            if subscription.bus.connected and subscription.matches(subject, tokens):
-                yield subscription
+    def _add(self, subscription: _MemorySubscription) -> None:
+        self._subscriptions[subscription] = None
+        if subscription.wild:
+            self._wild[subscription] = None
+        else:
+            self._exact.setdefault(subscription.subject, {})[subscription] = None
+
+    def _remove(self, subscription: _MemorySubscription) -> None:
+        self._subscriptions.pop(subscription, None)
+        self._wild.pop(subscription, None)
+        of_subject = self._exact.get(subscription.subject, {})
+        of_subject.pop(subscription, None)
+        if not of_subject:
+            self._exact.pop(subscription.subject, None)
+
+    def _listening(self, subject: str) -> list[_MemorySubscription]:
+        """Return the connected subscriptions of a subject, in order of making."""
+        found = [each for each in self._exact.get(subject, ()) if each.bus.connected]
+        wild = [each for each in self._wild if each.matches(subject) and each.bus.connected]
+        return sorted(found + wild, key=_number) if found and wild else found or wild
 
     def _deliver(
         self, sender: str, subscription: _MemorySubscription, message: BusMessage
@@ -141,15 +165,19 @@ class MemoryNetwork:
 class _MemorySubscription(BusSubscription):
     def __init__(self, bus: MemoryBus, subject: str, callback: BusCallback) -> None:
         self.bus = bus
+        self.subject = subject
+        self.number = next(bus.network._subscription_numbers)
         self.context = contextvars.copy_context()
-        self._subject = subject
         self._tokens = subject.split(".")
-        self._wild = any(token in ("*", ">") for token in self._tokens)
+        self.wild = not _WILDCARDS.isdisjoint(self._tokens)
+        self._before_wildcards = subject.partition("*")[0].partition(">")[0]
         self._callback: BusCallback | None = callback
 
-    def matches(self, subject: str, tokens: list[str]) -> bool:
-        if not self._wild:
-            return self._subject == subject
+    def matches(self, subject: str) -> bool:
+        """Tell if `subject` fits this one, which has wildcards."""
+        if not subject.startswith(self._before_wildcards):
+            return False
+        tokens = subject.split(".")
         for index, wanted in enumerate(self._tokens):
             if wanted == ">":
                 return index < len(tokens)
@@ -163,7 +191,7 @@ class _MemorySubscription(BusSubscription):
 
     async def unsubscribe(self) -> None:
         self._callback = None
-        self.bus.network._subscriptions.pop(self, None)
+        self.bus.network._remove(self)
 
 
 class MemoryBus(Bus):
@@ -224,7 +252,7 @@ class MemoryBus(Bus):
         self._check_open()
         subscription = _MemorySubscription(self, subject, callback)
         if self._permitted("subscribe to", subject):
-            self.network._subscriptions[subscription] = None
+            self.network._add(subscription)
         return subscription
 
     def _permitted(self, action: str, subject: str) -> bool:

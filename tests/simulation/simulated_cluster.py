@@ -151,7 +151,8 @@ class Simulation:
         self._thread_chance = self.chance("threads")
         self.crash_chance = self.chance("crashes")
         self._arrivals: dict[tuple[str, str], float] = {}
-        self._incarnations: dict[str, tuple[str, str]] = {}
+        #: Where the fence of each incarnation lies, by the name of its process.
+        self._fences: dict[str, Path] = {}
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         self.clients: list[ClientNode] = []
@@ -212,7 +213,7 @@ class Simulation:
     def started(self, node: Node, incarnation: str) -> None:
         """A persist server's new incarnation is about to publish under this process's name."""
         assert node.process is not None
-        self._incarnations[node.process.name] = (node.name, incarnation)
+        self._fences[node.process.name] = self.layout.fence(node.name, incarnation)
 
     def ends_history(self) -> None:
         """What leaves servers from now on is no longer noted."""
@@ -267,16 +268,16 @@ class Simulation:
         return typical * chance.uniform(0.5, 1.5)
 
     def _on_publish(self, sender: str, message: BusMessage) -> None:
-        incarnation, subject = self._incarnations.get(sender), message.subject
+        fence_path, subject = self._fences.get(sender), message.subject
         if CANARY in subject:
             self.fail(f"{sender} publishes on {subject}, where nobody has asked")
-        if incarnation is None:
+        if fence_path is None:
             return
         if ".chg." in subject:
             self._on_broadcast(sender, message)
         elif not subject.startswith(_CLIENTS_INBOXES):
             return
-        fence = self.files.find(self.layout.fence(*incarnation))
+        fence = self.files.find(fence_path)
         if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":
             self.fail(f"{sender} is fenced and publishes on {subject}")
 

@@ -6,10 +6,9 @@ the process until it lets go of them or dies; a paused one holds them.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
@@ -18,6 +17,17 @@ from simulation.simulated_files import Directory, Inode, Operation, SimulatedFil
 from simulation.simulated_vfs import SimulatedVfs
 
 _vfs_numbers = itertools.count(1)
+
+
+class _WhileAlive:
+    def __init__(self, disk: HostDisk) -> None:
+        self._disk = disk
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, OSError | StorageFailedError) and self._disk.dead
 
 
 class HostDisk(Disk):
@@ -31,6 +41,7 @@ class HostDisk(Disk):
         self._locked: dict[Inode, None] = {}
         self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
         self.vfs = self._vfs.own_name
+        self._while_alive = _WhileAlive(self)
 
     def kill(self) -> None:
         """The process is gone: its locks are free, and what it still tries fails."""
@@ -44,14 +55,9 @@ class HostDisk(Disk):
         """Take the VFS out of SQLite's list. Connections that are open keep it alive."""
         self._vfs.unregister()
 
-    @contextlib.contextmanager
-    def while_alive(self) -> Iterator[None]:
+    def while_alive(self) -> AbstractContextManager[None]:
         """Swallow the error of a process that is dead."""
-        try:
-            yield
-        except (OSError, StorageFailedError):
-            if not self.dead:
-                raise
+        return self._while_alive
 
     # --- primitives ------------------------------------------------------------------------------
     def enter(self, kind: str, path: Path, size_bytes: int = 0) -> None:
@@ -93,13 +99,13 @@ class HostDisk(Disk):
 
     # --- Disk ------------------------------------------------------------------------------------
     def read(self, path: Path) -> bytes:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             self.enter("read", path)
             return bytes(self._files.file(path, self.host).content)
 
     def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
         temporary = path.with_name(f"{path.name}.{self.process}.tmp")
-        with _storage_errors(path, missing_is_failure=True):
+        with _StorageErrors(path, missing_is_failure=True):
             inode = self.create_file(temporary)
             try:
                 self.truncate_file(temporary, inode, 0)
@@ -114,13 +120,13 @@ class HostDisk(Disk):
             self.sync_directory(path.parent)
 
     def overwrite_durably(self, path: Path, content: bytes) -> None:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             inode = self._files.file(path, self.host)
             self.write_file(path, inode, 0, content)
             self.sync_file(path, inode)
 
     def copy_durably(self, source: Path, target: Path) -> None:
-        with _storage_errors(source):
+        with _StorageErrors(source):
             self.enter("read", source)
             content = bytes(self._files.file(source, self.host).content)
             inode = self.create_file(target)
@@ -129,11 +135,11 @@ class HostDisk(Disk):
             self.sync_file(target, inode)
 
     def open_append(self, path: Path) -> _AppendFile:
-        with _storage_errors(path, missing_is_failure=True):
+        with _StorageErrors(path, missing_is_failure=True):
             return _AppendFile(self, path, self.create_file(path, exclusive=True))
 
     def lock(self, path: Path, what: str) -> LockFile:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             self.enter("lock", path)
             inode = self.create_file(path)
         if inode.locked_by is not None:
@@ -148,7 +154,7 @@ class HostDisk(Disk):
             inode.locked_by = None
 
     def make_directory(self, path: Path) -> None:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             for parent in (*reversed(path.parents), path):
                 if self._files.find(parent, self.host) is None:
                     self.enter("make_directory", parent)
@@ -158,7 +164,7 @@ class HostDisk(Disk):
                     self.sync_directory(parent.parent)
 
     def names(self, path: Path) -> list[str]:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             self.enter("read", path)
             try:
                 return sorted(self._files.directory(path, self.host).entries)
@@ -169,18 +175,18 @@ class HostDisk(Disk):
         return self._files.find(path, self.host) is not None
 
     def size_bytes(self, path: Path) -> int:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             self.enter("read", path)
             return len(self._files.file(path, self.host).content)
 
     def remove(self, path: Path) -> None:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             if self._files.find(path, self.host) is not None:
                 self.enter("remove", path)
                 self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
 
     def remove_directory(self, path: Path) -> None:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             node = self._files.find(path, self.host)
             if node is None:
                 return
@@ -190,14 +196,14 @@ class HostDisk(Disk):
             self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
 
     def rename(self, source: Path, target: Path) -> None:
-        with _storage_errors(source):
+        with _StorageErrors(source):
             self._rename(source, target)
             self.sync_directory(target.parent)
             if source.parent != target.parent:
                 self.sync_directory(source.parent)
 
     def place(self, draft: Path, path: Path) -> None:
-        with _storage_errors(draft):
+        with _StorageErrors(draft):
             self._require_new(path)
             self._rename(draft, path)
             self.sync_directory(path.parent)
@@ -207,7 +213,7 @@ class HostDisk(Disk):
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
 
     def sync_directory(self, path: Path) -> None:
-        with _storage_errors(path):
+        with _StorageErrors(path):
             self.enter("sync_directory", path)
             self._files.directory(path, self.host).sync()
 
@@ -233,11 +239,11 @@ class _AppendFile:
         self._inode = inode
 
     def write(self, data: bytes) -> None:
-        with _storage_errors(self._path):
+        with _StorageErrors(self._path):
             self._disk.write_file(self._path, self._inode, len(self._inode.content), data)
 
     def sync(self) -> None:
-        with _storage_errors(self._path):
+        with _StorageErrors(self._path):
             self._disk.sync_file(self._path, self._inode)
 
     def close(self) -> None:
@@ -253,11 +259,17 @@ class _Lock:
         self._disk.unlock(self._inode)
 
 
-@contextlib.contextmanager
-def _storage_errors(path: Path, *, missing_is_failure: bool = False) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not missing_is_failure:
-            raise
-        raise StorageFailedError(reason=f"{path}: {error.strerror or error}") from error
+class _StorageErrors:
+    def __init__(self, path: Path, *, missing_is_failure: bool = False) -> None:
+        self._path = path
+        self._missing_is_failure = missing_is_failure
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FileNotFoundError) and not self._missing_is_failure:
+            return
+        if isinstance(error, OSError):
+            reason = f"{self._path}: {error.strerror or error}"
+            raise StorageFailedError(reason=reason) from error

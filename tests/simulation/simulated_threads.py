@@ -38,8 +38,11 @@ class SimulatedThread:
         self._ended = ended
         self._is_dead = is_dead
         self._loop = asyncio.get_running_loop()
-        self._thread_turn = threading.Semaphore(0)
-        self._loop_turn = threading.Semaphore(0)
+        # Locks that one thread takes and another gives back: they are the baton.
+        self._thread_turn = threading.Lock()
+        self._loop_turn = threading.Lock()
+        self._thread_turn.acquire()
+        self._loop_turn.acquire()
         self._outcome: Outcome | None = None
         self._wait_seconds = 0.0
         context = contextvars.copy_context()

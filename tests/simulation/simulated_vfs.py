@@ -84,7 +84,7 @@ class SimulatedVfs(apsw.VFS):
         except FileNotFoundError as error:
             if not flags[0] & apsw.SQLITE_OPEN_CREATE:
                 raise apsw.CantOpenError(str(path)) from error
-            with _sqlite_errors():
+            with _sqlite_errors:
                 inode = self._disk.create_file(path)
             created = True
         flags[1] = flags[0]
@@ -102,7 +102,7 @@ class SimulatedVfs(apsw.VFS):
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
         path = Path(filename)
-        with _sqlite_errors(), self._disk.while_alive():
+        with _sqlite_errors, self._disk.while_alive():
             self._disk.remove(path)
             if syncdir:
                 self._disk.sync_directory(path.parent)
@@ -124,7 +124,7 @@ class _VfsFile:
     # when its tasks end, and in a close SQLite has nobody to report an error to.
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        with _sqlite_errors(), self._disk.while_alive():
+        with _sqlite_errors, self._disk.while_alive():
             self._disk.enter("read", self._path, amount)
         content = bytes(self.inode.content[offset : offset + amount])
         if self._disk.is_damaged(content):
@@ -134,15 +134,15 @@ class _VfsFile:
         return content
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
+        with _sqlite_errors, self._disk.while_alive():
             self._disk.write_file(self._path, self.inode, offset, bytes(data))
 
     def xTruncate(self, newsize: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
+        with _sqlite_errors, self._disk.while_alive():
             self._disk.truncate_file(self._path, self.inode, newsize)
 
     def xSync(self, flags: int) -> None:
-        with _sqlite_errors(), self._disk.while_alive():
+        with _sqlite_errors, self._disk.while_alive():
             self._disk.sync_file(self._path, self.inode)
             if self._name_unsynced:
                 self._disk.sync_directory(self._path.parent)
@@ -187,15 +187,18 @@ class _VfsFile:
         self._vfs.closed(self)
 
 
-@contextlib.contextmanager
-def _sqlite_errors() -> Iterator[None]:
+class _SqliteErrors:
     """Raise what SQLite's own VFS would have made of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise _apsw_error(error) from error
-    except StorageFailedError as error:
-        raise _apsw_error(error) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError | StorageFailedError):
+            raise _apsw_error(error) from error
+
+
+_sqlite_errors: Final = _SqliteErrors()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import itertools
 import math
 from collections import deque
@@ -24,6 +25,8 @@ from typing import Any, Final
 
 #: Turns of the loop in one instant after which it is a livelock: real work takes a few hundred.
 _MAX_TURNS_AT_ONCE: Final = 100_000
+#: Of more timers, those that were cancelled are removed before they are due.
+_MANY_TIMERS: Final = 100
 
 _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -77,40 +80,110 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
-class _Clock:
-    """Stands where a selector would: `select` is where a loop waits."""
+class _Handle(asyncio.Handle):
+    """A callback, made without asking whether the loop is in debug mode."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._turns = 0
+    __slots__ = ()
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise Deadlock(f"nothing is scheduled at {self.now:.6f}")
-        # Each turn takes an instant, so that a timer is always passed, however a sum is rounded.
-        self.now = math.nextafter(self.now + timeout, math.inf)
-        self._turns = 0 if timeout > 0 else self._turns + 1
-        if self._turns > _MAX_TURNS_AT_ONCE:
-            raise Livelock(f"time stands still at {self.now:.6f}")
-        return []
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same at a time, in a process that may be paused then."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+        self.process = context.get(_current)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop. Give the class to `asyncio.Runner(loop_factory=...)`."""
+    """The loop. Give the class to `asyncio.Runner(loop_factory=...)`.
+
+    What a turn does is written anew, because a run is millions of turns: as in `BaseEventLoop`, but
+    without waiting, and its heap compares times before it compares timers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._clock = _Clock()
-        self._selector = self._clock
-        # A timer must not be early, not by a nanosecond: some would wait for that to pass.
-        self._clock_resolution = 0.0
+        self._now = 0.0
+        self._turns_at_once = 0
+        self._ready: deque[asyncio.Handle]
+        self._scheduled: list[tuple[float, asyncio.TimerHandle]]
         numbers = itertools.count(1)
         self.set_task_factory(
             lambda loop, work, **options: _Task(next(numbers), work, loop=loop, **options)
         )
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        assert not event_list
+    def get_debug(self) -> bool:
+        return False
+
+    def _run_once(self) -> None:
+        self._drop_cancelled_timers()
+        ready, scheduled = self._ready, self._scheduled
+        seconds = 0.0
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not scheduled:
+                raise Deadlock(f"nothing is scheduled at {self._now:.6f}")
+            seconds = max(0.0, scheduled[0][0] - self._now)
+        # Each turn takes an instant, so that a timer is always passed, however a sum is rounded.
+        now = self._now = math.nextafter(self._now + seconds, math.inf)
+        self._turns_at_once = 0 if seconds > 0 else self._turns_at_once + 1
+        if self._turns_at_once > _MAX_TURNS_AT_ONCE:
+            raise Livelock(f"time stands still at {now:.6f}")
+        # A timer must not be early, not by a nanosecond: some would wait for that to pass.
+        while scheduled and scheduled[0][0] < now:
+            timer = heapq.heappop(scheduled)[1]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            if type(handle) is _Timer and handle.process is not None and handle.process.paused:
+                # It may be cancelled yet, by what is held before it.
+                handle.process.held.append(handle)
+            else:
+                handle._run()
+
+    def _drop_cancelled_timers(self) -> None:
+        scheduled = self._scheduled
+        if len(scheduled) > _MANY_TIMERS and 2 * self._timer_cancelled_count > len(scheduled):
+            for _, timer in scheduled:
+                timer._scheduled = not timer.cancelled()
+            scheduled[:] = [entry for entry in scheduled if not entry[1].cancelled()]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0][1].cancelled():
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)[1]._scheduled = False
 
     def _write_to_self(self) -> None:
         """Nobody has to be woken: there is one thread."""
@@ -137,7 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 finished.set_result(result)
 
     def time(self) -> float:
-        return self._clock.now
+        return self._now
 
     def call_soon(  # type: ignore[override]
         self,
@@ -148,11 +221,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if context is None:
             context = contextvars.copy_context()
         process = context.get(_current)
-        if process is not None and process.paused:
-            handle = asyncio.Handle(callback, args, self, context)
-            process.held.append(handle)
-            return handle
-        return super().call_soon(callback, *args, context=context)
+        handle = _Handle(callback, args, self, context)
+        waiting = self._ready if process is None or not process.paused else process.held
+        waiting.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -161,33 +242,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        if context is None:
-            context = contextvars.copy_context()
-        process = context.get(_current)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        cell: list[asyncio.TimerHandle] = []
-        timer = super().call_at(when, self._fire, cell, process, callback, args, context=context)
-        cell.append(timer)
+        timer = _Timer(when, callback, args, self, context or contextvars.copy_context())
+        heapq.heappush(self._scheduled, (when, timer))
         return timer
 
     def make_ready(self, handles: deque[asyncio.Handle]) -> None:
         """Run these in the next turn, unless they were cancelled."""
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        ready.extend(handle for handle in handles if not handle.cancelled())
-
-    def _fire(
-        self,
-        timer: list[asyncio.TimerHandle],
-        process: Process,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-    ) -> None:
-        if process.paused:
-            # It may be cancelled yet, by what is held before it.
-            context = contextvars.copy_context()
-            process.held.append(
-                asyncio.Handle(self._fire, (timer, process, callback, args), self, context)
-            )
-        elif not timer[0].cancelled():
-            callback(*args)
+        self._ready.extend(handle for handle in handles if not handle.cancelled())
