@@ -26,6 +26,7 @@ from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
 from holdfast.persist.bucket_only.restoring import StoreRestorer
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.lifecycle.heartbeats import Heartbeats
@@ -42,6 +43,8 @@ from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.loop_watch import LoopWatch, Turns
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.threads.sync_thread import SyncThread
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.archiving import Archiver
@@ -49,9 +52,16 @@ from holdfast.persist.tier.tier import Tier
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.durable_reads import DurableReads
+from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.incoming import take_apart
-from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.output_gate import OutputGate
+from holdfast.persist.write_path.pipeline import Pipeline, SyncedLog
+from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
+from holdfast.persist.write_path.turn import Promises, TurnBuilder
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import (
@@ -161,7 +171,10 @@ class PersistServer:
         self._subscriptions: list[BusSubscription] = []
         self._mishaps = Mishaps(logger)
         self._stopping = asyncio.Event()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._tasks = SpawnedTasks()
+        self._inbox = Inbox(self.server)
+        self._open_stores.leases.attach(self._inbox)
+        self._progress = LogProgress()
         self._coordination = Coordination(
             bus=bus,
             subjects=self._subjects,
@@ -175,7 +188,7 @@ class PersistServer:
         self._open_queue = OpenQueue(
             server=self.server,
             open_stores=self._open_stores,
-            pipeline=lambda: self._pipeline,
+            inbox=self._inbox,
             coordination=self._coordination,
             checkpointer=lambda: self._checkpointer,
             opener=lambda: self._opener,
@@ -183,7 +196,7 @@ class PersistServer:
             refresh_logs=lambda: self._run_in_thread(self._dead_logs.refresh),
             opens_nothing=lambda: self._leaving.opens_nothing,
             release=lambda granted: self._leaving.release(granted),
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
             max_open_stores=max_open_stores,
         )
 
@@ -244,29 +257,44 @@ class PersistServer:
         self._archive = (
             Archive(self._bucket.url) if self._bucket is not None and self._bucket.url else None
         )
-        self._archive_reads = ArchiveReads(
-            self._archive,
-            run_in_thread=self._in_archive_thread,
-            resubmit=lambda arrivals: self._pipeline.submit_again(arrivals),
-            refuse=lambda arrivals, error: self._pipeline.refuse_waiting(arrivals, error),
+        life = self._life()
+        self._archive_reads = ArchiveReads(self._archive, self._inbox, self._in_archive_thread)
+        self._materialiser = Materialiser(
+            self._open_stores.leases, self._progress, self._run_in_thread, self._tasks
+        )
+        durable_reads = DurableReads(
+            self.server,
+            self._inbox,
+            self._progress,
+            self._materialiser,
+            self._archive_reads,
+        )
+        confirm_open = bucket_mode.confirm_open if bucket_mode is not None else None
+        self._releaser = Releaser(
+            life,
+            OutputGate(self._gate, confirm_open),
+            self._inbox,
+            self._progress,
+            durable_reads,
+            self._materialiser,
+        )
+        promises = Promises(
+            self._durability,
+            Durability.SYNCED if bucket_mode is None else Durability.STORED,
+            self._stored.writes if self._stored is not None else None,
         )
         self._pipeline = Pipeline(
-            server=self.server,
-            log=self._log,
-            gate=self._gate,
-            bus=self._bus,
-            subjects=self._subjects,
-            open_stores=self._open_stores,
-            run_in_thread=sync_in_thread if bucket_mode is None else bucket_mode.put_thread,
-            clock_ms=self._clock_ms,
-            want_stores=self._open_queue.wake,
-            apply_much=lambda store: self._spawn(self._checkpointer.applying(store)),
-            default_durability=self._durability,
-            stored=self._stored,
-            log_level=Durability.SYNCED if bucket_mode is None else Durability.STORED,
-            paced=bucket_mode.paced if bucket_mode is not None else None,
-            confirm_open=bucket_mode.confirm_open if bucket_mode is not None else None,
-            archive_reads=self._archive_reads,
+            life,
+            SyncedLog(
+                self._log,
+                sync_in_thread if bucket_mode is None else bucket_mode.put_thread,
+                bucket_mode.paced if bucket_mode is not None else None,
+            ),
+            self._inbox,
+            TurnBuilder(self.server, self._inbox, self._open_stores, promises),
+            self._progress,
+            self._releaser,
+            self._stored,
         )
         if self._bucket is not None:
             self._tier = Tier(
@@ -295,7 +323,7 @@ class PersistServer:
             layout=self._layout,
             gate=self._gate,
             open_stores=self._open_stores,
-            pipeline=lambda: self._pipeline,
+            releaser=self._releaser,
             run_in_thread=self._run_in_thread,
             clock_ms=self._clock_ms,
             settle_bucket_log=bucket_mode.log.settle if bucket_mode is not None else None,
@@ -304,7 +332,8 @@ class PersistServer:
             log=self._log,
             gate=self._gate,
             open_stores=self._open_stores,
-            pipeline=self._pipeline,
+            progress=self._progress,
+            materialiser=self._materialiser,
             run_in_thread=self._run_in_thread,
             confirm=self._confirm_files,
             tell_closed=self._coordination.closed if bucket_mode is None else None,
@@ -332,6 +361,7 @@ class PersistServer:
             log=self._log,
             open_stores=self._open_stores,
             pipeline=self._pipeline,
+            archive_reads=self._archive_reads,
             checkpointer=self._checkpointer,
             coordination=self._coordination,
             signs=self._heartbeats,
@@ -341,6 +371,20 @@ class PersistServer:
             end_for_drain=self._end_for_drain,
         )
         self._administrator = self._make_administrator()
+
+    def _life(self) -> Incarnation:
+        return Incarnation(
+            self.server,
+            self.incarnation,
+            self._bus,
+            self._subjects,
+            self._disk,
+            self._layout,
+            self._gate,
+            self._clock_ms,
+            self._run_in_thread,
+            self._large_threads if self._has_sync_thread else self._run_in_thread,
+        )
 
     def _make_administrator(self) -> Administrator:
         tier = self._tier
@@ -387,7 +431,7 @@ class PersistServer:
             self._stored = StoredWriter(
                 server=server,
                 log=BucketLog(self._bucket, server, incarnation),
-                answer=lambda answers: self._pipeline.answer(answers),
+                answer=lambda answers: self._releaser.answer(answers),
                 snapshot=self._snapshot_now,
                 newest=self._newest_snapshots,
                 find=Manifests(self._bucket).find,
@@ -517,8 +561,7 @@ class PersistServer:
         except BaseExceptionGroup as group:
             raise _first_cause(group) from group
         finally:
-            for task in self._opening:
-                task.cancel()
+            self._tasks.cancel()
             await self._administrator.stop()
 
     def _read_cluster(self) -> str:
@@ -585,18 +628,18 @@ class PersistServer:
             tenant = self._subjects.tenant_of(message.subject)
             incoming = take_apart(tenant, message.payload, message.reply, self._open_stores)
         except (ProtocolError, InvalidNameError) as error:
-            self._pipeline.refuse(message.reply, -1, error)
+            self._inbox.refuse(message.reply, -1, error)
             return
         except Exception as error:  # noqa: BLE001 (it is this frame's answer)
             self._mishaps.note("frame.failed", message.subject, error)
-            self._pipeline.refuse(message.reply, -1, internal_error("a frame", error))
+            self._inbox.refuse(message.reply, -1, internal_error("a frame", error))
             return
         for index, wrong in incoming.refusals:
-            self._pipeline.refuse(message.reply, index, wrong)
+            self._inbox.refuse(message.reply, index, wrong)
         if incoming.arrivals:
-            self._pipeline.submit(incoming.arrivals)
+            self._inbox.submit(incoming.arrivals)
         elif not incoming.refusals:
-            self._pipeline.answer_empty(message.reply)
+            self._inbox.answer_empty(message.reply)
 
     def _on_control(self, message: BusMessage) -> None:
         if self._heartbeats.stalled:
@@ -626,14 +669,9 @@ class PersistServer:
     def _reply(self, message: BusMessage, payload: bytes) -> None:
         if (
             self._subjects.may_answer(message.subject, message.reply)
-            and len(self._opening) < MAX_WAITING_REFUSALS
+            and len(self._tasks) < MAX_WAITING_REFUSALS
         ):
-            self._spawn(self._bus.publish(message.reply, payload))
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+            self._tasks.spawn(self._bus.publish(message.reply, payload))
 
     # Signs of life
     def _heartbeat(self, operations_per_second: float) -> Heartbeat:
@@ -688,7 +726,7 @@ class PersistServer:
         loop = asyncio.get_running_loop()
         turns = round(EXPIRY_CHECK_SECONDS / _MAINTENANCE_SECONDS)
         while not self._stopping.is_set():
-            self._pipeline.expire_due(self._open_stores.upkeep.expiring(turns))
+            self._inbox.expire_due(self._open_stores.upkeep.expiring(turns), self._clock_ms())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await self._stopping.wait()

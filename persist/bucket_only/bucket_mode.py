@@ -27,7 +27,7 @@ from holdfast.persist.bucket_only.bucket_commit_log import BucketCommitLog
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs, fence_the_dead, needed_by
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps

@@ -28,7 +28,7 @@ from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.recovery.takeover import FoundFile, TakeoverPlan, doubts, plan
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.names import StoreId

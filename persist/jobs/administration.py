@@ -42,8 +42,9 @@ from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.control import Grant, StoreState
@@ -499,7 +500,7 @@ class Administrator:
                 yield Held(granted.epoch, 0, granted.state, granted.revision)
                 if opened is not None:
                     self._open_stores.closed(opened)
-            self._pipeline.turn_away(store, NotOwnerError(server=self._server))
+            self._open_stores.leases.turn_away(store, NotOwnerError(server=self._server))
             return
         with self._open_stores.leases.hold(opened) as lease:
             await self._pipeline.settled(opened.last_tick)

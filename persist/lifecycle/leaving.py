@@ -23,6 +23,7 @@ from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.control import ServerMode
@@ -58,6 +59,7 @@ class Leaving:
         log: Log,
         open_stores: OpenStores,
         pipeline: Pipeline,
+        archive_reads: ArchiveReads,
         checkpointer: Checkpointer,
         coordination: Coordination,
         signs: Heartbeats,
@@ -76,6 +78,7 @@ class Leaving:
         self._log = log
         self._open_stores = open_stores
         self._pipeline = pipeline
+        self._archive_reads = archive_reads
         self._checkpointer = checkpointer
         self._coordination = coordination
         self._heartbeats = signs
@@ -194,6 +197,10 @@ class Leaving:
 
     async def _answered(self) -> None:
         """Return once everything that has arrived is answered."""
-        while not self._pipeline.idle or self._open_stores.waiting_count:  # noqa: ASYNC110
-            # Five different places empty at their own pace; this is the end of a life, not a loop.
+        while (  # noqa: ASYNC110
+            not self._pipeline.idle
+            or self._open_stores.waiting_count
+            or self._archive_reads.waiting_count
+        ):
+            # Six different places empty at their own pace; this is the end of a life, not a loop.
             await asyncio.sleep(0.005)

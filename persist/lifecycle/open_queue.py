@@ -25,7 +25,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import StoreIsColdError
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import (
     BusyError,
@@ -146,7 +146,7 @@ class OpenQueue:
         *,
         server: str,
         open_stores: OpenStores,
-        pipeline: Callable[[], Pipeline],
+        inbox: Inbox,
         coordination: Coordination,
         checkpointer: Callable[[], Checkpointer],
         opener: Callable[[], Opener],
@@ -162,7 +162,7 @@ class OpenQueue:
         granted and that are not open."""
         self._server = server
         self._open_stores = open_stores
-        self._pipeline = pipeline
+        self._inbox = inbox
         self._coordination = coordination
         self._checkpointer = checkpointer
         self._opener = opener
@@ -172,7 +172,6 @@ class OpenQueue:
         self._release = release
         self._spawn = spawn
         self._max_open_stores = max_open_stores
-        self._wanted = asyncio.Event()
         self.opens = Opens()
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
@@ -181,10 +180,6 @@ class OpenQueue:
         self._given_back: dict[StoreId, int] = {}
         #: Those of them that the coordinator is yet to be told of.
         self._untold: list[StoreId] = []
-
-    def wake(self) -> None:
-        """Stores are wanted."""
-        self._wanted.set()
 
     def give_back(self, store: Store) -> None:
         """A store was closed that does not exist, so nobody has to own it."""
@@ -214,21 +209,20 @@ class OpenQueue:
     def ask_again(self, wanted: WantedStore) -> None:
         """What kept a store from being opened may be over."""
         self._open_stores.ask_again([wanted])
-        self._wanted.set()
 
     def refuse(self, store: StoreId, error: HoldfastError) -> None:
         """Answer what waits for a store with an error."""
         tier = self._tier()
         if tier is not None:
             tier.cold_stores.forget(store)
-        self._pipeline().refuse_waiting(self._open_stores.refused(store), error)
+        self._inbox.refuse_waiting(self._open_stores.refused(store), error)
 
     async def run(self) -> None:
         """Open what is wanted until cancelled. Raises FencedError: the end."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._wanted.wait()
-                self._wanted.clear()
+                await self._open_stores.wanted.wait()
+                self._open_stores.wanted.clear()
                 batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
                 while True:
                     # What is taken waits for those before it, so turns are taken as late as can be.
@@ -262,7 +256,6 @@ class OpenQueue:
             logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
             await asyncio.sleep(_RETRY_SECONDS)
             self._open_stores.ask_again(wanted)
-            self._wanted.set()
             return
         except FencedError:
             raise
@@ -349,7 +342,7 @@ class OpenQueue:
         if earlier is not None and earlier.file is not None:
             assert earlier.file.in_memory
             earlier.file.abandon()
-        self._pipeline().submit_again(self._open_stores.opened(store))
+        self._inbox.submit_again(self._open_stores.opened(store))
 
     async def _open_later(self, wanted: WantedStore) -> None:
         """Another process still has the file, or the coordinator's answer is to be had later."""

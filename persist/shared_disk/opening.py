@@ -41,8 +41,8 @@ from typing import Final
 from holdfast.persist.recovery.takeover import DeadLogs, FoundFile, TakeoverPlan, doubts, plan
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
-from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import (
     BusyError,

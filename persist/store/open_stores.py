@@ -14,6 +14,7 @@ their turns.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class OpenStores:
         self._waiting: dict[StoreId, _Waiting] = {}
         #: Of each tenant, the one that has waited longest for its turn first.
         self._wanted: dict[str, dict[StoreId, None]] = {}
+        #: Set when there is something to ask the coordinator for.
+        self.wanted = asyncio.Event()
 
     @property
     def open_count(self) -> int:
@@ -120,6 +123,7 @@ class OpenStores:
 
     def _want(self, store: StoreId) -> None:
         self._wanted.setdefault(store.tenant, {})[store] = None
+        self.wanted.set()
 
     def ask_again(self, wanted: list[WantedStore]) -> None:
         """The coordinator did not answer: these are to be asked for anew."""

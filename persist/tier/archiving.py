@@ -22,8 +22,9 @@ from typing import Final
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.persist.store.open_stores import WantedStore
-from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
 from holdfast.protocol.names import StoreId

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.snapshotter import Snapshotter
-from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,

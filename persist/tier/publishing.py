@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from holdfast.persist.write_path.pipeline import RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.snapshots.manifest import (
     KeepPolicy,

@@ -29,9 +29,9 @@ from typing import Final, Protocol
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tier_policy import Extent, TierPolicy
-from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.errors import BusyError, FencedError, StorageError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId

@@ -15,6 +15,7 @@ from typing import Any, Final
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.persist.tier.cooling import Cooler
@@ -22,7 +23,6 @@ from holdfast.persist.tier.publishing import PARALLEL_SHARDS
 from holdfast.persist.tier.snapshotter import Snapshotter, WithDurable
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.write_path.archive_reads import PARALLEL_READS
-from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket

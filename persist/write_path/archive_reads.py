@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.errors import ArchiveUnreadableError, HoldfastError, UnavailableError
 from holdfast.protocol.limits import ARCHIVE_READ_SECONDS
 from holdfast.shared_fs.archive.archive_table import Archive
@@ -30,20 +31,11 @@ PARALLEL_READS: Final = 4
 class ArchiveReads:
     """The archive, to the pipeline of one incarnation."""
 
-    def __init__(
-        self,
-        archive: Archive | None,
-        *,
-        run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        resubmit: Callable[[list[Arrival]], None],
-        refuse: Callable[[list[Arrival], HoldfastError], None],
-    ) -> None:
-        """`archive` is None of a server without a bucket. `resubmit` takes a read that has what it
-        needs, `refuse` answers one that will not get it."""
+    def __init__(self, archive: Archive | None, inbox: Inbox, run_in_thread: RunInThread) -> None:
+        """`archive` is None of a server without a bucket."""
         self._archive = archive
+        self._inbox = inbox
         self._run_in_thread = run_in_thread
-        self._resubmit = resubmit
-        self._refuse = refuse
         self._queue: asyncio.Queue[tuple[Arrival, list[ArchivedMessage]]] = asyncio.Queue()
         #: Reads that have been put aside.
         self.waiting_count = 0
@@ -52,7 +44,7 @@ class ArchiveReads:
         """Bring archived messages, and then have the read executed."""
         if self._archive is None:
             reason = "it was started without a bucket"
-            self._refuse(
+            self._inbox.refuse_waiting(
                 [arrival], ArchiveUnreadableError(store=str(arrival.store), reason=reason)
             )
             return
@@ -81,11 +73,11 @@ class ArchiveReads:
                 bodies = await self._run_in_thread(lambda: archive.bodies(messages))
         except TimeoutError:
             reason = f"the archive of {arrival.store} did not answer"
-            self._refuse([arrival], UnavailableError(reason=reason))
+            self._inbox.refuse_waiting([arrival], UnavailableError(reason=reason))
         except HoldfastError as error:
             logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
-            self._refuse([arrival], error)
+            self._inbox.refuse_waiting([arrival], error)
         else:
             # What earlier tries had stays: a page that moves on between two tries would otherwise lack
             # now its beginning and now its end.
-            self._resubmit([arrival._replace(archived={**(arrival.archived or {}), **bodies})])
+            self._inbox.submit_again([arrival._replace(archived={**(arrival.archived or {}), **bodies})])

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from holdfast.persist.store.leases import Lease
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState, Standing
-from holdfast.persist.store.store import PendingTick, Store
+from holdfast.persist.store.store import Store
 from holdfast.persist.store.upkeep import Upkeep
-from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -140,7 +141,8 @@ class Checkpointer:
         log: Log,
         gate: FenceGate,
         open_stores: OpenStores,
-        pipeline: Pipeline,
+        progress: LogProgress,
+        materialiser: Materialiser,
         run_in_thread: RunInThread,
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         tell_closed: Callable[[list[tuple[StoreId, int, int]]], Awaitable[None]] | None = None,
@@ -158,7 +160,8 @@ class Checkpointer:
         self._log = log
         self._gate = gate
         self._open_stores = open_stores
-        self._pipeline = pipeline
+        self._progress = progress
+        self._materialiser = materialiser
         self._run_in_thread = run_in_thread
         self._confirm = confirm
         self._tell_closed = tell_closed
@@ -178,7 +181,7 @@ class Checkpointer:
             last_use=now - self._idle_close_seconds,
             excess=self._open_stores.open_count - self._max_open_stores,
             segment=self._log.segment,
-            synced_tick=self._pipeline.synced_tick,
+            synced_tick=self._progress.synced_tick,
         )
         used_at = [store.used_at for store in choice.close]
         await self._checkpoint(choice.close + choice.checkpoint)
@@ -194,7 +197,7 @@ class Checkpointer:
 
     async def make_room(self, count: int, now: float) -> int:
         """Close up to `count` stores that are not in use just now; return how many were."""
-        synced_tick = self._pipeline.synced_tick
+        synced_tick = self._progress.synced_tick
 
         def may_close(store: Store) -> bool:
             return _settled(store, synced_tick)
@@ -361,41 +364,14 @@ class Checkpointer:
         with self._open_stores.leases.lend(store):
             return await self._make_durable(store)
 
-    def applying(self, store: Store) -> Coroutine[Any, Any, None]:
-        """Keep a store that is not busy from all that needs its file, and return what applies to that
-        what is pending, in a thread: it is more than the loop should do."""
-        return self._apply_leased(self._open_stores.leases.lend(store))
-
-    async def _apply_leased(self, lease: Lease) -> None:
-        with lease:
-            try:
-                await self._apply_in_thread(lease.store)
-            except StorageError as error:
-                # The log has it all: reads of this store fail until the disk is well.
-                logger.error("store.apply_failed store=%s reason=%s", lease.store.id, error)
-
-    async def _apply_in_thread(self, store: Store) -> None:
-        """The same of a store that the caller holds. Raises StorageError."""
-        ready, done = store.ready(self._pipeline.synced_tick), list[PendingTick]()
-        failed = True
-        try:
-            await self._run_in_thread(lambda: store.apply_in_parts(ready, done))
-            failed = False
-        except StoreDamagedError as error:
-            store.note_damage(error)
-            raise
-        finally:
-            if done:
-                store.applied(done)
-            store.apply_failed = failed
-
     async def _make_durable(self, store: Store) -> bool:
-        """The same of a store that the caller holds."""
+        """Make the file of a store that the caller holds durable, with everything synced so far; return
+        whether it is."""
         try:
             await self._write_new_file(store)
-            if store.removes_much(self._pipeline.synced_tick):
-                await self._apply_in_thread(store)
-            store.materialise(self._pipeline.synced_tick)
+            if store.removes_much(self._progress.synced_tick):
+                await self._materialiser.apply_in_thread(store)
+            store.materialise(self._progress.synced_tick)
             file = store.file
             if file is None or (store.oldest_segment is None and not store.needs_sweep):
                 return file is not None
@@ -422,7 +398,7 @@ class Checkpointer:
     async def _write_new_file(self, store: Store) -> None:
         """Give a small new store its file, which is to hold all there is: nothing is accepted
         meanwhile."""
-        ready = store.ready(self._pipeline.synced_tick)
+        ready = store.ready(self._progress.synced_tick)
         write = store.prepare_file(ready)
         if write is not None:
             if store.state is OpenState.LENT:

@@ -14,47 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.persist.operations import reads
-from holdfast.persist.store.open_stores import Arrival, OpenStores
-from holdfast.persist.store.states import OpenState
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.durable_reads import DurableReads
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.output_gate import OutputGate
 from holdfast.persist.write_path.tick import Answers
+from holdfast.persist.write_path.turn import MATERIALISE_OPERATIONS
 from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.errors import (
-    ArchiveUnreadableError,
-    FencedError,
-    HoldfastError,
-    StorageError,
-    StorageFailedError,
-    TooLargeError,
-    internal_error,
-)
-from holdfast.protocol.limits import (
-    FRAME_RESERVE_BYTES,
-    PAGE_BYTES,
-    READ_SLICE_SECONDS,
-)
+from holdfast.protocol.errors import TooLargeError
+from holdfast.protocol.limits import FRAME_RESERVE_BYTES, PAGE_BYTES, READ_SLICE_SECONDS
 from holdfast.protocol.serving.fair_queue import FairQueue
-from holdfast.protocol.serving.mishaps import Mishaps
-from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Reads executed before the answers to writes have their turn: operations, and so many more where
-#: the store's file has to be brought up to date first.
+#: Reads executed before the answers to writes have their turn, in operations.
 _SLICE_OPERATIONS: Final = 1024
-MATERIALISE_OPERATIONS: Final = 64
 #: What so many bytes of an answer cost, another operation.
 _OPERATION_BYTES: Final = PAGE_BYTES // _SLICE_OPERATIONS
-#: Between two tries to read a fence file that cannot be read.
-_GATE_RETRY_SECONDS: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -87,38 +70,20 @@ class Releaser:
 
     def __init__(
         self,
-        *,
-        server: str,
-        gate: FenceGate,
-        bus: Bus,
-        subjects: Subjects,
-        open_stores: OpenStores,
-        synced_tick: Callable[[], int],
-        submit_again: Callable[[list[Arrival]], None],
-        refuse: Callable[[list[Arrival], HoldfastError], None],
-        apply_much: Callable[[Store], None],
-        waits_no_longer: Callable[[Arrival], None],
-        has_left: Callable[[list[Release]], None],
-        confirm_open: Callable[[], Awaitable[None]] | None,
-        archive_reads: ArchiveReads | None,
+        life: Incarnation,
+        gate: OutputGate,
+        inbox: Inbox,
+        progress: LogProgress,
+        reads: DurableReads,
+        materialiser: Materialiser,
     ) -> None:
-        """`waits_no_longer` hears which reads are answered; `submit_again` and `refuse` take reads back,
-        and go on counting or stop it. `has_left` hears of releases
-        whose answers and broadcasts have left."""
-        self._server = server
+        self._bus = life.bus
+        self._subjects = life.subjects
         self._gate = gate
-        self._bus = bus
-        self._subjects = subjects
-        self._open_stores = open_stores
-        self._synced_tick = synced_tick
-        self._submit_again = submit_again
-        self._refuse = refuse
-        self._apply_much = apply_much
-        self._waits_no_longer = waits_no_longer
-        self._has_left = has_left
-        self._confirm_open = confirm_open
-        self._archive_reads = archive_reads
-        self._mishaps = Mishaps(logger)
+        self._inbox = inbox
+        self._progress = progress
+        self._durable_reads = reads
+        self._materialiser = materialiser
         self._ready: deque[Release] = deque()
         #: Reads of what is durable, by turns of the tenants.
         self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(_SLICE_OPERATIONS // 8)
@@ -137,6 +102,17 @@ class Releaser:
     @property
     def _all_left(self) -> bool:
         return not (self._ready or self._reads) and len(self._marks) == 1
+
+    def answer(self, answers: Answers) -> None:
+        """Let answers go that waited elsewhere for what they promise."""
+        self.add(Release(0, answers))
+
+    async def settled(self, tick: int) -> None:
+        """Return once `tick` is durable and everything that waited for that has left."""
+        await self._progress.reaches(tick)
+        left = asyncio.Event()
+        self.add(Release(0, {}, left=left))
+        await left.wait()
 
     def add(self, release: Release) -> None:
         """Let go what rests on nothing that is not synced."""
@@ -163,7 +139,7 @@ class Releaser:
         self._ready.clear()
         # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
         # zombie silent.
-        await self._pass_gate()
+        await self._gate.passed()
         publish = self._bus.publish
         for release in ready:
             await self._send_answers(release.answers)
@@ -185,7 +161,9 @@ class Releaser:
             # Publishing seldom suspends: heartbeats and new frames must have their turn.
             await asyncio.sleep(0)
         self.releasing_answers = bool(self._ready)
-        self._has_left(ready)
+        for release in ready:
+            self._materialiser.relieve(release.broadcasts)
+        self._inbox.go_on()
 
     async def _release_reads(self) -> None:
         """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
@@ -193,6 +171,7 @@ class Releaser:
         answers: Answers = {}
         room = _SLICE_OPERATIONS
         room_bytes = PAGE_BYTES
+        execute = self._durable_reads.execute
         clock = asyncio.get_running_loop().time
         late_at = clock() + READ_SLICE_SECONDS
 
@@ -208,7 +187,7 @@ class Releaser:
                 spent += len(arrival.group.operations)
                 if store.pending:
                     spent += MATERIALISE_OPERATIONS
-                answer_bytes = self._read(store, arrival, answers, is_late)
+                answer_bytes = execute(store, arrival, answers, is_late)
                 before.count -= 1
                 room_bytes -= answer_bytes
                 spent += answer_bytes // _OPERATION_BYTES
@@ -219,94 +198,12 @@ class Releaser:
         while self._marks[0].left is not None and not self._marks[0].count:
             left.append(self._marks.popleft().left)
         # The fence is read after what was read, and before any of it leaves.
-        await self._pass_gate()
+        await self._gate.passed()
         await self._send_answers(answers)
         for each in left:
             assert each is not None
             each.set()
         await asyncio.sleep(0)
-
-    async def _pass_gate(self) -> None:
-        """Return once the fence has been read and was open. Raises FencedError."""
-        warned = False
-        while True:
-            try:
-                if self._confirm_open is not None:
-                    await self._confirm_open()
-                self._gate.check()
-                return
-            except FencedError:
-                raise
-            except StorageError as error:
-                # No descriptors, or an I/O error: nothing may leave, but it is all still good.
-                if not warned:
-                    logger.error("fence.unreadable reason=%s", error)
-                    warned = True
-                await asyncio.sleep(_GATE_RETRY_SECONDS)
-
-    def _read(
-        self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
-    ) -> int:
-        """Execute a group of reads; return how many bytes the answer takes."""
-        if store.state is not OpenState.SERVING:
-            self._submit_again([arrival])
-            return 0
-        if store.removes_much(self._synced_tick()) and not store.apply_failed:
-            # What needs the file waits until that is done.
-            self._apply_much(store)
-            self._submit_again([arrival])
-            return 0
-        try:
-            results = self._read_synced(store, arrival, is_late)
-            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
-        except FencedError:
-            raise
-        except reads.ArchiveNeededError as needed:
-            self._wait_for_archive(arrival, needed)
-            return 0
-        except StorageError as error:
-            self._waits_no_longer(arrival)
-            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
-            elements = answers.setdefault(arrival.reply, [])
-            elements.append(frames.error_result(arrival.position, error))
-            return 0
-        except Exception as error:  # noqa: BLE001 (it is this group's answer)
-            self._waits_no_longer(arrival)
-            self._mishaps.note("read.failed", store.id, error)
-            refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
-            elements = answers.setdefault(arrival.reply, [])
-            elements.append(frames.error_result(arrival.position, refusal))
-            return 0
-        self._waits_no_longer(arrival)
-        elements = answers.setdefault(arrival.reply, [])
-        elements.append([arrival.position, 0, outcome])
-        return len(outcome)
-
-    def _wait_for_archive(self, arrival: Arrival, needed: reads.ArchiveNeededError) -> None:
-        """Put a read aside; it goes on counting as waiting."""
-        if self._archive_reads is None:
-            error = ArchiveUnreadableError(store=str(arrival.store), reason="it has no archive")
-            self._refuse([arrival], error)
-            return
-        self._archive_reads.want(arrival, needed.messages)
-
-    def _read_synced(
-        self, store: Store, arrival: Arrival, is_late: Callable[[], bool]
-    ) -> list[Any]:
-        operations, archived = arrival.group.operations, arrival.archived
-        mishaps: list[Exception] = []
-        try:
-            store.materialise(self._synced_tick())
-        except StorageFailedError as error:
-            # The disk takes no writes; what is acknowledged can be read all the same.
-            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
-            with store.previewed(self._synced_tick()):
-                results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
-        else:
-            results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
-        for mishap in mishaps:
-            self._mishaps.note("read.failed", store.id, mishap)
-        return results
 
     async def _send_answers(self, answers: Answers) -> None:
         for reply, elements in answers.items():

@@ -26,7 +26,8 @@ from holdfast.persist.store.leases import Lease
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.pipeline import Pipeline, RunInThread
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.write_path.releasing import Releaser
 from holdfast.protocol import frames
 from holdfast.protocol.errors import FencedError, StorageError, StoreDamagedError
 from holdfast.shared_fs.disk.commit_log import LogRecord, read_log
@@ -51,7 +52,7 @@ class SettingAside:
         layout: Layout,
         gate: FenceGate,
         open_stores: OpenStores,
-        pipeline: Callable[[], Pipeline],
+        releaser: Releaser,
         run_in_thread: RunInThread,
         clock_ms: Callable[[], int],
         settle_bucket_log: Callable[[], None] | None,
@@ -64,7 +65,7 @@ class SettingAside:
         self._layout = layout
         self._gate = gate
         self._open_stores = open_stores
-        self._pipeline = pipeline
+        self._releaser = releaser
         self._run_in_thread = run_in_thread
         self._clock_ms = clock_ms
         self._settle_bucket_log = settle_bucket_log
@@ -78,7 +79,7 @@ class SettingAside:
 
     async def _set_aside(self, lease: Lease, error: StoreDamagedError) -> None:
         store = lease.store
-        await self._pipeline().settled(store.last_tick)
+        await self._releaser.settled(store.last_tick)
         try:
             self._gate.check()
             if self._settle_bucket_log is not None:

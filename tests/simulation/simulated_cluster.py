@@ -31,7 +31,7 @@ from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.persist.threads.loop_watch import Turns
-from holdfast.persist.write_path import checkpointing, pipeline
+from holdfast.persist.write_path import checkpointing, materialising
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
@@ -646,8 +646,8 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         stack.enter_context(patch.object(commit_log, "LOG_SEGMENT_BYTES", segment_bytes))
         stack.enter_context(patch.object(checkpointing, "_QUIET_SEGMENTS", chance.choice((1, 4))))
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
-        stack.enter_context(patch.object(pipeline, "MAX_PENDING_CHANGES", changes))
-        stack.enter_context(patch.object(pipeline, "MAX_PENDING_MESSAGES", changes))
+        stack.enter_context(patch.object(materialising, "MAX_PENDING_CHANGES", changes))
+        stack.enter_context(patch.object(materialising, "MAX_PENDING_MESSAGES", changes))
         # Neither what is drawn elsewhere nor the time of this machine may show in a trace.
         tokens = SimpleNamespace(token_hex=lambda count: "5a" * count)
         stack.enter_context(patch.object(cluster_id, "secrets", tokens))

@@ -25,10 +25,10 @@ from holdfast.persist.bucket_only import bucket_mode as bucket_ground
 from holdfast.persist.bucket_only import bucket_reaper
 from holdfast.persist.recovery.rebuilding import epochs_of, fold_logs
 from holdfast.persist.shared_disk import opening
+from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier import cooling
 from holdfast.persist.tier.cooling import Cooler, Resting
 from holdfast.persist.tier.tier_policy import TierPolicy
-from holdfast.persist.write_path.pipeline import RunInThread
 from holdfast.protocol.limits import MAX_COLD_READ_BYTES, MIB
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log import bucket_log

@@ -7,24 +7,22 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from write_path_parts import WritePath, a_life
 
-from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
-class World:
+class World(WritePath):
     """A pipeline on real files, two streams, and what is answered."""
 
     def __init__(self, layout: Layout) -> None:
@@ -32,21 +30,9 @@ class World:
         network = MemoryNetwork()
         disk.make_directory(layout.incarnation("a", "1"))
         create_fence(disk, layout.fence("a", "1"))
-        self.log = CommitLog(disk, layout.log("a", "1"))
-        self.open_stores = OpenStores()
         self.peer = network.connect("peer")
-        self.pipeline = Pipeline(
-            server="a",
-            log=self.log,
-            gate=FenceGate(disk, layout.fence("a", "1"), "a", "1"),
-            bus=network.connect("server"),
-            subjects=Subjects(),
-            open_stores=self.open_stores,
-            run_in_thread=self._run_at_once,
-            clock_ms=lambda: 1000,
-            want_stores=lambda: None,
-            apply_much=lambda store: pytest.fail(f"{store.id} removes little"),
-        )
+        life = a_life(layout, bus=network.connect("server"))
+        super().__init__(life, CommitLog(disk, layout.log("a", "1")))
         self.stores = [self.open(layout, name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
@@ -59,9 +45,6 @@ class World:
         store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
         self.open_stores.opened(store)
         return store
-
-    async def _run_at_once(self, function: Callable[[], Any]) -> Any:
-        return function()
 
     def _on_reply(self, message: BusMessage) -> None:
         self.answers[message.subject] = frames.decode(message.payload)
@@ -78,7 +61,7 @@ class World:
 
     async def ask(self, *arrivals: Arrival) -> list[Any]:
         """Submit groups together; return for each its results, or `(code, fields)` of its refusal."""
-        self.pipeline.submit(list(arrivals))
+        self.inbox.submit(list(arrivals))
         while not all(each.reply in self.answers for each in arrivals):
             self._arrived.clear()
             await self._arrived.wait()

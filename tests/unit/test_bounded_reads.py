@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from write_path_parts import WritePath, a_life
 
 from holdfast.persist.operations import reads
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.releasing import Release, Releaser
+from holdfast.persist.write_path.releasing import Release
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.frames import Group
 from holdfast.protocol.limits import READ_SLICE_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -125,21 +126,9 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
 
         monkeypatch.setattr(bus, "publish", publish)
 
-        releaser = Releaser(
-            server="s1",
-            gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
-            bus=bus,
-            subjects=Subjects("hf"),
-            open_stores=open_stores,
-            synced_tick=lambda: 1,
-            submit_again=lambda arrivals: pytest.fail("nothing is busy"),
-            refuse=lambda arrivals, error: pytest.fail(str(error)),
-            apply_much=lambda each: pytest.fail("nothing is trimmed"),
-            waits_no_longer=lambda arrival: None,
-            has_left=lambda releases: None,
-            confirm_open=None,
-            archive_reads=None,
-        )
+        gate: Any = SimpleNamespace(check=lambda: None)
+        life = a_life(Layout(tmp_path), bus=bus, gate=gate)
+        releaser = WritePath(life, cast(Any, None), open_stores).releaser
         head = reads._head
 
         def slow_head(*arguments: Any) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path import checkpointing
 from holdfast.persist.write_path.checkpointing import Checkpointer, choose
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
@@ -28,17 +31,6 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
 
 
-class Waiting:
-    """What a checkpointer sees of the pipeline."""
-
-    def __init__(self) -> None:
-        self.synced_tick = 0
-        self.unheld: list[StoreId] = []
-
-    def unhold(self, store: StoreId) -> None:
-        self.unheld.append(store)
-
-
 class World:
     """A real log, fence and files; the checkpoint "thread" and the coordinator as the test says."""
 
@@ -48,8 +40,8 @@ class World:
         create_fence(self.disk, root / "fence")
         self.log = CommitLog(self.disk, root / "log")
         self.open_stores = OpenStores()
-        self.pipeline = Waiting()
-        self.open_stores.leases.attach(cast(Pipeline, self.pipeline))
+        self.inbox, self.progress = Inbox("s1"), LogProgress()
+        self.open_stores.leases.attach(self.inbox)
         self.confirmed: list[StoreId] = []
         self.told: list[tuple[StoreId, int, int]] = []
         self.given_back: list[StoreId] = []
@@ -61,7 +53,10 @@ class World:
             log=self.log,
             gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
             open_stores=self.open_stores,
-            pipeline=cast(Pipeline, self.pipeline),
+            progress=self.progress,
+            materialiser=Materialiser(
+                self.open_stores.leases, self.progress, self.run_in_thread, SpawnedTasks()
+            ),
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
             tell_closed=self.tell_closed,
@@ -108,7 +103,7 @@ class World:
         store.finish_tick(self.tick, self.log.append(self.tick, [record]))
         if synced:
             self.log.prepare_sync()()
-            self.pipeline.synced_tick = self.tick
+            self.progress.synced_tick = self.tick
 
     def run_pass(self, now: float = 0.0) -> None:
         asyncio.run(self.checkpointer.run_pass(now))
@@ -142,11 +137,13 @@ def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> N
     world.write(early)
     for _ in range(OLD_ENOUGH):
         world.write(late)
+    group = frames.Group(early.id.kind, early.id.name, 0, 0, 0, [[frames.HEAD]])
+    world.inbox.hold(Arrival("reply", 0, b"", early.id, group))
     world.run_pass()
     assert early.oldest_segment is None
     assert late.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
-    assert world.pipeline.unheld == [early.id, late.id]
+    assert len(world.inbox.groups) == 1
 
 
 def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: World) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from write_path_parts import WritePath, a_life
 
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
@@ -25,7 +24,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -34,7 +33,7 @@ SUBJECTS = Subjects()
 WRITER = b"writer"
 
 
-class World:
+class World(WritePath):
     """One server's real parts around an in-memory bus, and a coordinator that can be away."""
 
     def __init__(self, layout: Layout) -> None:
@@ -45,21 +44,8 @@ class World:
         self._peer = network.connect("peer")
         disk.make_directory(layout.incarnation("a", "1"))
         create_fence(disk, layout.fence("a", "1"))
-        gate = FenceGate(disk, layout.fence("a", "1"), "a", "1")
-        self.log = CommitLog(disk, layout.log("a", "1"))
-        self.open_stores = OpenStores()
-        self.pipeline = Pipeline(
-            server="a",
-            log=self.log,
-            gate=gate,
-            bus=self.bus,
-            subjects=SUBJECTS,
-            open_stores=self.open_stores,
-            run_in_thread=self._run_sync,
-            clock_ms=lambda: 1_000,
-            want_stores=lambda: None,
-            apply_much=lambda store: pytest.fail(f"{store.id} removes little"),
-        )
+        life = a_life(layout, bus=self.bus, run_in_thread=asyncio.to_thread)
+        super().__init__(life, CommitLog(disk, layout.log("a", "1")), sync=self._run_sync)
         self.coordination = Coordination(
             bus=self.bus,
             subjects=SUBJECTS,
@@ -68,14 +54,7 @@ class World:
             mode=lambda: ServerMode.DRAINING,
             drain=lambda draining: None,
         )
-        checkpointer = Checkpointer(
-            log=self.log,
-            gate=gate,
-            open_stores=self.open_stores,
-            pipeline=self.pipeline,
-            run_in_thread=asyncio.to_thread,
-            confirm=self.coordination.created,
-        )
+        checkpointer = self.checkpointer(confirm=self.coordination.created)
         self.give_up = False
         self.drainer = Drainer(
             server="a",
@@ -153,7 +132,7 @@ class World:
         group = frames.Group(
             store.id.kind, store.id.name, self._counter, self._counter, 0, operations
         )
-        self.pipeline.submit([Arrival(reply, 0, WRITER, store.id, group)])
+        self.inbox.submit([Arrival(reply, 0, WRITER, store.id, group)])
         return reply
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -186,7 +165,7 @@ def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served_on(
         for each in (store, other):
             world.append(each)
         await world.until(lambda: world.order == ["ack", "ack"])
-        store.materialise(world.pipeline.synced_tick)
+        store.materialise(world.progress.synced_tick)
         assert store.file is not None
         checkpoint = store.file.checkpoint
 
@@ -305,14 +284,14 @@ def test_what_waits_for_a_store_in_hand_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(world: World) -> None:
-        monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_HELD_GROUPS", 2)
+        monkeypatch.setattr("holdfast.persist.write_path.inbox.MAX_HELD_GROUPS", 2)
         store = world.open("one")
         store.enter(OpenState.HELD)
         replies = [world.append(store) for _ in range(3)]
         await world.until(lambda: replies[2] in world.answers)
         assert world.answers[replies[2]][2] == "busy"
         store.enter(OpenState.SERVING)
-        world.pipeline.unhold(store.id)
+        world.inbox.unhold(store.id)
         await world.until(lambda: len(world.answers) == 3)
         assert [world.answers[reply][1] for reply in replies] == [0, 0, 1]
 

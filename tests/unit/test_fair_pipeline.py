@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pipeline_world import World, run
 
-from holdfast.persist.write_path.pipeline import TENANT_TURN_OPERATIONS
+from holdfast.persist.write_path.inbox import TENANT_TURN_OPERATIONS
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_INBOX_BYTES
 from holdfast.shared_fs.disk.disk import Disk
@@ -30,7 +30,7 @@ def test_a_flood_of_one_tenant_costs_another_a_turn(tmp_path: Path, operation: l
             for number in range(FLOOD)
         ]
         for start in range(0, FLOOD, 1000):
-            world.pipeline.submit(flood[start : start + 1000])
+            world.inbox.submit(flood[start : start + 1000])
         [result] = await world.ask(world.arrival(quiet, operation))
         assert result
         # What its turn, and the one before, hold of the flood: each is a group of its own.
@@ -50,7 +50,7 @@ def test_a_tenant_that_fills_the_inbox_is_told_so_and_another_is_served(tmp_path
         large = world.arrival(flooded, HEAD)._replace(size_bytes=MAX_INBOX_BYTES // 4)
         flood = [large._replace(reply=f"reply.flood.{number}") for number in range(8)]
         for each in flood:
-            world.pipeline.submit([each])
+            world.inbox.submit([each])
         [result] = await world.ask(world.arrival(world.stores[0], APPEND))
         assert result
         while len(world.answers) <= len(flood):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.persist.store import store as store_module
-from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
-from holdfast.persist.write_path.releasing import Release
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -201,55 +201,41 @@ def test_small_trims_stay_in_the_loop_and_a_trim_that_is_taken_back_is_forgotten
     store.file.abandon()
 
 
-class Server:
-    """A pipeline and a checkpointer over one store, with a thread that waits for leave."""
-
-    def __init__(self, store: Store) -> None:
-        self.open_stores = OpenStores()
-        self.open_stores.opened(store)
-        self.work: list[Coroutine[Any, Any, None]] = []
-        self.in_thread: list[str] = []
-        self.held: list[StoreId] = []
-        pipeline = SimpleNamespace(synced_tick=100, unhold=self.held.append)
-        self.open_stores.leases.attach(pipeline)  # type: ignore[arg-type]
-        self.checkpointer = Checkpointer(
-            log=SimpleNamespace(),  # type: ignore[arg-type]
-            gate=SimpleNamespace(check=lambda: None),  # type: ignore[arg-type]
-            open_stores=self.open_stores,
-            pipeline=pipeline,  # type: ignore[arg-type]
-            run_in_thread=self.thread,
-            confirm=lambda stores: asyncio.sleep(0),
-        )
-
-    async def thread(self, function: Callable[[], Any], /) -> Any:
-        self.in_thread.append("apply")
-        return function()
-
-
 def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(tmp_path, 1000)
     tick = Ticks(store)
     tick(trim(1000))
-    server = Server(store)
     monkeypatch.setattr(Store, "materialise", lambda *a: pytest.fail("not in the loop"))
-    pipeline = SimpleNamespace(
-        _open_stores=server.open_stores,
-        _synced_tick=100,
-        _apply_much=lambda each: server.work.append(server.checkpointer.applying(each)),
-    )
-    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_PENDING_MESSAGES", 0)
-    release = Release(0, {}, broadcasts=[(store, b"")])
-    Pipeline._materialise_long(pipeline, [release])  # type: ignore[arg-type]
-    assert store.state is OpenState.LENT
-    # And not a second time.
-    Pipeline._materialise_long(pipeline, [release])  # type: ignore[arg-type]
-    [work] = server.work
-    asyncio.run(work)
-    assert store.state is OpenState.SERVING
-    assert server.held == [store.id]
-    assert server.in_thread == ["apply"]
+    monkeypatch.setattr("holdfast.persist.write_path.materialising.MAX_PENDING_MESSAGES", 0)
+    in_thread: list[str] = []
+
+    async def thread(function: Callable[[], Any], /) -> Any:
+        in_thread.append("apply")
+        return function()
+
+    async def main() -> None:
+        open_stores, inbox, progress, tasks = OpenStores(), Inbox("s1"), LogProgress(), SpawnedTasks()
+        open_stores.leases.attach(inbox)
+        materialiser = Materialiser(open_stores.leases, progress, thread, tasks)
+        open_stores.opened(store)
+        progress.synced_tick = 100
+        materialiser.relieve([(store, b"")])
+        assert store.state is OpenState.LENT
+        # And not a second time.
+        materialiser.relieve([(store, b"")])
+        group = frames.Group(store.id.kind, store.id.name, 0, 0, 0, [[frames.HEAD]])
+        inbox.hold(Arrival("reply", 0, b"", store.id, group))
+        assert len(tasks) == 1
+        while tasks:
+            await asyncio.sleep(0)
+        assert store.state is OpenState.SERVING
+        assert not inbox.holds(store.id)
+        assert len(inbox.groups) == 1
+
+    asyncio.run(main())
+    assert in_thread == ["apply"]
     assert store.file is not None
     assert store.file.meta.count == 0
     assert not store.pending

@@ -44,7 +44,7 @@ class World:
         self.queue = OpenQueue(
             server="s1",
             open_stores=self.open_stores,
-            pipeline=lambda: SimpleNamespace(submit_again=self._submitted),  # type: ignore[arg-type]
+            inbox=SimpleNamespace(submit_again=self._submitted),  # type: ignore[arg-type]
             coordination=SimpleNamespace(open=self._grant),  # type: ignore[arg-type]
             checkpointer=lambda: SimpleNamespace(),  # type: ignore[arg-type]
             opener=lambda: self,
@@ -76,7 +76,6 @@ class World:
         for name in names:
             group = Group(1, name, 1, 0, 0, [])
             self.open_stores.wait(Arrival("reply", 0, b"", named(name), group))
-        self.queue.wake()
 
 
 async def until(condition: Callable[[], bool]) -> None:

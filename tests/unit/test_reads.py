@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,7 +342,8 @@ def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream:
                 stream.apply([frames.CHANGE_DELETE_MESSAGES, [tries + 1]])
             archived_reads.want(arrival, needed.messages)
 
-    archived_reads = ArchiveReads(archive, run_in_thread=here, resubmit=read, refuse=raise_it)
+    inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=raise_it)
+    archived_reads = ArchiveReads(archive, inbox, here)
 
     async def main() -> None:
         async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -27,12 +30,6 @@ from holdfast.shared_fs.store_file.store_image import new_store_image
 CHAT = StoreId("acme", StoreKind.STREAM, "chat")
 
 
-class Waiting:
-    """What a checkpointer sees of the pipeline."""
-
-    synced_tick = 0
-
-
 class World:
     """A new store with a real log, fence and file; threads as the test says."""
 
@@ -41,8 +38,8 @@ class World:
         self.path = root / "chat.db"
         create_fence(self.disk, root / "fence")
         self.log = CommitLog(self.disk, root / "log")
-        self.pipeline = Waiting()
         self.open_stores = OpenStores()
+        self.inbox, self.progress = Inbox("s1"), LogProgress()
         self.in_thread: Callable[[], None] = lambda: None
         self.tick = 0
         self.store = Store(CHAT, 1, None, self.create, prepare_file=self.prepare)
@@ -51,7 +48,10 @@ class World:
             log=self.log,
             gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
             open_stores=self.open_stores,
-            pipeline=cast(Pipeline, self.pipeline),
+            progress=self.progress,
+            materialiser=Materialiser(
+                self.open_stores.leases, self.progress, self.run_in_thread, SpawnedTasks()
+            ),
             run_in_thread=self.run_in_thread,
             confirm=self.confirm,
             idle_close_seconds=10.0,
@@ -90,7 +90,7 @@ class World:
         store.finish_tick(self.tick, self.log.append(self.tick, [record]))
         if synced:
             self.log.prepare_sync()()
-            self.pipeline.synced_tick = self.tick
+            self.progress.synced_tick = self.tick
 
     def make_durable(self) -> bool:
         """As a pass does that finds the store's segment old."""
@@ -183,7 +183,7 @@ def test_a_new_store_with_much_in_it_is_created_and_held(
     for _ in range(count):
         world.append(bytes(size_bytes), synced=False)
     world.log.prepare_sync()()
-    world.pipeline.synced_tick = world.tick
+    world.progress.synced_tick = world.tick
     assert world.make_durable()
     assert not world.file.is_sealed
 

@@ -16,8 +16,12 @@ from opening_world import DISK, STREAM, Life, at_once, new_layout
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.protocol import frames
 from holdfast.protocol.control import StoreState
@@ -36,18 +40,21 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 OTHER = StoreId("acme", StoreKind.STREAM, "other")
 
 
-class Waiting:
-    """What is seen of the pipeline: everything is synced at once."""
-
-    synced_tick = 1 << 62
+class Waiting(Inbox):
+    """What waits for the files of stores."""
 
     def __init__(self) -> None:
+        super().__init__("s1")
         self.turned_away: dict[StoreId, Exception] = {}
 
-    async def settled(self, tick: int) -> None: ...
-    def unhold(self, store: StoreId) -> None: ...
     def turn_away(self, store: StoreId, error: Exception) -> None:
         self.turned_away[store] = error
+
+
+class AllSynced:
+    """Everything is synced at once, and has left."""
+
+    async def settled(self, tick: int) -> None: ...
 
 
 class Server:
@@ -56,9 +63,10 @@ class Server:
     def __init__(self, root: Path, incarnation: str = "1", disk: Disk = DISK) -> None:
         self.life = Life(new_layout(root), incarnation, disk)
         self.open_stores = OpenStores()
-        self.pipeline = Waiting()
-        pipeline = cast(Pipeline, self.pipeline)
-        self.open_stores.leases.attach(self.pipeline)
+        self.inbox = Waiting()
+        progress = LogProgress()
+        progress.synced_tick = 1 << 62
+        self.open_stores.leases.attach(self.inbox)
         self.setting_aside = SettingAside(
             server=self.life.server,
             incarnation=incarnation,
@@ -66,7 +74,7 @@ class Server:
             layout=self.life.layout,
             gate=self.life.gate,
             open_stores=self.open_stores,
-            pipeline=lambda: pipeline,
+            releaser=cast(Releaser, AllSynced()),
             run_in_thread=at_once,
             clock_ms=lambda: 5000,
             settle_bucket_log=None,
@@ -75,7 +83,10 @@ class Server:
             log=self.life.log,
             gate=self.life.gate,
             open_stores=self.open_stores,
-            pipeline=pipeline,
+            progress=progress,
+            materialiser=Materialiser(
+                self.open_stores.leases, progress, at_once, SpawnedTasks()
+            ),
             run_in_thread=at_once,
             confirm=self.life._confirm,
             set_aside=self.setting_aside.run_pass,
@@ -149,7 +160,7 @@ def test_a_damaged_store_does_not_pin_the_log_and_its_changes_are_kept(tmp_path:
         log = server.life.log
         assert log.oldest_segment > 13, "the segment with the trim may go"
         assert server.open_stores.find(store.id) is None
-        assert isinstance(server.pipeline.turned_away[store.id], StoreDamagedError)
+        assert isinstance(server.inbox.turned_away[store.id], StoreDamagedError)
         assert good.file is not None
         assert good.file.meta.revision > 0
         (folder,) = quarantined(DISK, server.life.layout, STREAM)
@@ -319,7 +330,7 @@ def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alo
         assert server.open_stores.find(STREAM) is None
         assert server.open_stores.find(OTHER) is good
         server.end()
-        return server.pipeline.turned_away[STREAM]
+        return server.inbox.turned_away[STREAM]
 
     error = asyncio.run(scenario())
     assert "cannot be applied: OverflowError" in str(error)

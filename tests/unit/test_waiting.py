@@ -48,7 +48,7 @@ def with_a_hanging_disk(
     async def main(world: World) -> None:
         disk = Disk(world)
         written = world.arrival(world.stores[0], APPEND)
-        world.pipeline.submit([written])
+        world.inbox.submit([written])
         await turns()
         assert world.answers == {}
         await body(world, disk, written)
@@ -56,7 +56,7 @@ def with_a_hanging_disk(
         async with asyncio.timeout(20):
             while not world.pipeline.idle or written.reply not in world.answers:
                 await asyncio.sleep(0.005)
-        assert world.pipeline._room.taken == world.pipeline._waiting_answers == 0
+        assert world.inbox.room.taken == world.pipeline._waiting_answers == 0
 
     run(tmp_path, main)
 
@@ -64,7 +64,7 @@ def with_a_hanging_disk(
 def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_INBOX_BYTES", 1000)
+    monkeypatch.setattr("holdfast.persist.write_path.inbox.MAX_INBOX_BYTES", 1000)
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         store = world.stores[0]
@@ -73,7 +73,7 @@ def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
             for number in range(50)
         ]
         for read in reads:
-            world.pipeline.submit([read])
+            world.inbox.submit([read])
             await turns()
         refused = [each for [each] in world.answers.values() if each[1] == 1]
         # One tenant alone may have half of the room, and what it fills it with last may go beyond that.
@@ -94,10 +94,10 @@ def test_retries_that_wait_for_a_sync_that_hangs_are_bounded(
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         for number in range(60):
-            world.pipeline.submit([written._replace(reply=f"reply.again.{number}")])
+            world.inbox.submit([written._replace(reply=f"reply.again.{number}")])
             await turns()
         assert 10 < world.pipeline._waiting_answers <= 12
-        assert len(world.pipeline._inbox) >= 48
+        assert len(world.inbox.groups) >= 48
 
     with_a_hanging_disk(tmp_path, body)
 
@@ -106,14 +106,14 @@ def test_pings_and_refusals_that_wait_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_UNSYNCED_BYTES", 0)
-    monkeypatch.setattr("holdfast.persist.write_path.pipeline.MAX_WAITING_REFUSALS", 10)
+    monkeypatch.setattr("holdfast.persist.write_path.inbox.MAX_WAITING_REFUSALS", 10)
 
     async def body(world: World, disk: Disk, written: Arrival) -> None:
         for number in range(50):
-            world.pipeline.answer_empty(f"reply.ping.{number}")
-            world.pipeline.refuse(f"reply.refused.{number}", -1, BusyError(what="x"))
+            world.inbox.answer_empty(f"reply.ping.{number}")
+            world.inbox.refuse(f"reply.refused.{number}", -1, BusyError(what="x"))
             await turns(2)
-        assert len(world.pipeline._pings) == len(world.pipeline._refusals) == 10
+        assert len(world.inbox.pings) == len(world.inbox.refusals) == 10
 
     with_a_hanging_disk(tmp_path, body)
 

@@ -1,0 +1,33 @@
+"""One life of a persist server: who it is, and what it lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.disk.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incarnation:
+    """What nearly every part of a running server needs, made once and passed once."""
+
+    #: The server's name, and the id of this life of it: never used again.
+    server: str
+    id: str
+    bus: Bus
+    subjects: Subjects
+    disk: Disk
+    layout: Layout
+    #: Says if this life may still acknowledge anything.
+    gate: FenceGate
+    #: Returns int milliseconds since the epoch.
+    clock_ms: Callable[[], int]
+    run_in_thread: RunInThread
+    #: Threads of their own for what may take minutes, so that nothing else waits behind it.
+    run_large: RunInThread

@@ -1,0 +1,109 @@
+"""Reads of what is durable: executed after the sync that they rest on, in the loop, group by group.
+
+A read whose store somebody else has, or that needs what is archived, goes back to where it waits, and is
+executed anew. A store's disk that takes no writes is read all the same: what is acknowledged is in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.persist.operations import reads
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.states import OpenState
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.tick import Answers
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StorageFailedError,
+    internal_error,
+)
+from holdfast.protocol.serving.mishaps import Mishaps
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class DurableReads:
+    """Executes the reads of one incarnation."""
+
+    def __init__(
+        self,
+        server: str,
+        inbox: Inbox,
+        progress: LogProgress,
+        materialiser: Materialiser,
+        archive_reads: ArchiveReads,
+    ) -> None:
+        self._server = server
+        self._inbox = inbox
+        self._progress = progress
+        self._materialiser = materialiser
+        self._archive_reads = archive_reads
+        self._mishaps = Mishaps(logger)
+
+    def execute(
+        self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
+    ) -> int:
+        """Execute a group of reads and add its answer to `answers`; return how many bytes it
+        takes."""
+        if store.state is not OpenState.SERVING:
+            self._inbox.submit_again([arrival])
+            return 0
+        if store.removes_much(self._progress.synced_tick) and not store.apply_failed:
+            # What needs the file waits until that is done.
+            self._materialiser.apply_much(store)
+            self._inbox.submit_again([arrival])
+            return 0
+        try:
+            results = self._read_synced(store, arrival, is_late)
+            outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
+        except FencedError:
+            raise
+        except reads.ArchiveNeededError as needed:
+            # It goes on counting as waiting.
+            self._archive_reads.want(arrival, needed.messages)
+            return 0
+        except StorageError as error:
+            self._inbox.waits_no_longer(arrival)
+            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+            elements = answers.setdefault(arrival.reply, [])
+            elements.append(frames.error_result(arrival.position, error))
+            return 0
+        except Exception as error:  # noqa: BLE001 (it is this group's answer)
+            self._inbox.waits_no_longer(arrival)
+            self._mishaps.note("read.failed", store.id, error)
+            refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
+            elements = answers.setdefault(arrival.reply, [])
+            elements.append(frames.error_result(arrival.position, refusal))
+            return 0
+        self._inbox.waits_no_longer(arrival)
+        elements = answers.setdefault(arrival.reply, [])
+        elements.append([arrival.position, 0, outcome])
+        return len(outcome)
+
+    def _read_synced(
+        self, store: Store, arrival: Arrival, is_late: Callable[[], bool]
+    ) -> list[Any]:
+        operations, archived = arrival.group.operations, arrival.archived
+        mishaps: list[Exception] = []
+        try:
+            store.materialise(self._progress.synced_tick)
+        except StorageFailedError as error:
+            # The disk takes no writes; what is acknowledged can be read all the same.
+            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
+            with store.previewed(self._progress.synced_tick):
+                results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+        else:
+            results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+        for mishap in mishaps:
+            self._mishaps.note("read.failed", store.id, mishap)
+        return results

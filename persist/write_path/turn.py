@@ -1,0 +1,269 @@
+"""The turn builder: what waits in the inbox goes in, a tick comes out.
+
+Pure but for look-ups in store files: no loop, no clock, no log. The shell around it (`pipeline.py`)
+says when and how much, writes the tick's records to the log, and answers. Kept:
+
+- A group is executed once, or goes back to where it waited: in the inbox, for its store, or for the file
+  of its store.
+- What is due in a store is removed before a group that it makes a difference to.
+- An exception that nobody expected is the answer to the group that raised it, and takes back what the
+  tick did to its store: it ends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from holdfast.persist.bucket_log.stored import StoredWrites
+from holdfast.persist.operations import eviction
+from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState, Standing
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.inbox import TURN_OPERATIONS, Archiving, Inbox
+from holdfast.persist.write_path.tick import Tick
+from holdfast.protocol.errors import BusyError, HoldfastError, StorageError, internal_error
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.store_config import Discard
+
+#: What a group costs before its first operation is looked at, in operations.
+_GROUP_OPERATIONS: Final = 24
+#: What it costs to bring the file of a store up to date, in operations.
+MATERIALISE_OPERATIONS: Final = 64
+#: A turn while a sync is under way in its thread: what waits for that shall not wait for more than some
+#: 2 ms of this.
+_TURN_OPERATIONS_BESIDE: Final = MAX_FRAME_OPERATIONS // 2
+_SERVING: Final = OpenState.SERVING
+_UNWRITTEN: Final = Standing.UNWRITTEN
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What a server promises with its answers."""
+
+    #: Of writes that ask for no level.
+    default: Durability = Durability.SYNCED
+    #: What a sync of the log achieves.
+    log: Durability = Durability.SYNCED
+    #: Where answers wait that promise `stored` besides, if the server offers that.
+    stored: StoredWrites | None = None
+
+
+class Conditions(NamedTuple):
+    """What a tick is built under."""
+
+    #: Int milliseconds since the epoch.
+    time: int
+    #: By the clock that store uses are told by.
+    now: float
+    #: A sync is under way beside it, in a thread.
+    beside_sync: bool = False
+    #: The log takes no more writes.
+    log_is_full: bool = False
+
+
+class Work(StrEnum):
+    """What a tick does with a store that may fail by its file."""
+
+    WRITE = "write"
+    EXPIRE = "expire"
+    ARCHIVE = "archive"
+
+
+class Failure(NamedTuple):
+    """A store's file failed at something."""
+
+    work: Work
+    store: StoreId
+    error: StorageError
+
+
+class TurnBuilder:
+    """Builds the ticks of one incarnation."""
+
+    def __init__(
+        self, server: str, inbox: Inbox, open_stores: OpenStores, promises: Promises
+    ) -> None:
+        self._server = server
+        self._inbox = inbox
+        self._open_stores = open_stores
+        self._promises = promises
+        #: Whatever there may be room for: what came first takes more than this turn.
+        self._turn_is_over = False
+        #: What went wrong in the tick that was built last: to be logged.
+        self.failures: list[Failure] = []
+        #: Of the tick that was built last: the values that it was to archive, and its operations.
+        self.archivings: list[Archiving] = []
+        self.operation_count = 0
+
+    def build(self, number: int, conditions: Conditions) -> Tick:
+        """Return tick `number`, of what has waited longest."""
+        promises, inbox = self._promises, self._inbox
+        tick = Tick(
+            number,
+            conditions.time,
+            promises.default,
+            stored=promises.stored,
+            log_level=promises.log,
+        )
+        self.failures.clear()
+        for reply, index, error in inbox.refusals:
+            tick.refuse_at(reply, index, error)
+        inbox.refusals.clear()
+        for reply in inbox.pings:
+            tick.synced.setdefault(reply, [])
+        inbox.pings.clear()
+        room = _TURN_OPERATIONS_BESIDE if conditions.beside_sync else TURN_OPERATIONS
+        while inbox.overdue and room > 0:
+            room -= MATERIALISE_OPERATIONS
+            self._expire(tick, inbox.overdue.popitem()[1])
+        self.archivings, inbox.archivings = inbox.archivings, []
+        for archiving in self.archivings:
+            self._archive(tick, archiving)
+        self._take_turns(tick, conditions, room)
+        self._evict(tick)
+        return tick
+
+    def _take_turns(self, tick: Tick, conditions: Conditions, room: int) -> None:
+        """Execute what waits, tenant by tenant, until `room` is spent."""
+        inbox = self._inbox
+        groups, now, log_is_full = inbox.groups, conditions.now, conditions.log_is_full
+        operation_count = 0
+        self._turn_is_over = False
+        while groups and room > 0 and not self._turn_is_over:
+            tenant, arrivals, allowance = groups.begin_turn()
+            allowance = min(allowance, room)
+            spent = answered_bytes = 0
+            while arrivals and spent < allowance and not self._turn_is_over:
+                arrival = arrivals.popleft()
+                length = len(arrival.group.operations)
+                operation_count += length
+                spent += length + _GROUP_OPERATIONS
+                try:
+                    waits = not self._execute(tick, arrival, now, log_is_full)
+                except Exception as error:  # noqa: BLE001 (it is this group's answer)
+                    waits = False
+                    self._give_up(tick, arrival, error)
+                if not waits:
+                    answered_bytes += arrival.size_bytes
+            groups.end_turn(spent)
+            inbox.room.give_back(tenant, answered_bytes)
+            room -= spent
+        self.operation_count = operation_count
+
+    def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
+        """Return False if the group still counts as waiting: for its store or, a read, for its turn
+        after the sync."""
+        store = self._open_stores.find(arrival.store)
+        if (
+            store is not None
+            and store.state is not _SERVING
+            and not self._goes_on(store, arrival)
+        ):
+            return self._hold(tick, arrival)
+        writes = arrival.group.counter > 0
+        if store is None or (writes and store.standing is _UNWRITTEN):
+            self._open_stores.wait(arrival)
+            return False
+        store.used_at = now
+        if store.retention is not None and not self._expires_first(tick, store, arrival):
+            return False
+        if not writes:
+            tick.read(store, arrival)
+            return False
+        if log_is_full:
+            tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
+        else:
+            try:
+                tick.write(store, arrival)
+            except StorageError as error:
+                self.failures.append(Failure(Work.WRITE, store.id, error))
+                tick.refuse(arrival, error)
+                tick.abort(store, error)
+        return True
+
+    def _give_up(self, tick: Tick, arrival: Arrival, error: Exception) -> None:
+        """Refuse a group that raised what nobody expected."""
+        refusal = error if isinstance(error, HoldfastError) else internal_error("a group", error)
+        tick.mishaps.append(error)
+        tick.refuse(arrival, refusal)
+        store = self._open_stores.find(arrival.store)
+        if store is not None and store.mark is not None:
+            tick.abort(store, refusal)
+
+    def _goes_on(self, store: Store, arrival: Arrival) -> bool:
+        """Tell if a group need not wait for the store's file: a checkpoint of a large file takes a
+        while, and what is written is in the log and in memory until it is done."""
+        return (
+            store.state is OpenState.LENT
+            and not self._inbox.holds(store.id)
+            and arrival.writes
+            and not store.needs_file(arrival.writer, arrival.group.operations)
+        )
+
+    def _hold(self, tick: Tick, arrival: Arrival) -> bool:
+        if self._inbox.hold(arrival):
+            return False
+        tick.refuse(arrival, BusyError(what=f"the queue of {arrival.store}"))
+        return True
+
+    # What a store keeps
+    def _expires_first(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
+        """Remove what is due before a group that it makes a difference to. Returns False if that
+        takes more than this turn; the group then is the first of the next."""
+        retention = store.retention
+        assert retention is not None
+        if not retention.is_due(store.now(tick.time)) or (
+            arrival.writes and store.is_stream and retention.config.discard is Discard.OLD
+        ):
+            return True
+        if self._expire(tick, store):
+            return True
+        self._inbox.groups.push_front(arrival.store.tenant, arrival)
+        self._turn_is_over = True
+        return False
+
+    def _expire(self, tick: Tick, store: Store) -> bool:
+        """Remove what is due from an open store; return False if there may be more."""
+        if store.state is not _SERVING:
+            return True
+        try:
+            return tick.expire(store)
+        except StorageError as error:
+            self._fail(tick, Work.EXPIRE, store, error)
+        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+            tick.give_up(store, error)
+        return True
+
+    def _archive(self, tick: Tick, archiving: Archiving) -> None:
+        store = archiving.store
+        if store.state is not _SERVING or store.standing is _UNWRITTEN:
+            return
+        try:
+            tick.archive(store, archiving.end_seq, archiving.table)
+        except StorageError as error:
+            self._fail(tick, Work.ARCHIVE, store, error)
+        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+            tick.give_up(store, error)
+
+    def _evict(self, tick: Tick) -> None:
+        """Bring the stores that were written back to their limits, in the same tick."""
+        for store in tick.limited():
+            try:
+                eviction.evict(store)
+            except StorageError as error:
+                self._fail(tick, Work.EXPIRE, store, error)
+                continue
+            except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+                tick.give_up(store, error)
+                continue
+            if store.retention is not None and store.retention.due_at == 0:
+                self._inbox.overdue[store.id] = store
+
+    def _fail(self, tick: Tick, work: Work, store: Store, error: StorageError) -> None:
+        """Take back what the tick did to a store whose file has failed."""
+        self.failures.append(Failure(work, store.id, error))
+        tick.abort(store, error)

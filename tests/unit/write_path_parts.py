@@ -1,0 +1,114 @@
+"""The parts of a server's write path, made as the server makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.durable_reads import DurableReads
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.output_gate import OutputGate
+from holdfast.persist.write_path.pipeline import Pipeline, SyncedLog
+from holdfast.persist.write_path.releasing import Releaser
+from holdfast.persist.write_path.turn import Promises, TurnBuilder
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.commit_log import Log
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.disk.layout import Layout
+
+
+async def at_once(function: Callable[[], Any], /) -> Any:
+    """Run what a thread would."""
+    return function()
+
+
+def a_life(
+    layout: Layout,
+    *,
+    server: str = "a",
+    incarnation: str = "1",
+    bus: Bus | None = None,
+    disk: Disk | None = None,
+    gate: FenceGate | None = None,
+    run_in_thread: RunInThread = at_once,
+    run_large: RunInThread = at_once,
+    clock_ms: Callable[[], int] = lambda: 1000,
+) -> Incarnation:
+    """Return an incarnation of which the test says what matters; without a bus it reaches nobody."""
+    disk = disk or Disk()
+    return Incarnation(
+        server,
+        incarnation,
+        cast(Bus, bus),
+        Subjects(),
+        disk,
+        layout,
+        gate or FenceGate(disk, layout.fence(server, incarnation), server, incarnation),
+        clock_ms,
+        run_in_thread,
+        run_large,
+    )
+
+
+class WritePath:
+    """Everything between what arrives at one incarnation and what leaves it."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        log: Log,
+        open_stores: OpenStores | None = None,
+        *,
+        sync: RunInThread = at_once,
+    ) -> None:
+        self.life, self.log = life, log
+        self.open_stores = open_stores or OpenStores()
+        self.inbox = Inbox(life.server)
+        self.open_stores.leases.attach(self.inbox)
+        self.progress = LogProgress()
+        self.tasks = SpawnedTasks()
+        self.materialiser = Materialiser(
+            self.open_stores.leases, self.progress, life.run_in_thread, self.tasks
+        )
+        self.archive_reads = ArchiveReads(None, self.inbox, at_once)
+        durable_reads = DurableReads(
+            life.server,
+            self.inbox,
+            self.progress,
+            self.materialiser,
+            self.archive_reads,
+        )
+        self.releaser = Releaser(
+            life,
+            OutputGate(life.gate),
+            self.inbox,
+            self.progress,
+            durable_reads,
+            self.materialiser,
+        )
+        builder = TurnBuilder(life.server, self.inbox, self.open_stores, Promises())
+        self.pipeline = Pipeline(
+            life, SyncedLog(log, sync), self.inbox, builder, self.progress, self.releaser
+        )
+
+    def checkpointer(self, **options: Any) -> Checkpointer:
+        """Return a checkpointer of the same stores, log and threads."""
+        return Checkpointer(
+            log=self.log,
+            gate=self.life.gate,
+            open_stores=self.open_stores,
+            progress=self.progress,
+            materialiser=self.materialiser,
+            run_in_thread=self.life.run_in_thread,
+            **options,
+        )
