@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -46,15 +46,7 @@ from holdfast.protocol.limits import (
     MAX_LARGE_VALUE_BYTES,
     MAX_NESTING,
 )
-from holdfast.protocol.messages import (
-    Ack,
-    Change,
-    ChangeKind,
-    Durability,
-    Entry,
-    LargeValue,
-    Message,
-)
+from holdfast.protocol.messages import Ack, Durability, LargeValue
 
 PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
@@ -214,7 +206,6 @@ STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
 }
 
 WireChange = Sequence[Any]
-_Item = TypeVar("_Item")
 
 _first: Final = itemgetter(0)
 #: Makes a NamedTuple in half the time that its class needs, where one is made for each answer or change.
@@ -474,48 +465,6 @@ def decode_changes(payload: bytes) -> ChangeBatch:
     ):
         raise MalformedFrameError(reason="changes are [epoch, previous_revision, time, changes]")
     return ChangeBatch(*body[:4])
-
-
-def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
-    """Return the change that an application sees. Raises MalformedFrameError."""
-    try:
-        number = wire[0]
-        if number == CHANGE_SET_MESSAGE:
-            headers = wire[3] if len(wire) > 3 and wire[3] else {}
-            _check_set(wire, int, headers)
-            message = Message(wire[1], wire[2], headers, time, revision)
-            if type(wire[2]) is not bytes:
-                message = message._replace(value=b"", large=large_value_from_wire(wire[2]))
-            return Change(ChangeKind.SET, revision, time, message=message)
-        if number == CHANGE_SET_ENTRY:
-            headers = wire[3] if len(wire) > 3 and wire[3] else {}
-            _check_set(wire, str, headers)
-            entry = Entry(wire[1], wire[2], headers, revision, time)
-            if type(wire[2]) is not bytes:
-                entry = entry._replace(value=b"", large=large_value_from_wire(wire[2]))
-            return Change(ChangeKind.SET, revision, time, entry=entry)
-        if number == CHANGE_DELETE_MESSAGES:
-            return Change(ChangeKind.DELETE, revision, time, seqs=_all(int, wire[1]))
-        if number == CHANGE_DELETE_ENTRIES:
-            return Change(ChangeKind.DELETE, revision, time, keys=_all(str, wire[1]))
-        if number == CHANGE_TRIM:
-            return Change(ChangeKind.TRIM, revision, time, end_seq=_all(int, [wire[1]])[0])
-        if number == CHANGE_CLEAR:
-            return Change(ChangeKind.TRIM, revision, time)
-    except (LookupError, TypeError) as error:
-        raise MalformedFrameError(reason=f"a change of the wrong shape: {error}") from error
-    raise MalformedFrameError(reason=f"unknown change {number!r}")
-
-
-def _check_set(wire: WireChange, target_type: type, headers: object) -> None:
-    if type(wire[1]) is not target_type or type(headers) is not dict:
-        raise TypeError("a seq or key, or headers")
-
-
-def _all(item_type: type[_Item], items: Any) -> tuple[_Item, ...]:
-    if type(items) is not list or any(type(item) is not item_type for item in items):
-        raise TypeError(f"a list of {item_type.__name__}")
-    return tuple(items)
 
 
 def large_value_from_wire(wire: Any) -> LargeValue:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
+from holdfast.protocol.changes import change_from_wire, number_of
 from holdfast.protocol.errors import MalformedFrameError
-from holdfast.protocol.frames import STATELESS_CHANGES, ChangeBatch, WireChange, change_from_wire
+from holdfast.protocol.frames import STATELESS_CHANGES, ChangeBatch, WireChange
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.messages import Change
 
@@ -265,7 +266,7 @@ class Merge:
 
 def _converted(wire: WireChange, revision: int, time: int, view: View | None) -> Change | None:
     """Return what of a change the consumer sees. Raises MalformedFrameError."""
-    if type(wire) is list and wire and wire[0] in _STATELESS:
+    if type(wire) is list and wire and number_of(wire) in _STATELESS:
         return None
     change = change_from_wire(wire, revision, time)
     return change if view is None else view(change)

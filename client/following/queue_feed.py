@@ -20,12 +20,14 @@ from holdfast.client.following.listeners import Listeners
 from holdfast.client.following.merge import Broadcast, Merge
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol import changes
 from holdfast.protocol.frames import (
     CHANGE_CONSUMER_ACK,
     CHANGE_CONSUMER_CONFIGURE,
     CHANGE_CONSUMER_DELETE,
     CHANGE_CONSUMER_FETCH,
     CHANGE_SET_MESSAGE,
+    WireChange,
 )
 
 #: Whatever consumer it is of.
@@ -48,16 +50,19 @@ class _News(Merge):
     def broadcast(self, broadcast: Broadcast) -> None:
         self.revision = max(self.revision, broadcast.previous_revision + len(broadcast.changes))
         for change in broadcast.changes:
-            number = change[0]
+            number = changes.number_of(change)
             if number in _NEWS:
                 self.behind = True
-            elif number == CHANGE_CONSUMER_FETCH and change[1] == self.consumer_id:
+            elif number == CHANGE_CONSUMER_FETCH and self._is_mine(change):
                 # Another worker's, who may never finish.
-                self.due_in(change[3] - broadcast.time)
-            elif number == CHANGE_CONSUMER_ACK and change[1] == self.consumer_id:
+                self.due_in(changes.consumer_fetched(change).deadline - broadcast.time)
+            elif number == CHANGE_CONSUMER_ACK and self._is_mine(change):
                 self.behind = self.behind or self.blocked
-                for _, deadline, *_ in change[4]:
+                for _, deadline, *_ in changes.consumer_acked(change).moved:
                     self.due_in(deadline - broadcast.time)
+
+    def _is_mine(self, change: WireChange) -> bool:
+        return changes.consumer_id(change) == self.consumer_id
 
     def head(self, revision: int) -> None:
         if revision != self.revision:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import NEVER
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, PAGE_BYTES
 from holdfast.protocol.store_config import Discard
 from holdfast.shared_fs.store_file.store_rows import GoingOrder, GoingRow
@@ -188,26 +188,32 @@ class _Unwritten:
         return self._cleared or row.key in self._touched
 
     def _learn(self, change: frames.WireChange, revision: int, time: int) -> None:
-        number, rows = change[0], self.rows
+        number, rows = changes.number_of(change), self.rows
         if number == frames.CHANGE_SET_MESSAGE:
-            expires = change[5] if len(change) > 5 else None
-            rows.pop(change[1], None)
-            rows[change[1]] = GoingRow(change[1], revision, time, message_bytes_of(change), expires)
+            said = changes.message_set(change)
+            self._set(said.seq, revision, time, message_bytes_of(change), said.expires)
         elif number == frames.CHANGE_SET_ENTRY:
-            expires = change[4] if len(change) > 4 else None
-            rows.pop(change[1], None)
-            rows[change[1]] = GoingRow(change[1], revision, time, entry_bytes_of(change), expires)
-        elif number in (frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES):
-            for key in change[1]:
+            entry = changes.entry_set(change)
+            self._set(entry.key, revision, time, entry_bytes_of(change), entry.expires)
+        elif number in changes.DELETES:
+            for key in changes.deleted(change):
                 rows.pop(key, None)
-            self._touched.update(change[1])
+            self._touched.update(changes.deleted(change))
         elif number == frames.CHANGE_TRIM:
-            self._trimmed_to = max(self._trimmed_to, change[1])
-            for seq in [seq for seq in rows if seq <= change[1]]:
+            end_seq = changes.trimmed_to(change)
+            self._trimmed_to = max(self._trimmed_to, end_seq)
+            for seq in [seq for seq in rows if seq <= end_seq]:
                 del rows[seq]
         elif number == frames.CHANGE_CLEAR:
             self._cleared = True
             rows.clear()
+
+    def _set(
+        self, key: Any, revision: int, time: int, size_bytes: int, expires: int | None
+    ) -> None:
+        # As the last of those that were set.
+        self.rows.pop(key, None)
+        self.rows[key] = GoingRow(key, revision, time, size_bytes, expires)
 
 
 def _written(store: Store, unwritten: _Unwritten, order: GoingOrder) -> _Rows:

@@ -15,7 +15,7 @@ from holdfast.persist.operations import consuming, uploads
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Mark, Store
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -201,13 +201,13 @@ def _admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) ->
     count = size_bytes = 0
     kept: dict[Any, int] = {}
     for change in store.changes[change_count:]:
-        if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+        if changes.number_of(change) in changes.SETS:
             set_bytes = message_bytes_of(change) if store.is_stream else entry_bytes_of(change)
-            kept[change[1]] = set_bytes
+            kept[changes.set_key(change)] = set_bytes
             count += 1
             size_bytes += set_bytes
         else:
-            for key in change[1]:
+            for key in changes.deleted(change):
                 kept.pop(key, None)
     retention.check_batch(len(kept), sum(kept.values()))
     retention.check_total((mark.message_count, mark.size_bytes), (store.count, store.bytes))

@@ -13,7 +13,7 @@ from holdfast.persist.operations.uploads import check_upload_id
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.consumers import consumer_of_row
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -279,19 +279,21 @@ def _changes(store: Store, operation: list[Any], bodies: Bodies) -> tuple[Any, i
     )
     kept: list[Any] = []
     size_bytes = 0
-    for change in found:
-        change_bytes = _bytes_of_change(change[2])
+    for dated in found:
+        _, _, change = dated
+        change_bytes = _bytes_of_change(change)
         if kept and (size_bytes + change_bytes > PAGE_BYTES or len(kept) == row_limit):
             complete = False
             break
-        kept.append(change)
+        kept.append(dated)
         size_bytes += change_bytes
     if store.file.has_archived:
         kept = _filled_changes(kept, bodies)
     if complete:
         return [kept, meta.revision, meta.last_seq, meta.revision, False], size_bytes
-    next_seq = max([seq, *(change[2][1] for change in kept if _sets_message(change[2]))])
-    return [kept, kept[-1][0], next_seq, meta.revision, False], size_bytes
+    seqs = [changes.set_key(change) for _, _, change in kept if _sets_message(change)]
+    last_revision, _, _ = kept[-1]
+    return [kept, last_revision, max([seq, *seqs]), meta.revision, False], size_bytes
 
 
 def _upload(file: StoreFile | None, operation: list[Any]) -> Any:
@@ -329,21 +331,23 @@ def _filled(rows: list[Row], bodies: Bodies) -> list[Row]:
     ]
 
 
-def _filled_changes(changes: list[Any], bodies: Bodies) -> list[Any]:
+def _filled_changes(dated: list[Any], bodies: Bodies) -> list[Any]:
     rows = [
-        (change[1], revision, time, change[2], None)
-        for revision, time, change in changes
-        if _sets_message(change) and isinstance(change[2], ArchivedMessage)
+        (changes.set_key(change), revision, time, changes.set_value(change), None)
+        for revision, time, change in dated
+        if _sets_message(change) and isinstance(changes.set_value(change), ArchivedMessage)
     ]
     filled = {row[1]: [frames.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)}
     return [
-        (revision, time, filled.get(revision, change)) for revision, time, change in changes
+        (revision, time, filled.get(revision, change)) for revision, time, change in dated
     ]
 
 
 def _bytes_of_change(change: frames.WireChange) -> int:
-    if _sets_message(change) and isinstance(change[2], ArchivedMessage):
-        return bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + change[2].size_bytes
+    if _sets_message(change):
+        value = changes.set_value(change)
+        if isinstance(value, ArchivedMessage):
+            return bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + value.size_bytes
     return bytes_of((change,))
 
 
@@ -355,7 +359,7 @@ def _message(row: Row | None, bodies: Bodies) -> tuple[Any, int]:
 
 
 def _sets_message(change: frames.WireChange) -> bool:
-    return bool(change[0] == frames.CHANGE_SET_MESSAGE)
+    return bool(changes.number_of(change) == frames.CHANGE_SET_MESSAGE)
 
 
 def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:

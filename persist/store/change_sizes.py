@@ -9,31 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
+from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import pack_headers
 
 #: What a change takes beside its content, at least what it takes in a broadcast.
 CHANGE_BYTES: Final = 64
-#: Changes of which the third element is a value, or what stands for a large one.
-SETS: Final = (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY)
 
 
 def message_bytes_of(change: frames.WireChange) -> int:
     """Return the size that a set message counts with: its value and its packed headers."""
-    headers = pack_headers(change[3]) if len(change) > 3 else None
-    return value_bytes_of(change[2]) + (len(headers) if headers else 0)
+    _, value, headers, _, _ = rows.message_set(change)
+    return value_bytes_of(value) + _headers_bytes(headers)
 
 
 def entry_bytes_of(change: frames.WireChange) -> int:
     """Return the size that a set entry counts with: its key, value and packed headers."""
-    headers = pack_headers(change[3]) if len(change) > 3 else None
-    key_bytes = len(change[1].encode())
-    return key_bytes + value_bytes_of(change[2]) + (len(headers) if headers else 0)
+    key, value, headers, _ = rows.entry_set(change)
+    return len(key.encode()) + value_bytes_of(value) + _headers_bytes(headers)
 
 
 def value_bytes_of(value: Any) -> int:
     """Return the size of a value, or of the large one that something stands for."""
-    return len(value) if type(value) is bytes else int(value[1])
+    return len(value) if type(value) is bytes else LargeValue(*value[:4]).size_bytes
 
 
 def bytes_of(changes: Iterable[frames.WireChange]) -> int:
@@ -43,25 +42,32 @@ def bytes_of(changes: Iterable[frames.WireChange]) -> int:
 
 def variable_bytes(change: frames.WireChange) -> int:
     """Return what the content of a change takes, whatever it is."""
-    number = change[0]
-    if number in SETS and type(change[2]) is not bytes:
-        value = change[2]
-        return variable_bytes([*change[:2], b"", *change[3:]]) + len(frames.pack(value))
+    number = rows.number_of(change)
     if number == frames.CHANGE_SET_MESSAGE:
-        size_bytes = message_bytes_of(change)
-        if len(change) > 4 and change[4] is not None:
-            size_bytes += len(change[4].encode())
-        return size_bytes
+        _, value, headers, msg_id, _ = rows.message_set(change)
+        size_bytes = _wire_bytes_of(value) + _headers_bytes(headers)
+        return size_bytes if msg_id is None else size_bytes + len(msg_id.encode())
     if number == frames.CHANGE_SET_ENTRY:
-        return entry_bytes_of(change)
+        key, value, headers, _ = rows.entry_set(change)
+        return len(key.encode()) + _wire_bytes_of(value) + _headers_bytes(headers)
     if number == frames.CHANGE_DELETE_MESSAGES:
-        return 9 * len(change[1])
+        return 9 * len(rows.deleted(change))
     if number == frames.CHANGE_DELETE_ENTRIES:
-        return sum(len(key.encode()) + 5 for key in change[1])
+        return sum(len(key.encode()) + 5 for key in rows.deleted(change))
     if number == frames.CHANGE_PUT_CHUNK:
-        return len(change[3] or b"")
+        return len(rows.chunk(change).data or b"")
     if number == frames.CHANGE_ARCHIVE:
-        return len(change[2])
+        return len(rows.archived(change).table)
     if number in frames.STATELESS_CHANGES:
-        return len(frames.pack(change[1:]))
+        return len(frames.pack(change))
     return 0
+
+
+def _wire_bytes_of(value: Any) -> int:
+    """Return what a value takes in a broadcast, or what stands for a large one."""
+    return len(value) if type(value) is bytes else len(frames.pack(value))
+
+
+def _headers_bytes(headers: Any) -> int:
+    packed = pack_headers(headers) if headers else None
+    return len(packed) if packed else 0

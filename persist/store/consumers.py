@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.persist.store.retention import NEVER
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
 
@@ -125,13 +125,13 @@ class Consumers:
 
     def apply(self, change: frames.WireChange) -> None:
         """Take a change of the stream; one that is of no consumer does nothing."""
-        number = change[0]
+        number = changes.number_of(change)
         if number == frames.CHANGE_CONSUMER_FETCH:
-            self._fetched(self.by_id[change[1]], change)
+            self._fetched(self.by_id[changes.consumer_id(change)], change)
         elif number == frames.CHANGE_CONSUMER_ACK:
-            self._acked(self.by_id[change[1]], change)
+            self._acked(self.by_id[changes.consumer_id(change)], change)
         elif number == frames.CHANGE_CONSUMER_CONFIGURE:
-            _, id_, name, config, next_seq = change[:5]
+            id_, name, config, next_seq = changes.consumer_configured(change)
             known = self.by_id.get(id_)
             if known is not None:
                 known.config = ConsumerConfig.from_wire(config)
@@ -139,11 +139,12 @@ class Consumers:
                 known = ConsumerState(id_, name, ConsumerConfig.from_wire(config), next_seq)
                 self.by_id[id_] = self.by_name[name] = known
         elif number == frames.CHANGE_CONSUMER_DELETE:
-            gone = self.by_id.pop(change[1])
+            gone = self.by_id.pop(changes.consumer_id(change))
             del self.by_name[gone.name]
 
     def _fetched(self, consumer: ConsumerState, change: frames.WireChange) -> None:
-        _, _, consumer.next_seq, deadline, first, again, gone, given_up = change[:8]
+        said = changes.consumer_fetched(change)
+        _, consumer.next_seq, deadline, first, again, gone, given_up = said
         pending = consumer.pending
         for seq in first:
             pending[seq] = (deadline, 1)
@@ -159,7 +160,7 @@ class Consumers:
         consumer.given_up_count += len(given_up)
 
     def _acked(self, consumer: ConsumerState, change: frames.WireChange) -> None:
-        _, _, acked, given_up, moved = change[:5]
+        _, acked, given_up, moved = changes.consumer_acked(change)
         pending = consumer.pending
         for seqs in (acked, given_up):
             for seq in seqs:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from holdfast.persist.store.change_sizes import SETS, entry_bytes_of, message_bytes_of
-from holdfast.protocol import frames
+from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
+from holdfast.protocol import changes, frames
+from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 
 #: So many messages and keys more than what is pending may be kept: of the keys that are set again and
@@ -56,8 +57,9 @@ class Memtable:
     def place_upload(self, value: Any, time: int) -> None:
         """Note whose upload a value that was set is, if it is a large one."""
         if type(value) is not bytes:
-            upload_id, size_bytes, _, crc32 = value
-            self.put(self.uploads, upload_id, Upload(size_bytes, crc32, time, is_placed=True))
+            large = LargeValue(*value[:4])
+            placed = Upload(large.size_bytes, large.crc32, time, is_placed=True)
+            self.put(self.uploads, large.upload_id, placed)
 
     def trim(self, end_seq: int) -> None:
         """The messages up to `end_seq` are gone."""
@@ -123,32 +125,33 @@ class Memtable:
             self._limit = 2 * (len(self.messages) + len(self.entries)) + _MIN_KEPT
 
     def _take(self, change: frames.WireChange, revision: int, time: int) -> None:
-        number = change[0]
+        number = changes.number_of(change)
         self._take_upload(change, time)
         if number == frames.CHANGE_SET_MESSAGE:
-            self.messages[change[1]] = message_bytes_of(change)
-            if len(change) > 4 and change[4] is not None:
-                self.msg_ids[change[4]] = (change[1], revision, time)
+            seq, _, _, msg_id, _ = changes.message_set(change)
+            self.messages[seq] = message_bytes_of(change)
+            if msg_id is not None:
+                self.msg_ids[msg_id] = (seq, revision, time)
         elif number == frames.CHANGE_DELETE_MESSAGES:
-            for seq in change[1]:
+            for seq in changes.deleted(change):
                 self.messages[seq] = None
         elif number == frames.CHANGE_TRIM:
-            self.trim(change[1])
+            self.trim(changes.trimmed_to(change))
         elif number == frames.CHANGE_SET_ENTRY:
-            self.entries[change[1]] = (revision, entry_bytes_of(change))
+            self.entries[changes.set_key(change)] = (revision, entry_bytes_of(change))
         elif number == frames.CHANGE_DELETE_ENTRIES:
-            for key in change[1]:
+            for key in changes.deleted(change):
                 self.entries[key] = None
         elif number == frames.CHANGE_CLEAR:
             self.clear()
 
     def _take_upload(self, change: frames.WireChange, time: int) -> None:
-        number = change[0]
+        number = changes.number_of(change)
         if number == frames.CHANGE_PUT_CHUNK:
-            _, upload_id, offset, data, crc32 = change
-            self.uploads[upload_id] = Upload(offset + len(data), crc32, time)
+            upload_id, offset, data, crc32 = changes.chunk(change)
+            self.uploads[upload_id] = Upload(offset + len(data or b""), crc32, time)
         elif number == frames.CHANGE_DROP_UPLOADS:
-            self.uploads.update(dict.fromkeys(change[1]))
-        elif number in SETS and type(change[2]) is not bytes:
-            upload_id, size_bytes, _, crc32 = change[2]
-            self.uploads[upload_id] = Upload(size_bytes, crc32, time, is_placed=True)
+            self.uploads.update(dict.fromkeys(changes.dropped_uploads(change)))
+        elif number in changes.SETS and (large := changes.large_value(change)) is not None:
+            placed = Upload(large.size_bytes, large.crc32, time, is_placed=True)
+            self.uploads[large.upload_id] = placed

@@ -29,6 +29,7 @@ from holdfast.persist.store.memtable import Memtable, Upload
 from holdfast.persist.store.retention import NEVER, Retention
 from holdfast.persist.store.states import OpenState, Standing, check_open, check_standing
 from holdfast.persist.store.writers import Admission, WriterState
+from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.limits import (
@@ -234,7 +235,8 @@ class Store:
         found = 0
         for batch in self.unwritten():
             for revision, change in enumerate(batch.changes, batch.previous_revision + 1):
-                if change[0] == frames.CHANGE_SET_MESSAGE and change[1] == seq:
+                is_set = rows.number_of(change) == frames.CHANGE_SET_MESSAGE
+                if is_set and rows.set_key(change) == seq:
                     found = revision
         if found or self.file is None:
             return found
@@ -447,9 +449,9 @@ class Store:
                 self.bytes -= old
         self.bytes += size_bytes
         self._memtable.put(self._memtable.messages, seq, size_bytes)
-        plain = len(change) < 5 and type(change[2]) is bytes
+        plain = rows.is_plain_set(change)
         self._accept(change, size_bytes if plain else variable_bytes(change))
-        self._memtable.place_upload(change[2], self.time)
+        self._memtable.place_upload(rows.set_value(change), self.time)
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
@@ -483,9 +485,10 @@ class Store:
         else:
             self.bytes -= old[1]
         self.bytes += size_bytes
-        self._accept(change, size_bytes if type(change[2]) is bytes else variable_bytes(change))
+        value = rows.set_value(change)
+        self._accept(change, size_bytes if type(value) is bytes else variable_bytes(change))
         self._memtable.put(self._memtable.entries, key, (self.revision, size_bytes))
-        self._memtable.place_upload(change[2], self.time)
+        self._memtable.place_upload(value, self.time)
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
         """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""

@@ -23,7 +23,7 @@ from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.writers import Admission
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     BusyError,
     HoldfastError,
@@ -201,17 +201,17 @@ class Tick:
         for store in self._stores:
             assert store.mark is not None
             previous_revision, revision = store.mark.revision, store.revision
-            changes = store.changes
+            wires = store.changes
             try:
-                if changes and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
+                if wires and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
                     # What nearly all of a thousand stores have.
                     payload = frames.encode_changes(
-                        store.epoch, previous_revision, store.time, changes
+                        store.epoch, previous_revision, store.time, wires
                     )
                     payloads = [payload]
                     broadcasts.append((store, payload))
                 else:
-                    payloads = _payloads(store, changes)
+                    payloads = _payloads(store, wires)
                     # Followers have no use for chunks.
                     told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
                     broadcasts.extend((store, payload) for payload in told)
@@ -300,32 +300,34 @@ class Tick:
 
 def _without_data(store: Store) -> list[frames.WireChange]:
     return [
-        [*change[:3], None, change[4]] if change[0] == frames.CHANGE_PUT_CHUNK else change
+        changes.without_data(change)
+        if changes.number_of(change) == frames.CHANGE_PUT_CHUNK
+        else change
         for change in store.changes
     ]
 
 
-def _payloads(store: Store, changes: list[frames.WireChange]) -> list[bytes]:
+def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
     """Return the tick's changes of a store, packed into broadcasts that each fit in one frame."""
     assert store.mark is not None
-    if not changes:
+    if not wires:
         return []
     previous_revision = store.mark.revision
     if store.changes_bytes <= PAGE_BYTES:
-        return [frames.encode_changes(store.epoch, previous_revision, store.time, changes)]
+        return [frames.encode_changes(store.epoch, previous_revision, store.time, wires)]
     payloads = []
     start = size_bytes = 0
-    for index, change in enumerate(changes):
+    for index, change in enumerate(wires):
         change_bytes = bytes_of((change,))
         if index > start and size_bytes + change_bytes > PAGE_BYTES:
             payloads.append(
                 frames.encode_changes(
-                    store.epoch, previous_revision + start, store.time, changes[start:index]
+                    store.epoch, previous_revision + start, store.time, wires[start:index]
                 )
             )
             start, size_bytes = index, 0
         size_bytes += change_bytes
     payloads.append(
-        frames.encode_changes(store.epoch, previous_revision + start, store.time, changes[start:])
+        frames.encode_changes(store.epoch, previous_revision + start, store.time, wires[start:])
     )
     return payloads

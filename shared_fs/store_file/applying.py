@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 import apsw
 import msgpack
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
+from holdfast.protocol.changes import number_of
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
@@ -143,29 +144,28 @@ def apply_to_kv(
         time = batch.time
         for change in batch.changes:
             revision += 1
-            number = change[0]
+            number = number_of(change)
             if number == frames.CHANGE_SET_ENTRY:
-                headers = pack_headers(change[3]) if len(change) > 3 else None
-                key, value = change[1], change[2]
+                key, value, headers_of_entry, expires = changes.entry_set(change)
+                headers = pack_headers(headers_of_entry) if headers_of_entry else None
                 if type(value) is bytes:
                     bodies.drop_at(key)
                     row: tuple[Any, ...] = (revision, key, time, value, headers)
-                    last[key] = row if len(change) < 5 else (*row, change[4])
+                    last[key] = row if expires is None else (*row, expires)
                 else:
                     large = LargeValue(*value)
                     bodies.put_in_place(large, key, revision, time)
-                    expires = change[4] if len(change) > 4 else None
                     last[key] = (revision, key, time, b"", headers, expires, large.size_bytes)
                 continue
             if number in frames.UPLOAD_CHANGES:
                 keep_upload(bodies, change, time)
                 continue
             if number == frames.CHANGE_DELETE_ENTRIES:
-                for key in change[1]:
+                for key in changes.deleted(change):
                     last[key] = None
                     bodies.drop_at(key)
             elif number == frames.CHANGE_CONFIGURE:
-                keep_config(cursor, change[1])
+                keep_config(cursor, changes.configured(change))
             else:
                 assert number == frames.CHANGE_CLEAR, number
                 last.clear()
@@ -199,11 +199,12 @@ def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
 
 def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
     """Apply a change that only concerns values which are still being uploaded."""
-    if change[0] == frames.CHANGE_PUT_CHUNK:
-        _, upload_id, offset, data, crc32 = change[:5]
+    if number_of(change) == frames.CHANGE_PUT_CHUNK:
+        upload_id, offset, data, crc32 = changes.chunk(change)
+        assert data is not None
         bodies.put_chunk(upload_id, offset, data, crc32, time)
     else:
-        bodies.drop_uploads(change[1])
+        bodies.drop_uploads(changes.dropped_uploads(change))
 
 
 def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> None:
@@ -251,10 +252,12 @@ class _Stream:
         seq, revision, time = self._last_seq, self.revision, self._time
         values: list[bytes] = []
         times: list[int] = []
-        for previous_revision, batch_time, changes in islice(batches, start, None):
-            if len(changes) != 1:
+        for previous_revision, batch_time, wires in islice(batches, start, None):
+            if len(wires) != 1:
                 break
-            change = changes[0]
+            # Positions, not names: `holdfast bench engine`, the rows of many stores, runs this for each
+            # tick of each store.
+            change = wires[0]
             if (
                 len(change) != _PLAIN_CHANGE_ELEMENTS
                 or change[0] != frames.CHANGE_SET_MESSAGE
@@ -286,23 +289,25 @@ class _Stream:
 
     def apply(self, batch: AppliedBatch) -> None:
         self._time = batch.time
-        changes = batch.changes
-        if len(changes) >= _ARRAY_ROWS and set(map(len, changes)) == {3}:
-            numbers, seqs, values = zip(*changes, strict=True)
+        wires = batch.changes
+        if len(wires) >= _ARRAY_ROWS and set(map(len, wires)) == {_PLAIN_CHANGE_ELEMENTS}:
+            # Whole columns at once: `holdfast bench engine`, the rows of one stream.
+            numbers, seqs, values = zip(*wires, strict=True)
             start = self._last_seq + 1
-            if numbers.count(frames.CHANGE_SET_MESSAGE) == len(changes) and seqs == tuple(
-                range(start, start + len(changes))
+            if numbers.count(frames.CHANGE_SET_MESSAGE) == len(wires) and seqs == tuple(
+                range(start, start + len(wires))
             ):
                 self._append(values)
                 return
-        for change in changes:
+        for change in wires:
             self.revision += 1
-            if change[0] == frames.CHANGE_SET_MESSAGE:
+            number = number_of(change)
+            if number == frames.CHANGE_SET_MESSAGE:
                 self._set(change)
-            elif change[0] in CONSUMER_CHANGES:
+            elif number in CONSUMER_CHANGES:
                 # No news to a follower, so the change log, which is bounded, does not keep it.
                 self._consumers.apply(change)
-            elif change[0] in frames.UPLOAD_CHANGES:
+            elif number in frames.UPLOAD_CHANGES:
                 keep_upload(self._bodies, change, self._time)
             else:
                 self._insert_waiting()
@@ -341,15 +346,14 @@ class _Stream:
         self._bytes += sum(map(len, values))
 
     def _set(self, change: frames.WireChange) -> None:
-        seq, value = change[1], change[2]
-        headers = pack_headers(change[3]) if len(change) > 3 else None
-        if len(change) > 4 and change[4] is not None:
-            self._msg_ids.append((change[4], seq, self.revision, self._time))
+        seq, value, given, msg_id, expires = changes.message_set(change)
+        headers = pack_headers(given) if given else None
+        if msg_id is not None:
+            self._msg_ids.append((msg_id, seq, self.revision, self._time))
         large = None if type(value) is bytes else LargeValue(*value)
         self._bytes += len(value) if large is None else large.size_bytes
         self._bytes += len(headers) if headers else 0
         row = (seq, self.revision, self._time, value if large is None else b"", headers)
-        expires = change[5] if len(change) > 5 else None
         if seq == self._last_seq + 1:
             if large is not None:
                 self._append_large(row, expires, large)
@@ -386,12 +390,14 @@ class _Stream:
         self._cursor.execute(schema.INSERT_LARGE_MESSAGE, (*row, expires, large.size_bytes))
 
     def _remove(self, change: frames.WireChange) -> None:
-        if change[0] == frames.CHANGE_DELETE_MESSAGES:
+        number = number_of(change)
+        if number == frames.CHANGE_DELETE_MESSAGES:
+            seqs = changes.deleted(change)
             if self._archived.exists:
-                for archived_bytes in self._archived.remove(change[1]):
+                for archived_bytes in self._archived.remove(seqs):
                     self._count -= 1
                     self._bytes -= archived_bytes
-            for seq in change[1]:
+            for seq in seqs:
                 old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
                 if old_bytes is not None:
                     self._count -= 1
@@ -399,22 +405,23 @@ class _Stream:
                     self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
                     self._bodies.drop_at(seq)
             return
-        if change[0] == frames.CHANGE_ARCHIVE:
-            self._archived.archive(change[1], change[2])
+        if number == frames.CHANGE_ARCHIVE:
+            self._archived.archive(*changes.archived(change))
             return
-        if change[0] == frames.CHANGE_CONFIGURE:
-            keep_config(self._cursor, change[1])
+        if number == frames.CHANGE_CONFIGURE:
+            keep_config(self._cursor, changes.configured(change))
             return
-        assert change[0] == frames.CHANGE_TRIM, change[0]
-        archived = self._archived.trim(change[1]) if self._archived.exists else (0, 0)
-        if change[1] >= self._last_seq:
+        assert number == frames.CHANGE_TRIM, number
+        end_seq = changes.trimmed_to(change)
+        archived = self._archived.trim(end_seq) if self._archived.exists else (0, 0)
+        if end_seq >= self._last_seq:
             self._count = self._bytes = 0
         else:
-            gone_count, gone_bytes = self._cursor.execute(schema.SUM_MESSAGES, (1, change[1])).get
+            gone_count, gone_bytes = self._cursor.execute(schema.SUM_MESSAGES, (1, end_seq)).get
             self._count -= gone_count + archived[0]
             self._bytes -= gone_bytes + archived[1]
-        self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (change[1],))
-        self._bodies.drop_up_to(change[1])
+        self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (end_seq,))
+        self._bodies.drop_up_to(end_seq)
 
     def _insert_waiting(self) -> None:
         if self._rows:

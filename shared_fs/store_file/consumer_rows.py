@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.shared_fs.store_file import schema
 
 #: The changes that `ConsumerRows` takes.
@@ -55,9 +55,10 @@ class ConsumerRows:
 
     def apply(self, change: frames.WireChange) -> None:
         """Take a change of a consumer."""
-        number, id_ = change[0], change[1]
+        number, id_ = changes.number_of(change), changes.consumer_id(change)
         if number == frames.CHANGE_CONSUMER_FETCH:
-            _, _, next_seq, deadline, first, again, gone, given_up = change[:8]
+            said = changes.consumer_fetched(change)
+            _, next_seq, deadline, first, again, gone, given_up = said
             for seq in first:
                 self._deliveries[id_, seq] = (id_, seq, deadline, 1)
             for seq, count in again:
@@ -67,7 +68,7 @@ class ConsumerRows:
             sums = self._add(id_, len(first), len(again), 0, len(given_up))
             sums[0] = next_seq
         elif number == frames.CHANGE_CONSUMER_ACK:
-            _, _, acked, given_up, moved = change[:5]
+            _, acked, given_up, moved = changes.consumer_acked(change)
             self._drop(id_, acked)
             self._drop(id_, given_up)
             for seq, deadline, count in moved:
@@ -77,7 +78,7 @@ class ConsumerRows:
             self.flush()
             for statement in schema.CREATE_CONSUMERS:
                 self._cursor.execute(statement)
-            _, _, name, config, next_seq = change[:5]
+            _, name, config, next_seq = changes.consumer_configured(change)
             text = json.dumps(config, ensure_ascii=False, sort_keys=True)
             self._cursor.execute(schema.UPSERT_CONSUMER, (id_, name, text, next_seq))
         else:

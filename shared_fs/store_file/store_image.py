@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import (
@@ -89,10 +89,11 @@ def new_store_image(
 
 def _is_large(change: frames.WireChange) -> bool:
     """Tell of a change that it surely takes pages that are not of b-trees, before any are made."""
-    if change[0] in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
-        value = change[2]
+    number = changes.number_of(change)
+    if number in changes.SETS:
+        value = changes.set_value(change)
         return type(value) is bytes and len(value) >= schema.PAGE_BYTES
-    return bool(change[0] == frames.CHANGE_PUT_CHUNK)
+    return bool(number == frames.CHANGE_PUT_CHUNK)
 
 
 def _build(

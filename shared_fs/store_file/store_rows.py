@@ -343,10 +343,10 @@ class StoreRows(ABC):
         if len(others) == max_rows:
             complete_up_to.append(others[-1][0])
         found.extend((row[0], row[1], frames.unpack(row[2])) for row in others)
-        found.sort(key=lambda change: change[0])
+        found.sort(key=itemgetter(0))
         if complete_up_to:
             last = min(complete_up_to)
-            found = [change for change in found if change[0] <= last]
+            found = [dated for dated in found if dated[0] <= last]
         return found, not complete_up_to
 
     @raises_ours

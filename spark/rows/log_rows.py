@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
@@ -126,7 +126,8 @@ class LogRows:
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange
     ) -> None:
         before = self._marks.get(store, Watermark(0, 0))
-        seq = change[1] if change[0] == frames.CHANGE_SET_MESSAGE else 0
+        is_message = changes.number_of(change) == frames.CHANGE_SET_MESSAGE
+        seq = changes.message_set(change).seq if is_message else 0
         if revision > before.revision:
             self._marks[store] = Watermark(
                 epoch, revision, max(seq, before.last_seq), max(time, before.time)

@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
@@ -64,19 +64,22 @@ class RowOrigin(NamedTuple):
 
 def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[ExportedRow]:
     """Return the rows of one change of the wire, of the log or of the change log of a file."""
-    number = change[0]
+    number = changes.number_of(change)
     if number == frames.CHANGE_SET_MESSAGE:
-        headers = change[3] if len(change) > 3 else None
-        return [ExportedRow(SET, revision, change[1], None, time, headers, _held(change[2]))]
+        seq, value, headers, _, _ = changes.message_set(change)
+        return [ExportedRow(SET, revision, seq, None, time, headers, _held(value))]
     if number == frames.CHANGE_SET_ENTRY:
-        headers = change[3] if len(change) > 3 else None
-        return [ExportedRow(SET, revision, None, change[1], time, headers, _held(change[2]))]
+        key, value, headers, _ = changes.entry_set(change)
+        return [ExportedRow(SET, revision, None, key, time, headers, _held(value))]
     if number == frames.CHANGE_DELETE_MESSAGES:
-        return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in change[1]]
+        gone = changes.deleted(change)
+        return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in gone]
     if number == frames.CHANGE_DELETE_ENTRIES:
-        return [ExportedRow(DELETE, revision, None, key, time, None, None) for key in change[1]]
+        gone = changes.deleted(change)
+        return [ExportedRow(DELETE, revision, None, key, time, None, None) for key in gone]
     if number == frames.CHANGE_TRIM:
-        return [ExportedRow(TRIM, revision, change[1], None, time, None, None)]
+        end_seq = changes.trimmed_to(change)
+        return [ExportedRow(TRIM, revision, end_seq, None, time, None, None)]
     if number == frames.CHANGE_CLEAR:
         return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
     # What else there is changes no message and no entry.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.compression import ENCODING_HEADER, decompressed
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 
@@ -238,7 +238,7 @@ def change_of_wire(wire: frames.WireChange) -> ChangeOf:
     """Return what a change on the wire does."""
     if wire[0] in frames.STATELESS_CHANGES:
         return ChangeOf(What.CONFIGURE)
-    found = change_of(frames.change_from_wire(wire, 0, 0))
+    found = change_of(changes.change_from_wire(wire, 0, 0))
     assert found is not None
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
@@ -142,7 +142,7 @@ def test_no_bytes_make_a_control_message_fail_in_its_own_way(data: bytes) -> Non
 @settings(deadline=None, max_examples=150)
 def test_no_change_of_a_wrong_shape_passes_for_one(wire: Any) -> None:
     try:
-        change = frames.change_from_wire(wire, 5, 6)
+        change = changes.change_from_wire(wire, 5, 6)
     except ProtocolError:
         return
     assert change.kind in ChangeKind
@@ -210,7 +210,7 @@ def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
 
 def test_each_change_becomes_what_applications_see() -> None:
     def seen(*wire: Any) -> Any:
-        return frames.change_from_wire(list(wire), 9, 1000)
+        return changes.change_from_wire(list(wire), 9, 1000)
 
     message = seen(frames.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
     assert message == (4, b"v", {"h": "x"}, 1000, 9, None)
@@ -239,7 +239,7 @@ def test_what_cannot_stand_for_a_large_value_is_malformed(wire: Any) -> None:
     with pytest.raises(MalformedFrameError):
         frames.large_value_from_wire(wire)
     with pytest.raises(MalformedFrameError):
-        frames.change_from_wire([frames.CHANGE_SET_MESSAGE, 1, wire], 1, 1)
+        changes.change_from_wire([frames.CHANGE_SET_MESSAGE, 1, wire], 1, 1)
 
 
 def test_operation_numbers_say_if_they_read_or_write() -> None:
