@@ -137,8 +137,8 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveKV[Any]:
-        """Return a local copy of a kv that follows the kv and can be written at once. Open it with
-        `async with`.
+        """Return a live replica of a kv: a local copy that follows the kv and can be written at
+        once. Open it with `async with`.
 
         `merge(base, local, remote)` resolves conflicts; without it the last writer wins. `codec` is
         as in `kv`. `durability` is that of the writes; the kv's own by default.
@@ -194,8 +194,8 @@ class Client:
         codec: Codec[Any] | CodecName | None = None,
         durability: AnyDurability | None = None,
     ) -> LiveStream[Any]:
-        """Return a local copy of a stream that follows the stream and can be appended to at once.
-        Open it with `async with`.
+        """Return a live replica of a stream: a local copy that follows the stream and can be
+        appended to at once. Open it with `async with`.
 
         It holds the messages from `start_seq` on, or the `last` so many and all that follow, or all
         messages. `LiveStream.load` adds older ones. `codec` is as in `stream`. `durability` is that
@@ -328,9 +328,9 @@ class Client:
     async def close(self) -> None:
         """Disconnect. Idempotent.
 
-        This ends live copies and subscriptions, and waiting operations fail with
+        This ends live replicas and subscriptions, and waiting operations fail with
         ConnectionFailedError. A waiting write may or may not be stored, and so may the unsaved
-        writes of a live copy: leave its `async with` first, or call its `save`.
+        writes of a live replica: leave its `async with` first, or call its `save`.
         """
         for replica in list(self._replicas.values()):
             await replica.aclose(save=False)

@@ -33,7 +33,7 @@ CLIENT: Final = {
         *("Subscription", "Change", "ChangeKind"),
         *("PatternSubscription", "StoreChange"),
     ),
-    "Live copies": (
+    "Live replicas": (
         *("LiveKV", "DELETE", "EntryChange", "LiveStream", "LiveMessage", "MessageChange"),
         *("MessageChangeKind", "Origin", "Rejection"),
     ),

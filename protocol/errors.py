@@ -201,7 +201,7 @@ class ValueReplacedError(RequestError):
 
 
 class LargeValueNotHeldError(RequestError):
-    """A live copy does not hold large values. `get_reader` of the store reads them."""
+    """A live replica does not hold large values. `get_reader` of the store reads them."""
 
     code = "large_value_not_held"
     template = "{what} is large, and a local copy does not hold it: use get_reader of its store"

@@ -1,9 +1,9 @@
 """Live replicas, for blocking code: `holdfast.client.live.live_kv` and `live_stream`.
 
-The copies live on the background's thread, which alone changes them: reads and writes are done there, in
-some tens of microseconds and never waiting for a server; single keys of a kv are read where they lie.
-Callbacks and merges are called on that thread too: they may read and write any replica, and must not
-block (BackgroundThreadError), for every client of the process waits meanwhile.
+The replicas live on the background's thread, which alone changes them. Reads and writes run there, take
+some tens of microseconds and never wait for a server; a single key of a kv is read in the calling thread.
+Callbacks and merges run on that thread too. They may read and write any replica, and must not block
+(BackgroundThreadError), because every client of the process waits meanwhile.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _LiveReplica(ABC, Generic[V]):
 
     @property
     def connected(self) -> bool:
-        """False while the connection to NATS is lost, and after the copy has ended. What you read
-        may be old then, and what you write stays unsaved.
+        """False while the connection to NATS is lost, and after the replica has ended. What you
+        read may be old then, and what you write stays unsaved.
         """
         return self._replica.connected
 
     def open(self, timeout_seconds: float | None = None) -> Self:
-        """Read the store. Return once the copy is complete. A copy can be opened once.
+        """Read the store. Return once the replica is complete. A replica can be opened once.
 
         Raises what any read raises; OperationTimeoutError if nothing arrived for `timeout_seconds`
         (the client's timeout by default).
@@ -80,7 +80,7 @@ class _LiveReplica(ABC, Generic[V]):
     def close(self, *, save: bool = True, timeout_seconds: float | None = None) -> None:
         """Save, unless `save` is False, and end. Idempotent.
 
-        Raises what `save` raises; the copy has ended all the same. Writes that are lost are also
+        Raises what `save` raises; the replica has ended all the same. Writes that are lost are also
         reported in the log (`client.unsaved`).
         """
         if not self._background.forked:
@@ -118,8 +118,8 @@ class _LiveReplica(ABC, Generic[V]):
 
 
 class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
-    """A local copy of a kv, as a dictionary (MutableMapping). Made by `Client.live_kv`; use it with
-    `with`, or `open` and `close`.
+    """A live replica of a kv: a local copy, as a dictionary (MutableMapping). Made by
+    `Client.live_kv`; use it with `with`, or `open` and `close`.
 
     Reading never waits. A write shows at once and is sent in the background; it is *unsaved* until
     the owner has confirmed it. If the owner rejects it, the earlier value shows again and
@@ -131,8 +131,8 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
 
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
     stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()` makes
-    room); ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a
-    value that another codec wrote, and LargeValueNotHeldError for a large value.
+    room); ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for
+    a value that another codec wrote, and LargeValueNotHeldError for a large value.
 
         with hf.live_kv("settings", codec="json") as settings:
             settings["theme"] = "dark"
@@ -198,14 +198,14 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         this.
 
         A LargeValue takes the place of a value that is not held. The entries that exist when the
-        copy is opened are not reported.
+        replica is opened are not reported.
         """
         return self._ending(self._do(lambda: self._kv.on_change(callback)))
 
 
 class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
-    """A local copy of a stream, as a list (Sequence) of LiveMessage. Made by `Client.live_stream`;
-    use it with `with`, or `open` and `close`.
+    """A live replica of a stream: a local copy, as a list (Sequence) of LiveMessage. Made by
+    `Client.live_stream`; use it with `with`, or `open` and `close`.
 
     Reading never waits. Indices count from the oldest message that is held. An appended message
     shows at the end at once, with `seq` None, and gets its seq when it is confirmed; messages that
@@ -215,8 +215,8 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
 
     Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
     if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`save()` makes room);
-    ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a value
-    that another codec wrote, and LargeValueNotHeldError for a large value.
+    ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for a
+    value that another codec wrote, and LargeValueNotHeldError for a large value.
 
         with hf.live_stream("project.42.patches", last=1000) as patches:
             patches.append(b"...")
@@ -274,7 +274,7 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
         ends this.
 
         A LargeValue takes the place of a value that is not held. The messages that exist when the
-        copy is opened, and those that `load` reads, are not reported.
+        replica is opened, and those that `load` reads, are not reported.
         """
         return self._ending(self._do(lambda: self._stream.on_change(callback)))
 

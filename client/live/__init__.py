@@ -1,1 +1,1 @@
-"""Live copies of stores in memory."""
+"""Live replicas: local copies of stores in memory."""

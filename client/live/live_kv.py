@@ -15,7 +15,7 @@ the keys in `unsaved` are lost; leaving the `async with` saves them first.
 **Conflicts.** Somebody else may have set or created the same key in between.
 `merge(base, local, remote)` then decides: it gets the value that both started from, the local one
 and the remote one (None: the key did not exist), and returns a value, or DELETE. Without it the
-last writer wins, which is the one whose write arrives last. All copies end with the same value in
+last writer wins, which is the one whose write arrives last. All replicas end with the same value in
 any case. If an outage of five minutes or more hides that an own write was stored, and somebody has
 built on it since, the write is merged with itself. An idempotent merge, as for sets and texts, is
 not affected by that.
@@ -90,8 +90,8 @@ MergeFunction = Callable[[V | None, V | None, V | None], V | KeyRemoval]
 
 
 class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
-    """A local copy of a kv, as a dictionary (MutableMapping). Made by `Client.live_kv`; use it with
-    `async with`, or `open` and `aclose`.
+    """A live replica of a kv: a local copy, as a dictionary (MutableMapping). Made by
+    `Client.live_kv`; use it with `async with`, or `open` and `aclose`.
 
     Reading never waits. A write shows at once and is sent in the background; it is *unsaved* until
     the owner has confirmed it. If the owner rejects it, the earlier value shows again and
@@ -103,8 +103,9 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
 
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
     stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
-    makes room); ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError
-    for a value that another codec wrote, and LargeValueNotHeldError for a large value.
+    makes room); ConnectionFailedError if the replica is not open. Reading raises
+    ValueUnreadableError for a value that another codec wrote, and LargeValueNotHeldError for a
+    large value.
 
         async with hf.live_kv("settings", codec="json") as settings:
             settings["theme"] = "dark"
@@ -201,7 +202,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         this.
 
         A LargeValue takes the place of a value that is not held. The entries that exist when the
-        copy is opened are not reported.
+        replica is opened are not reported.
         """
         return self._register(self._change_callbacks, callback)
 

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Origin(StrEnum):
-    """Where a change of a live copy came from."""
+    """Where a change of a live replica came from."""
 
     #: A write of this replica, shown before it is confirmed.
     LOCAL = "local"

@@ -69,7 +69,7 @@ class Core(Protocol[C]):
 
 
 class LiveReplica(ABC, Generic[C, V]):
-    """A local copy of one store, which follows the store and can be written at once."""
+    """A local copy of one store that follows the store and can be written at once."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class LiveReplica(ABC, Generic[C, V]):
 
     @property
     def connected(self) -> bool:
-        """False while the connection to NATS is lost, and after the copy has ended. What you read
-        may be old then, and what you write stays unsaved.
+        """False while the connection to NATS is lost, and after the replica has ended. What you
+        read may be old then, and what you write stays unsaved.
         """
         has_ended = self._closed or self.error is not None
         return self._opened.is_set() and not has_ended and self._link.bus.connected
 
     async def open(self, timeout_seconds: float | None = None) -> Self:
-        """Read the store. Return once the copy is complete. A copy can be opened once.
+        """Read the store. Return once the replica is complete. A replica can be opened once.
 
         Raises what any read raises; OperationTimeoutError if nothing arrived for `timeout_seconds`
         (the client's timeout by default).
@@ -173,7 +173,7 @@ class LiveReplica(ABC, Generic[C, V]):
     async def aclose(self, *, save: bool = True, timeout_seconds: float | None = None) -> None:
         """Save, unless `save` is False, and end. Idempotent.
 
-        Raises what `save` raises; the copy has ended all the same. Writes that are lost are also
+        Raises what `save` raises; the replica has ended all the same. Writes that are lost are also
         reported in the log (`client.unsaved`).
         """
         try:

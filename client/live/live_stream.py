@@ -13,9 +13,9 @@ then come before it, because the owner decides the order of confirmed messages. 
 are stored in the order of the calls, each once, whatever is lost, restarted or away meanwhile. If
 the owner rejects a message, it disappears and `on_reject` is called.
 
-The copy follows everything that happens to the stream: messages that are replaced by `Stream.set`,
-deleted, trimmed, expired and evicted. `start_seq`, or the `last` so many, says which messages are
-held.
+The replica follows everything that happens to the stream: messages that are replaced by
+`Stream.set`, deleted, trimmed, expired and evicted. `start_seq`, or the `last` so many, says which
+messages are held.
 
 A large value (above MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not
 held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream`
@@ -106,8 +106,8 @@ class LiveMessage(NamedTuple, Generic[V]):
 
 
 class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
-    """A local copy of a stream, as a list (Sequence) of LiveMessage. Made by `Client.live_stream`;
-    use it with `async with`, or `open` and `aclose`.
+    """A live replica of a stream: a local copy, as a list (Sequence) of LiveMessage. Made by
+    `Client.live_stream`; use it with `async with`, or `open` and `aclose`.
 
     Reading never waits. Indices count from the oldest message that is held. An appended message
     shows at the end at once, with `seq` None, and gets its seq when it is confirmed; messages that
@@ -117,8 +117,8 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
 
     Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
     if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`await save()` makes room);
-    ConnectionFailedError if the copy is not open. Reading raises ValueUnreadableError for a value
-    that another codec wrote, and LargeValueNotHeldError for a large value.
+    ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for a
+    value that another codec wrote, and LargeValueNotHeldError for a large value.
 
         async with hf.live_stream("project.42.patches", last=1000) as patches:
             patches.append(b"...")
@@ -225,7 +225,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         ends this.
 
         A LargeValue takes the place of a value that is not held. The messages that exist when the
-        copy is opened, and those that `load` reads, are not reported.
+        replica is opened, and those that `load` reads, are not reported.
         """
         return self._register(self._change_callbacks, callback)
 

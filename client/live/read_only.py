@@ -1,4 +1,4 @@
-"""Values of live copies that cannot be changed in place, since nobody would hear of it.
+"""Values of live replicas that cannot be changed in place, since nobody would hear of it.
 
 `live["votes"]["bob"] = 2` would change what was decoded for this one read, and be lost in silence. So
 dictionaries and lists, however nested, come as subclasses of theirs that refuse it. They compare, iterate
