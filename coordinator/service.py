@@ -455,7 +455,8 @@ class Coordinator:
         for key in tuple(self._registering):
             standing = self._membership.standing(*key)
             if standing is Standing.PRESENT and key not in unrecorded:
-                self._answer(self._registering, key, {"term": self._term})
+                answer = {"term": self._term, "time": self._clock_ms()}
+                self._answer(self._registering, key, answer)
             elif standing is Standing.ENDED:
                 error = FencedError(server=key[0], incarnation=key[1])
                 self._answer(self._registering, key, error)

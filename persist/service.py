@@ -143,7 +143,7 @@ class PersistServer:
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
         self._subjects = Subjects(prefix)
-        self._clock_ms = clock_ms or SteadyClock()
+        self._clock_ms = clock = clock_ms or SteadyClock()
         self._run_in_thread = run_in_thread or asyncio.to_thread
         #: The log's own thread, unless whoever made this runs everything in its own way.
         self._has_sync_thread = run_in_thread is None
@@ -184,6 +184,7 @@ class PersistServer:
             drain=lambda draining: self._leaving.set_draining(draining),
             snapshot=self._request_snapshots,
             read_cluster=self._read_cluster,
+            told_time=clock.compare if isinstance(clock, SteadyClock) else lambda time_ms: None,
         )
         self._open_queue = OpenQueue(
             server=self.server,

@@ -5,8 +5,10 @@ not old. A leap ahead is therefore followed slowly, by a share of the time that 
 counts seconds and cannot be set; a step back is followed at once, as nothing is lost by it: the times of a
 store go on from its last one, at the usual pace (`Store.now`).
 
-Invariant: between two calls it gains no more than what has passed, and CLOCK_GAIN_RATIO of that. What it
-begins with cannot be judged: it is the wall clock.
+A clock that is wrong when the server starts is found out when it registers: the coordinator tells its own
+time, and the earlier of the two counts. What both are wrong about cannot be known.
+
+Invariant: between two calls it gains no more than what has passed, and CLOCK_GAIN_RATIO of that.
 """
 
 from __future__ import annotations
@@ -41,6 +43,14 @@ class SteadyClock:
         self._at = passed()
         self._time = wall()
         self._leapt = False
+        self._compared = False
+
+    def compare(self, time_ms: int) -> None:
+        """Begin no later than what another host's clock shows, in milliseconds, unless that was done before:
+        a clock that has run since is a better witness than one that may have been set."""
+        if not self._compared:
+            self._compared = True
+            self._time = min(self._time, time_ms / 1000 + CLOCK_LEAP_SECONDS)
 
     def __call__(self) -> int:
         at, wall = self._passed(), self._wall()

@@ -62,8 +62,10 @@ class Coordination:
         drain: Callable[[bool], None],
         snapshot: Callable[[list[StoreId] | None], int] | None = None,
         read_cluster: Callable[[], str] = lambda: "",
+        told_time: Callable[[int], None] = lambda time_ms: None,
     ) -> None:
-        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet. `drain` is called when the coordinator says that the server is to drain, or no longer;
+        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet. `told_time` hears
+        the coordinator's time, in milliseconds, before any store can be opened. `drain` is called when the coordinator says that the server is to drain, or no longer;
         `snapshot` when an operator wants stores snapshotted, or all that are open."""
         self._bus = bus
         self._subjects = subjects
@@ -73,6 +75,7 @@ class Coordination:
         self._drain = drain
         self._snapshot = snapshot
         self._read_cluster = read_cluster
+        self._told_time = told_time
         #: The id of this server's cluster, once it is known.
         self.cluster = ""
         self._register_again = asyncio.Event()
@@ -152,7 +155,9 @@ class Coordination:
         late_tries = _LATE_TRIES
         while not give_up():
             try:
-                await self._ask("register")
+                time_ms = (await self._ask("register")).get("time")
+                if type(time_ms) is int:
+                    self._told_time(time_ms)
                 self.registered = True
                 return
             except OtherClusterError:

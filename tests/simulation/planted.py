@@ -256,6 +256,13 @@ def follow_a_leap_of_the_clock() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def believe_the_clock_at_the_start() -> Iterator[None]:
+    """A server begins with its own clock, whatever the coordinator's shows."""
+    with patch.object(SteadyClock, "compare", lambda clock, time_ms: None):
+        yield
+
+
+@contextlib.contextmanager
 def keep_damaged_stores_in_service() -> Iterator[None]:
     """A store whose changes cannot be applied goes on holding them, and the log."""
 
@@ -286,6 +293,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         answer_where_anybody_says,
         wait_for_a_clock_that_was_ahead,
         follow_a_leap_of_the_clock,
+        believe_the_clock_at_the_start,
         keep_damaged_stores_in_service,
     )
 }

@@ -18,6 +18,7 @@ _FIXED_SEEDS = range(1, 6)
 _REGRESSIONS = {
     28: "the name of a store file was not durable after a takeover",
     30: "the same, seen as a gap between file and log",
+    621679582: "a msg_id was taken for old by a server that began with a clock ahead",
     1971530869: "a store opened anew to be written was dropped with the reader that was handed over",
 }
 _LIMITED_SEEDS = range(101, 105)
@@ -58,6 +59,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "answer_where_anybody_says": (3, "stranger"),
     "wait_for_a_clock_that_was_ahead": (5, "leap_of_clock"),
     "follow_a_leap_of_the_clock": (3, "leap_of_clock"),
+    "believe_the_clock_at_the_start": (3, "leap_of_clock"),
     "keep_damaged_stores_in_service": (3, "flip_bit"),
 }
 #: These need a bucket.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
-from holdfast.protocol.limits import CLOCK_GAIN_RATIO
+from holdfast.protocol.limits import CLOCK_GAIN_RATIO, CLOCK_LEAP_SECONDS
 
 YEARS_30 = 30 * 365 * 86400.0
 
@@ -38,6 +38,22 @@ def test_a_leap_ahead_is_followed_slowly_and_a_step_back_at_once(leap_seconds: f
     assert machine.after(1) == pytest.approx(311, abs=0.002)
     machine.set_by -= leap_seconds
     assert machine.after(1) == pytest.approx(312 - leap_seconds, abs=0.002)
+
+
+def test_a_clock_that_is_wrong_at_the_start_is_followed_slowly_from_the_coordinator_s_time() -> None:
+    machine = Machine()
+    machine.clock.compare(int((machine.set_by + 100 - 3600) * 1000))
+    assert machine.after(10) == pytest.approx(11 + CLOCK_LEAP_SECONDS - 3600, abs=0.002)
+    # One that has run since is no worse than one that may have been set.
+    machine.clock.compare(0)
+    assert machine.after(10) == pytest.approx(22 + CLOCK_LEAP_SECONDS - 3600, abs=0.002)
+
+
+def test_a_clock_that_is_right_is_not_changed_by_one_that_is_ahead_or_a_little_behind() -> None:
+    for difference_seconds in (YEARS_30, -CLOCK_LEAP_SECONDS + 1):
+        machine = Machine()
+        machine.clock.compare(int((machine.set_by + 100 + difference_seconds) * 1000))
+        assert machine.after(10) == pytest.approx(10, abs=0.002)
 
 
 def test_a_right_step_ahead_is_caught_up_with(caplog: pytest.LogCaptureFixture) -> None:
