@@ -28,9 +28,11 @@ _SHRINK_SECONDS: Final = 0.5
 class Credit:
     """The window of one client, for operations and for their bytes."""
 
-    __slots__ = ("_mean_bytes", "_shrunk_at", "bytes_bound", "window")
+    __slots__ = ("_mean_bytes", "_shrunk_at", "bytes_bound", "pending_count", "window")
 
     def __init__(self) -> None:
+        #: Operations submitted and not answered.
+        self.pending_count = 0
         #: Operations that may wait for their answers.
         self.window = min(FIRST_WAITING_OPERATIONS, MAX_WAITING_OPERATIONS)
         #: Bytes of those that wait, at most: as counted last, and what was let in since.
@@ -43,15 +45,16 @@ class Credit:
         """There may be too many bytes: `counted` should be told."""
         return self.bytes_bound >= MAX_WAITING_BYTES
 
-    def counted(self, size_bytes: int, pending_count: int) -> None:
+    def counted(self, size_bytes: int) -> None:
         """So many bytes wait."""
         self.bytes_bound = size_bytes
-        if pending_count:
-            self._mean_bytes = max(1, size_bytes // pending_count)
+        if self.pending_count:
+            self._mean_bytes = max(1, size_bytes // self.pending_count)
 
-    def room(self, pending_count: int) -> int:
-        """Return how many more may be let in, of the size of those that wait; 0 or less: none."""
-        room = self.window - pending_count
+    @property
+    def room(self) -> int:
+        """How many more may be let in, of the size of those that wait; 0 or less: none."""
+        room = self.window - self.pending_count
         if self.wants_count:
             return 0
         return min(room, max(1, (MAX_WAITING_BYTES - self.bytes_bound) // self._mean_bytes))

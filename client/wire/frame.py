@@ -1,21 +1,17 @@
-"""What travels: operations with their callers, groups of them, and the frame that carries groups.
+"""The frame that carries groups of operations to one server.
 
-Pure. A group keeps its operations packed, each once, until it is answered: a frame is put together
-from them by copying bytes, also when a group has to be sent again.
+Pure. A frame is put together from packed operations by copying bytes, also when a group is sent again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Final
 
 import msgpack
 
-from holdfast.protocol.errors import HoldfastError, error_from_wire
+from holdfast.client.wire.store_queue import QueuedGroup, ServerQueue
 from holdfast.protocol.frames import PROTOCOL_VERSION, pack
 from holdfast.protocol.messages import Durability
-
-if TYPE_CHECKING:
-    from holdfast.client.wire.store_queue import ServerQueue, StoreQueue
 
 _array_header: Final = msgpack.Packer(autoreset=True).pack_array_header
 _ONE: Final = _array_header(1)
@@ -23,75 +19,6 @@ _ONE: Final = _array_header(1)
 _OF_READS: Final = bytes(3)
 
 _STORED: Final = int(Durability.STORED)
-
-
-class Waiter(Protocol):
-    """Who waits for an operation. What it is given is `(result, time, durability)`, or an `Ack` if
-    the result is one of a run, or, in place of an exception, `(HoldfastError, 0, None)`: asyncio
-    warns of exceptions that nobody is left to retrieve, and a cancelled caller is nobody."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: Any, /) -> None: ...
-
-
-class PackedBatch(bytes):
-    """An atomic batch, packed. Each operation in it counts for the size of a frame."""
-
-    operation_count: int
-
-
-Operation = tuple[bytes, Waiter, float, int, float]
-"""`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple: one is made for each
-operation, and a NamedTuple costs six times as much to make."""
-
-
-def fail(operation: Operation, error: HoldfastError) -> None:
-    """Answer with an exception of the caller's own: a traceback belongs to one raise."""
-    waiter: Any = operation[1]
-    if not waiter.done():
-        own = error_from_wire(error.code, error.fields)
-        own.__cause__ = error.__cause__
-        waiter.set_result((own, 0, None))
-
-
-class QueuedGroup:
-    """Operations of one store that travel together; `counter` 0 marks reads."""
-
-    __slots__ = (
-        "answered",
-        "counter",
-        "durability",
-        "frame",
-        "operation_count",
-        "operations",
-        "queue",
-        "size_bytes",
-    )
-
-    def __init__(
-        self,
-        queue: StoreQueue,
-        counter: int,
-        operations: list[Operation],
-        operation_count: int,
-        size_bytes: int,
-    ) -> None:
-        """`operation_count`: those in batches counted, too."""
-        self.queue = queue
-        self.counter = counter
-        self.operations = operations
-        self.operation_count = operation_count
-        self.size_bytes = size_bytes
-        self.durability = operations[0][3] if counter else 0
-        #: The number of the frame that last carried it; 0: it has to be sent.
-        self.frame = 0
-        self.answered = False
-
-    @property
-    def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
-        return all(operation[1].done() for operation in self.operations)
 
 
 class FrameBuilder:
@@ -143,17 +70,19 @@ class Frame:
     __slots__ = (
         "counts",
         "groups",
-        "lane",
         "looked_at",
         "number",
         "open_count",
         "sent_at",
+        "server_queue",
         "stale",
     )
 
-    def __init__(self, number: int, lane: ServerQueue, groups: list[QueuedGroup], sent_at: float) -> None:
+    def __init__(
+        self, number: int, server_queue: ServerQueue, groups: list[QueuedGroup], sent_at: float
+    ) -> None:
         self.number = number
-        self.lane = lane
+        self.server_queue = server_queue
         self.groups: list[QueuedGroup | None] = list(groups)
         self.open_count = len(groups)
         self.sent_at = sent_at

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from holdfast.client.wire.coalescer import Coalescer, Resolve, SendFrame
-from holdfast.client.wire.frame import Waiter
+from holdfast.client.wire.coalescer import Coalescer
+from holdfast.client.wire.effects import Resolve, SendFrame
 from holdfast.client.wire.router import Router
 from holdfast.client.wire.store_queue import StoreKey
+from holdfast.client.wire.waiting import Waiter
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.compression import ZSTD
 from holdfast.protocol.compression import is_available as compression_is_available

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from holdfast.client.wire.frame import PackedBatch
+from holdfast.client.wire.waiting import PackedBatch
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.protocol.frames import (
     APPEND,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.client.wire.frame import Frame, QueuedGroup
+from holdfast.client.wire.frame import Frame
+from holdfast.client.wire.store_queue import QueuedGroup
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError, error_from_wire
 from holdfast.protocol.frames import Outcome, Run, decode, decode_outcome
 

@@ -1,6 +1,6 @@
 """What one client has on its way to one store: operations that wait, and groups not yet answered.
 
-Pure: no clock, no loop.
+Pure: no clock, no loop. `filling.py` forms groups and moves them into frames.
 
 Invariants, which make a retry exactly-once (the owner keeps outcomes by writer and counter):
 
@@ -8,10 +8,10 @@ Invariants, which make a retry exactly-once (the owner keeps outcomes by writer 
   but for `first_unacked`.
 - Counters grow by one from group to group, and groups leave in the order of their counters: when
   one has to be sent again, so have all unanswered ones after it.
-- `first_unacked` is the lowest counter that somebody still waits for. It passes a group that is answered
-  or whose callers have all given up; the owner then refuses the group if it arrives late.
-- No counter is MAX_WRITER_OUTCOMES or more above `first_unacked`: the owner keeps all outcomes from there on.
-  What would be waits until `first_unacked` has risen.
+- `first_unacked` is the lowest counter that somebody still waits for. It passes a group that is
+  answered or whose callers have all given up; the owner then refuses the group if it arrives late.
+- No counter is MAX_WRITER_OUTCOMES or more above `first_unacked`: the owner keeps all outcomes from
+  there on. What would be waits until `first_unacked` has risen.
 
 Reads have no counter and no order. A read that has to be sent again simply waits again.
 """
@@ -22,11 +22,9 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
-from itertools import islice
-from operator import itemgetter
 from typing import Final
 
-from holdfast.client.wire.frame import FrameBuilder, Operation, PackedBatch, QueuedGroup, fail
+from holdfast.client.wire.waiting import Operation, fail
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     ConnectionFailedError,
@@ -36,11 +34,7 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.limits import (
-    FRAME_TIMEOUT_SECONDS,
-    MAX_FRAME_OPERATIONS,
-    MAX_WRITER_OUTCOMES,
-)
+from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS, MAX_WRITER_OUTCOMES
 
 #: A group's array header, counter, first_unacked, durability and the header of its operations, at most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
@@ -48,11 +42,50 @@ _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 #: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
 _NEVER_SENT_ERRORS: Final = (NoCoordinatorError, NoServerError, ConnectionFailedError)
 
-_packed: Final = itemgetter(0)
-_level: Final = itemgetter(3)
-
 StoreKey = tuple[int, str]
 """Kind and name: which store of the client's tenant."""
+
+
+class QueuedGroup:
+    """Operations of one store that travel together; `counter` 0 marks reads.
+
+    They stay packed until they are answered.
+    """
+
+    __slots__ = (
+        "answered",
+        "counter",
+        "durability",
+        "frame",
+        "operation_count",
+        "operations",
+        "queue",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        queue: StoreQueue,
+        counter: int,
+        operations: list[Operation],
+        operation_count: int,
+        size_bytes: int,
+    ) -> None:
+        """`operation_count`: those in batches counted, too."""
+        self.queue = queue
+        self.counter = counter
+        self.operations = operations
+        self.operation_count = operation_count
+        self.size_bytes = size_bytes
+        self.durability = operations[0][3] if counter else 0
+        #: The number of the frame that last carried it; 0: it has to be sent.
+        self.frame = 0
+        self.answered = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it any more."""
+        return all(operation[1].done() for operation in self.operations)
 
 
 class QueueState(StrEnum):
@@ -60,7 +93,7 @@ class QueueState(StrEnum):
 
     #: Nothing to send, though answers may be outstanding.
     IDLE = "idle"
-    #: In the line of its owner's lane.
+    #: In the line of its owner.
     READY = "ready"
     #: The coordinator is being asked who owns the store.
     RESOLVING = "resolving"
@@ -107,7 +140,6 @@ class StoreQueue:
         "head",
         "holds_batches",
         "key",
-        "lane",
         "last_error",
         "next_counter",
         "overhead_bytes",
@@ -115,6 +147,7 @@ class StoreQueue:
         "reads",
         "reads_passed_over",
         "retry_at",
+        "server_queue",
         "state",
         "writes",
     )
@@ -135,8 +168,8 @@ class StoreQueue:
         self.groups: deque[QueuedGroup] = deque()
         self.next_counter = first_counter
         self.owner: Owner | None = None
-        #: The lane of `owner`.
-        self.lane: ServerQueue | None = None
+        #: The way to `owner`.
+        self.server_queue: ServerQueue | None = None
         self.state = QueueState.IDLE
         self.attempt = 0
         self.retry_at = 0.0
@@ -172,7 +205,7 @@ class StoreQueue:
         self.reads.extendleft(reversed(operations))
 
     def settle(self) -> int:
-        """Drop groups at the front that are answered or abandoned, so that `first_unacked` passes them.
+        """Drop groups at the front that are answered or abandoned: `first_unacked` passes them.
 
         Returns how many operations of abandoned groups went.
         """
@@ -223,149 +256,3 @@ class StoreQueue:
                     operation, OperationTimeoutError(timeout_seconds=timeout_seconds, reason=reason)
                 )
         return earliest
-
-    def fill(self, frame: FrameBuilder) -> tuple[bool, int]:
-        """Move what has to be sent into `frame`.
-
-        Returns whether that was all, and how many operations were dropped because their callers
-        had given up before they were sent.
-        """
-        if not self.groups and self._fill_lone(frame):
-            return True, 0
-        dropped = 0
-        if self.groups:
-            dropped = self.settle()
-            for group in self.groups:
-                if group.frame == 0 and not group.answered:
-                    if not frame.fits(group):
-                        return False, dropped
-                    frame.add(group, self.groups[0].counter)
-        reads_first, self.reads_passed_over = self.reads_passed_over, False
-        if reads_first and self.reads:
-            dropped += self._fill_reads(frame)
-        while self.writes and not self.window_is_full:
-            new_group, gone = self._form(self.writes, self.next_counter, frame)
-            dropped += gone
-            if new_group is None:
-                break
-            self.next_counter += 1
-            self.groups.append(new_group)
-            frame.add(new_group, self.groups[0].counter)
-        if self.writes and not self.window_is_full:
-            # A store that is written to without an end is read from too: in every other frame.
-            self.reads_passed_over = bool(self.reads) and not reads_first
-            return False, dropped
-        if self.reads:
-            dropped += self._fill_reads(frame)
-        return not self.reads, dropped
-
-    def _fill_lone(self, frame: FrameBuilder) -> bool:
-        """Move the only operation there is into `frame`. Returns False if there are others, or no
-        room. With many stores most groups are of one: it takes a third less than the way of all."""
-        writes, reads = self.writes, self.reads
-        if len(writes) + len(reads) != 1 or self.holds_batches:
-            return False
-        waiting = writes or reads
-        operation = waiting[0]
-        size_bytes = len(operation[0]) + self.overhead_bytes
-        if size_bytes > frame.room_bytes or frame.room_operations < 1 or operation[1].done():
-            return False
-        waiting.clear()
-        counter = 0
-        if waiting is writes:
-            counter = self.next_counter
-            self.next_counter = counter + 1
-        group = QueuedGroup(self, counter, [operation], 1, size_bytes)
-        if counter:
-            self.groups.append(group)
-        frame.add(group, counter)
-        return True
-
-    def _fill_reads(self, frame: FrameBuilder) -> int:
-        group, dropped = self._form(self.reads, 0, frame)
-        if group is not None:
-            frame.add(group, 0)
-        return dropped
-
-    def _form(
-        self, waiting: deque[Operation], counter: int, frame: FrameBuilder
-    ) -> tuple[QueuedGroup | None, int]:
-        """Take from the front of `waiting` what one group can hold."""
-        limit_bytes = frame.room_bytes - self.overhead_bytes
-        limit_operations = frame.room_operations
-        if self.holds_batches and counter:
-            # The first batch of a frame may be as large as a frame can be.
-            limit_operations = limit_operations if frame.groups else MAX_FRAME_OPERATIONS
-        elif len(waiting) == 1:
-            operation = waiting[0]
-            size_bytes = len(operation[0])
-            if size_bytes <= limit_bytes and limit_operations > 0 and not operation[1].done():
-                waiting.clear()
-                size_bytes += self.overhead_bytes
-                return QueuedGroup(self, counter, [operation], 1, size_bytes), 0
-        else:
-            operations = _take_front(waiting, limit_operations, limit_bytes)
-            if operations:
-                return self._group(counter, operations, len(operations)), 0
-        operations, count, dropped = _take_checked(waiting, limit_operations, limit_bytes)
-        if self.holds_batches and counter and not waiting:
-            self.holds_batches = False
-        return (self._group(counter, operations, count) if operations else None), dropped
-
-    def _group(self, counter: int, operations: list[Operation], operation_count: int) -> QueuedGroup:
-        size_bytes = self.overhead_bytes + sum(map(len, map(_packed, operations)))
-        return QueuedGroup(self, counter, operations, operation_count, size_bytes)
-
-
-def _take_front(
-    waiting: deque[Operation], limit_operations: int, limit_bytes: int
-) -> list[Operation]:
-    """Take what waits, up to the limit, if it can go as one group as it is; else nothing.
-
-    The usual case, in passes that need no line of Python for each operation.
-    """
-    operations = list(islice(waiting, max(0, limit_operations)))
-    if (
-        len(set(map(_level, operations))) != 1
-        or sum(map(len, map(_packed, operations))) > limit_bytes
-        or any([each[1].done() for each in operations])  # noqa: C419 (twice as fast as without)
-    ):
-        return []
-    if len(operations) == len(waiting):
-        waiting.clear()
-    else:
-        for _ in operations:
-            waiting.popleft()
-    return operations
-
-
-def _take_checked(
-    waiting: deque[Operation], limit_operations: int, limit_bytes: int
-) -> tuple[list[Operation], int, int]:
-    """Take from the front what one group can hold, leaving out those whose callers have given up.
-
-    Returns them, how many operations they are with those in batches, and how many were left out.
-    """
-    operations: list[Operation] = []
-    count = 0
-    durability = waiting[0][3]
-    dropped = 0
-    while waiting and count < limit_operations:
-        operation = waiting[0]
-        packed, waiter, _, level, _ = operation
-        if waiter.done():
-            waiting.popleft()
-            dropped += 1
-            continue
-        if level != durability:
-            if operations:
-                break
-            durability = level
-        length = packed.operation_count if isinstance(packed, PackedBatch) else 1
-        if len(packed) > limit_bytes or count + length > limit_operations:
-            break
-        limit_bytes -= len(packed)
-        count += length
-        operations.append(operation)
-        waiting.popleft()
-    return operations, count, dropped

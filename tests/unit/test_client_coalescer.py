@@ -10,18 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.wire.coalescer import (
-    BACKOFF_MAX_SECONDS,
-    SILENCE_LOOK_SECONDS,
-    SPREAD_OPERATIONS,
-    Coalescer,
-    Resolve,
-    SendFrame,
-    Suspect,
-)
+from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.credit import Credit
+from holdfast.client.wire.effects import Resolve, SendFrame, Suspect
+from holdfast.client.wire.filling import fill
 from holdfast.client.wire.frame import FrameBuilder
+from holdfast.client.wire.in_flight import SILENCE_LOOK_SECONDS, SPREAD_OPERATIONS
 from holdfast.client.wire.operations import append_operation, pack_batch
+from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS
 from holdfast.client.wire.store_queue import StoreKey, StoreQueue
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
@@ -682,7 +678,7 @@ def test_closing_answers_everything() -> None:
 def test_a_forgotten_store_comes_back_above_all_counters_that_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.client.wire.coalescer.MAX_KNOWN_STORES", 4)
+    monkeypatch.setattr("holdfast.client.wire.schedule.MAX_KNOWN_STORES", 4)
     client = Client()
     for number in range(12):
         key = (1, f"s{number}")
@@ -702,10 +698,10 @@ def test_a_group_formed_under_a_higher_limit_still_fits_when_it_is_sent_again() 
     queue = StoreQueue(STORE)
     for _ in range(10):
         queue.writes.append((frames.pack([frames.APPEND, b""]), Caller(), 0.0, 0, 0.0))
-    assert queue.fill(FrameBuilder(1, b"w", 1000, 10)) == (True, 0)
+    assert fill(FrameBuilder(1, b"w", 1000, 10), queue) == (True, 0)
     queue.requeue()
     again = FrameBuilder(2, b"w", 1000, 4)
-    assert queue.fill(again) == (True, 0)
+    assert fill(again, queue) == (True, 0)
     assert len(again.groups[0].operations) == 10
 
 
@@ -890,7 +886,7 @@ def test_batches_count_for_a_frame_with_every_operation_in_them() -> None:
     taken = []
     while queue.writes:
         frame = FrameBuilder(1, b"w", 10**6, 256)
-        queue.fill(frame)
+        fill(frame, queue)
         decoded = frames.decode_request(frame.payload())[1]
         taken.append([len(operation[1]) for group in decoded for operation in group.operations])
         queue.groups.clear()

@@ -21,8 +21,8 @@ import pytest
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.command import holdfast
-from holdfast.client.wire.coalescer import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
 from holdfast.client.wire.router import RESEND_SECONDS
+from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
 from holdfast.coordinator.__main__ import main as run_coordinator
 from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
 from holdfast.coordinator.service import STANDBY_POLL_SECONDS

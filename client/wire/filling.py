@@ -1,0 +1,172 @@
+"""Forming groups: what one store has to send moves into a frame, in order and within its limits.
+
+Pure. The usual cases, one operation alone and many plain ones, have short ways of their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from operator import itemgetter
+from typing import Final
+
+from holdfast.client.wire.frame import FrameBuilder
+from holdfast.client.wire.store_queue import QueuedGroup, StoreQueue
+from holdfast.client.wire.waiting import Operation, PackedBatch
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+
+_packed: Final = itemgetter(0)
+_level: Final = itemgetter(3)
+
+
+def fill(frame: FrameBuilder, queue: StoreQueue) -> tuple[bool, int]:
+    """Move what `queue` has to send into `frame`.
+
+    Returns whether that was all, and how many operations were dropped because their callers
+    had given up before they were sent.
+    """
+    if not queue.groups and _fill_lone(frame, queue):
+        return True, 0
+    dropped = 0
+    if queue.groups:
+        dropped = queue.settle()
+        for group in queue.groups:
+            if group.frame == 0 and not group.answered:
+                if not frame.fits(group):
+                    return False, dropped
+                frame.add(group, queue.groups[0].counter)
+    reads_first, queue.reads_passed_over = queue.reads_passed_over, False
+    if reads_first and queue.reads:
+        dropped += _fill_reads(frame, queue)
+    while queue.writes and not queue.window_is_full:
+        new_group, gone = _form(frame, queue, queue.writes, queue.next_counter)
+        dropped += gone
+        if new_group is None:
+            break
+        queue.next_counter += 1
+        queue.groups.append(new_group)
+        frame.add(new_group, queue.groups[0].counter)
+    if queue.writes and not queue.window_is_full:
+        # A store that is written to without an end is read from too: in every other frame.
+        queue.reads_passed_over = bool(queue.reads) and not reads_first
+        return False, dropped
+    if queue.reads:
+        dropped += _fill_reads(frame, queue)
+    return not queue.reads, dropped
+
+
+def _fill_lone(frame: FrameBuilder, queue: StoreQueue) -> bool:
+    """Move the only operation there is into `frame`. Returns False if there are others, or no
+    room. With many stores most groups are of one: it takes a third less than the way of all."""
+    writes, reads = queue.writes, queue.reads
+    if len(writes) + len(reads) != 1 or queue.holds_batches:
+        return False
+    waiting = writes or reads
+    operation = waiting[0]
+    size_bytes = len(operation[0]) + queue.overhead_bytes
+    if size_bytes > frame.room_bytes or frame.room_operations < 1 or operation[1].done():
+        return False
+    waiting.clear()
+    counter = 0
+    if waiting is writes:
+        counter = queue.next_counter
+        queue.next_counter = counter + 1
+    group = QueuedGroup(queue, counter, [operation], 1, size_bytes)
+    if counter:
+        queue.groups.append(group)
+    frame.add(group, counter)
+    return True
+
+
+def _fill_reads(frame: FrameBuilder, queue: StoreQueue) -> int:
+    group, dropped = _form(frame, queue, queue.reads, 0)
+    if group is not None:
+        frame.add(group, 0)
+    return dropped
+
+
+def _form(
+    frame: FrameBuilder, queue: StoreQueue, waiting: deque[Operation], counter: int
+) -> tuple[QueuedGroup | None, int]:
+    """Take from the front of `waiting` what one group can hold."""
+    limit_bytes = frame.room_bytes - queue.overhead_bytes
+    limit_operations = frame.room_operations
+    if queue.holds_batches and counter:
+        # The first batch of a frame may be as large as a frame can be.
+        limit_operations = limit_operations if frame.groups else MAX_FRAME_OPERATIONS
+    elif len(waiting) == 1:
+        operation = waiting[0]
+        size_bytes = len(operation[0])
+        if size_bytes <= limit_bytes and limit_operations > 0 and not operation[1].done():
+            waiting.clear()
+            size_bytes += queue.overhead_bytes
+            return QueuedGroup(queue, counter, [operation], 1, size_bytes), 0
+    else:
+        operations = _take_front(waiting, limit_operations, limit_bytes)
+        if operations:
+            return _group(queue, counter, operations, len(operations)), 0
+    operations, count, dropped = _take_checked(waiting, limit_operations, limit_bytes)
+    if queue.holds_batches and counter and not waiting:
+        queue.holds_batches = False
+    return (_group(queue, counter, operations, count) if operations else None), dropped
+
+
+def _group(
+    queue: StoreQueue, counter: int, operations: list[Operation], operation_count: int
+) -> QueuedGroup:
+    size_bytes = queue.overhead_bytes + sum(map(len, map(_packed, operations)))
+    return QueuedGroup(queue, counter, operations, operation_count, size_bytes)
+
+
+def _take_front(
+    waiting: deque[Operation], limit_operations: int, limit_bytes: int
+) -> list[Operation]:
+    """Take what waits, up to the limit, if it can go as one group as it is; else nothing.
+
+    The usual case, in passes that need no line of Python for each operation.
+    """
+    operations = list(islice(waiting, max(0, limit_operations)))
+    if (
+        len(set(map(_level, operations))) != 1
+        or sum(map(len, map(_packed, operations))) > limit_bytes
+        or any([each[1].done() for each in operations])  # noqa: C419 (twice as fast as without)
+    ):
+        return []
+    if len(operations) == len(waiting):
+        waiting.clear()
+    else:
+        for _ in operations:
+            waiting.popleft()
+    return operations
+
+
+def _take_checked(
+    waiting: deque[Operation], limit_operations: int, limit_bytes: int
+) -> tuple[list[Operation], int, int]:
+    """Take from the front what one group can hold, leaving out those whose callers have given up.
+
+    Returns them, how many operations they are with those in batches, and how many were left out.
+    """
+    operations: list[Operation] = []
+    count = 0
+    durability = waiting[0][3]
+    dropped = 0
+    while waiting and count < limit_operations:
+        operation = waiting[0]
+        packed, waiter, _, level, _ = operation
+        if waiter.done():
+            waiting.popleft()
+            dropped += 1
+            continue
+        if level != durability:
+            if operations:
+                break
+            durability = level
+        length = packed.operation_count if isinstance(packed, PackedBatch) else 1
+        if len(packed) > limit_bytes or count + length > limit_operations:
+            break
+        limit_bytes -= len(packed)
+        count += length
+        operations.append(operation)
+        waiting.popleft()
+    return operations, count, dropped
