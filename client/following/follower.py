@@ -1,17 +1,11 @@
 """The follower: keeps every subscription of one client supplied with news of its store.
 
-Each followed store is a `Feed`: broadcasts on its change subject fill the merge of its track. The
-consumer asks the owner by itself whenever that is behind (`subscription.py`), so a slow one holds no
-task and no more than its buffer.
-
-Broadcasts may be lost in silence, also the last one, which no gap gives away. So a store that says
+It looks after the feeds (`feed.py`) of followed stores, whoever they are for. Broadcasts may be lost in silence, also the last one, which no gap gives away. So a store that says
 nothing is asked for its head: after FOLLOW_CHECK_SECONDS, then ever less often up to
 FOLLOW_CHECK_MAX_SECONDS; all that are due go out in one turn of the loop, hence in one frame for
 each server. After a reconnect everything counts as behind, and after a change of owner the store is
 checked soon. One timer for all of it, and none while nothing is followed; who is due is known from a
 heap, which a broadcast does not touch, so a hundred thousand quiet stores cost a turn next to nothing.
-
-A broadcast that cannot be read is logged and counts as lost.
 """
 
 from __future__ import annotations
@@ -23,121 +17,37 @@ import itertools
 import logging
 import weakref
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.client.following.buffers import Buffers
+from holdfast.client.following.feed import Feed
 from holdfast.client.following.listeners import Listeners
-from holdfast.client.following.merge import Broadcast, Merge
-from holdfast.client.following.subscription import Subscription
-from holdfast.client.following.track import Track
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import head_from_wire
+from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.frames import HEAD, pack
 from holdfast.protocol.limits import (
     FOLLOW_CHECK_MAX_SECONDS,
     FOLLOW_CHECK_SECONDS,
     FOLLOW_CHECK_STORES,
 )
-from holdfast.protocol.messages import V
-from holdfast.protocol.names import StoreId, StoreKind, StoreName
-
-if TYPE_CHECKING:
-    from holdfast.client.following.pattern_feed import PatternFeed
-    from holdfast.client.values.values import Values
 
 logger = logging.getLogger("holdfast.client")
 
-PACKED_HEAD: Final = pack([HEAD])
 #: How often the follower looks which stores are due.
 _LOOK_SECONDS: Final = FOLLOW_CHECK_SECONDS / 4
 
 
-class Feed:
-    """One followed store: what arrives, and when it was last heard of."""
+class FollowedPattern(Protocol):
+    """Many stores that are followed as one; it has a feed for each that is active."""
 
-    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, merge: Merge) -> None:
-        self.key = key
-        self.merge = merge
-        self.closed = False
-        self.check_seconds = FOLLOW_CHECK_SECONDS
-        self._link = link
-        self._listeners = listeners
-        self._loop = asyncio.get_running_loop()
-        self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
-        #: When the follower's heap has it; an entry of another time is void.
-        self.look_at = float("inf")
-        self._news: asyncio.Future[None] | None = None
+    closed: bool
 
-    async def listen(self) -> None:
-        """Listen on the change subject; when this returns, nothing published later is missed but
-        by accident. Raises ConnectionFailedError, NotAllowedError."""
-        link = self._link
-        subject = link.subjects.changes(StoreId(link.tenant, *self.key))
-        await self._listeners.add(self.key, subject, self)
-        await link.confirm_listening(subject)
-
-    async def wait(self) -> None:
-        """Return when something may have changed."""
-        self._news = self._loop.create_future()
-        await self._news
-
-    def wake(self) -> None:
-        """Let the consumer look again."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def confirmed(self) -> None:
-        """The owner's head was asked for, and nothing was missed."""
-
-    def lost(self) -> None:
-        """Broadcasts may have been lost: ask the owner."""
-        self.merge.lost()
-        self.wake()
-
-    def shed(self) -> None:
-        """Drop what is held for the consumer; the owner has it."""
-        self.merge.shed()
+    def reconnected(self) -> None:
+        """Broadcasts were lost."""
 
     async def close(self) -> None:
         """Stop listening and end the consumer's iteration. Idempotent."""
-        self.closed = True
-        self.shed()
-        self.wake()
-        await self._listeners.remove(self.key, self)
-
-    def heard(self, broadcast: Broadcast) -> None:
-        """Take a broadcast of this store; whatever is in it, the owner can mend it."""
-        merge = self.merge
-        try:
-            merge.broadcast(broadcast)
-        except HoldfastError as error:
-            logger.warning("client.broadcast_malformed store=%s reason=%s", self.key[1], error)
-            merge.lost()
-        except Exception as error:
-            # A bug: what is held may be half of something, so begin again from what was given out.
-            logger.error("client.broadcast_failed store=%s", self.key[1], exc_info=error)
-            self.shed()
-            merge.lost()
-        self.check_seconds = FOLLOW_CHECK_SECONDS
-        self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
-        self.wake()
-
-
-class TrackFeed(Feed):
-    """A followed store whose consumer takes its changes one by one."""
-
-    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, track: Track) -> None:
-        super().__init__(link, listeners, key, track.merge)
-        self.track = track
-
-    def shed(self) -> None:
-        self.track.shed()
-
-    async def close(self) -> None:
-        self.track.close()
-        await super().close()
 
 
 class Follower:
@@ -150,41 +60,14 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         #: Dictionaries rather than sets: they keep an order, so a run can be repeated exactly.
         self._feeds: dict[StoreKey, dict[Feed, None]] = {}
-        self._patterns: dict[PatternFeed, None] = {}
+        self._patterns: dict[FollowedPattern, None] = {}
         #: `(time, number, feed)`: when to look at it next, at the latest.
         self._due: list[tuple[float, int, Feed]] = []
         self._number = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    def subscribe(
-        self,
-        kind: StoreKind,
-        name: StoreName,
-        values: Values[V],
-        *,
-        start_seq: int | None = None,
-        prefix: str = "",
-        start_revision: int | None = None,
-        marks_ready: bool = False,
-    ) -> Subscription[V]:
-        """Return a subscription; nothing is sent until it is entered or asked for a change."""
-        key = (int(kind), str(name))
-        track = Track(
-            self._link,
-            self.buffers,
-            key,
-            start_seq=start_seq,
-            prefix=prefix,
-            start_revision=start_revision,
-            marks_ready=marks_ready,
-        )
-        feed = TrackFeed(self._link, self.listeners, key, track)
-        subscription = Subscription(self, feed, values)
-        self.end_with(subscription, feed)
-        return subscription
-
-    def end_with(self, consumer: object, feed: Feed | PatternFeed) -> None:
+    def end_with(self, consumer: object, feed: Feed | FollowedPattern) -> None:
         """End `feed` when its consumer is dropped without `aclose`, by a `break`: it must not listen
         for ever."""
         finalizer = weakref.finalize(consumer, self._dropped, feed)
@@ -199,12 +82,12 @@ class Follower:
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
-    def pattern_started(self, pattern: PatternFeed) -> None:
+    def pattern_started(self, pattern: FollowedPattern) -> None:
         """A subscription to a pattern begins: it is told of reconnects, and ended at the close."""
         self._patterns[pattern] = None
 
-    async def ended(self, feed: Feed | PatternFeed) -> None:
-        """A feed is no longer wanted. Idempotent."""
+    async def ended(self, feed: Feed | FollowedPattern) -> None:
+        """A feed, or a pattern of them, is no longer wanted. Idempotent."""
         if isinstance(feed, Feed):
             self.forget(feed)
         else:
@@ -250,12 +133,12 @@ class Follower:
                 self._timer.cancel()
                 self._timer = None
 
-    def _dropped(self, feed: Feed | PatternFeed) -> None:
+    def _dropped(self, feed: Feed | FollowedPattern) -> None:
         """The consumer was collected, in whatever thread and moment."""
         if not feed.closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_later, feed)
 
-    def _end_later(self, feed: Feed | PatternFeed) -> None:
+    def _end_later(self, feed: Feed | FollowedPattern) -> None:
         ending: Coroutine[Any, Any, None] = self.ended(feed)
         task = self._loop.create_task(ending, name="holdfast.unsubscribe")
         self._closing.add(task)

@@ -8,16 +8,14 @@ their revisions, each once. Changes of different stores come in no particular or
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.pattern_feed import PatternFeed
 from holdfast.client.values.codec import RAW
 from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link
 from holdfast.protocol.messages import Change
-
-if TYPE_CHECKING:
-    from holdfast.client.following.follower import Follower
-    from holdfast.client.following.pattern_feed import PatternFeed
-    from holdfast.client.wire.link import Link
 
 
 class StoreChange(NamedTuple):

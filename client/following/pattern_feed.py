@@ -28,12 +28,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
-from holdfast.client.following.follower import PACKED_HEAD, Follower, TrackFeed
+from holdfast.client.following.feed import TrackFeed
+from holdfast.client.following.follower import Follower
 from holdfast.client.following.listeners import Listeners, read_broadcast
 from holdfast.client.following.merge import Cursor
 from holdfast.client.following.track import OUTAGES, Track
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import head_from_wire
+from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.bus.bus import BusMessage, BusSubscription
 from holdfast.protocol.control import StoreState

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.client.following.follower import Feed
+from holdfast.client.following.feed import Feed
 from holdfast.client.following.listeners import Listeners
 from holdfast.client.following.merge import Broadcast, Merge
 from holdfast.client.wire.link import Link

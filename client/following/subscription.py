@@ -9,13 +9,15 @@ retries errors that a retry can help without end, including a failing disk.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self
+from typing import Generic, Self
 
+from holdfast.client.following.feed import TrackFeed
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.track import Track
+from holdfast.client.values.values import Values
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.messages import Change, V
-
-if TYPE_CHECKING:
-    from holdfast.client.following.follower import Follower, TrackFeed
-    from holdfast.client.values.values import Values
 
 
 class Subscription(Generic[V]):
@@ -93,3 +95,30 @@ class Subscription(Generic[V]):
         await self._feed.listen()
         self._follower.started(self._feed)
         await self._feed.track.advance()
+
+
+def subscription_to(
+    link: Link,
+    follower: Follower,
+    key: StoreKey,
+    values: Values[V],
+    *,
+    start_seq: int | None = None,
+    prefix: str = "",
+    start_revision: int | None = None,
+    marks_ready: bool = False,
+) -> Subscription[V]:
+    """Return a subscription to a store; nothing is sent until it is entered or asked for a change."""
+    track = Track(
+        link,
+        follower.buffers,
+        key,
+        start_seq=start_seq,
+        prefix=prefix,
+        start_revision=start_revision,
+        marks_ready=marks_ready,
+    )
+    feed = TrackFeed(link, follower.listeners, key, track)
+    subscription = Subscription(follower, feed, values)
+    follower.end_with(subscription, feed)
+    return subscription

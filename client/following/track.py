@@ -23,7 +23,12 @@ from typing import Any, Final
 from holdfast.client.following.buffers import Buffers, size_of
 from holdfast.client.following.merge import Cursor, Merge
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import entry_from_wire, head_from_wire, message_from_wire
+from holdfast.client.wire.operations import (
+    PACKED_HEAD,
+    entry_from_wire,
+    head_from_wire,
+    message_from_wire,
+)
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -31,11 +36,10 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     UnavailableError,
 )
-from holdfast.protocol.frames import CHANGES, GET_ENTRIES, GET_MESSAGES, HEAD, pack
+from holdfast.protocol.frames import CHANGES, GET_ENTRIES, GET_MESSAGES, pack
 from holdfast.protocol.messages import Change, ChangeKind
 from holdfast.protocol.names import StoreKind
 
-_PACKED_HEAD: Final = pack([HEAD])
 #: A pause between tries that fail at once.
 _RETRY_SECONDS: Final = 0.2
 #: What passes, if only when the owner's disk has been seen to.
@@ -181,7 +185,7 @@ class Track:
     async def _begin_at_head(self, start_seq: int | None) -> None:
         """Find out where the live part begins, and what comes before it. Changes nothing unless
         the owner has answered."""
-        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False)
+        wire, *_ = await self._link.call(self._key, PACKED_HEAD, False)
         head = head_from_wire(wire)
         self._until = Cursor(head.revision, head.last_seq)
         self._next_row = self._row_given = None if self._is_kv else start_seq

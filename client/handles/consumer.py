@@ -19,8 +19,9 @@ import functools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self
 
+from holdfast.client.following.follower import Follower
 from holdfast.client.following.queue_feed import QueueFeed
 from holdfast.client.handles.dead_letters import (
     DELIVERED,
@@ -32,8 +33,10 @@ from holdfast.client.handles.dead_letters import (
     origin_headers,
     without_origin,
 )
+from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import message_from_wire, messages_from_wire, range_start
+from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -61,12 +64,6 @@ from holdfast.protocol.limits import MAX_FETCH
 from holdfast.protocol.messages import Ack, Durability, Message, V
 from holdfast.protocol.names import check_consumer
 from holdfast.protocol.own_headers import DEAD_CONSUMER_HEADER, DEAD_STREAM_HEADER
-
-if TYPE_CHECKING:
-    from holdfast.client.following.follower import Follower
-    from holdfast.client.values.values import Values
-    from holdfast.client.wire.store_queue import StoreKey
-
 
 logger = logging.getLogger("holdfast.client")
 

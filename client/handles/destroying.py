@@ -12,12 +12,12 @@ import contextlib
 from typing import Final
 
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import head_from_wire
+from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import HoldfastError, OperationTimeoutError, UnavailableError
-from holdfast.protocol.frames import HEAD, decode_control, encode_control, pack
+from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 
 _POLL_SECONDS: Final = 0.05
@@ -29,7 +29,7 @@ async def destroy(link: Link, key: StoreKey, timeout_seconds: float | None) -> b
     loop = asyncio.get_running_loop()
     timeout = link.timeout_seconds if timeout_seconds is None else timeout_seconds
     give_up_at = loop.time() + timeout
-    wire, *_ = await link.call(key, pack([HEAD]), False, 0, timeout_seconds)
+    wire, *_ = await link.call(key, PACKED_HEAD, False, 0, timeout_seconds)
     head = head_from_wire(wire)
     if not head.revision:
         return False

@@ -15,8 +15,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import Any, Generic, Unpack
 
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.large_value import (
     Source,
@@ -33,6 +35,7 @@ from holdfast.client.values.values import Values
 from holdfast.client.wire import configuration
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
+    PACKED_HEAD,
     Value,
     check_count,
     checked_durability,
@@ -47,7 +50,7 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
     WrongRevisionError,
 )
-from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, HEAD, pack
+from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, pack
 from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
@@ -62,12 +65,6 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
-if TYPE_CHECKING:
-    from holdfast.client.following.follower import Follower
-    from holdfast.client.following.subscription import Subscription
-
-
-_PACKED_HEAD = pack([HEAD])
 _PACKED_CLEAR = pack([CLEAR])
 #: The longest pause, but for jitter, before `update` tries again after others were faster.
 _UPDATE_PAUSE_SECONDS = 0.05
@@ -395,7 +392,7 @@ class KV(Generic[V]):
 
     async def head(self, *, timeout_seconds: float | None = None) -> Head:
         """Return the kv's revision, its number of keys, and their bytes."""
-        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
+        wire, *_ = await self._link.call(self._key, PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
 
     async def configure(
@@ -450,9 +447,10 @@ class KV(Generic[V]):
         if start_revision is not None:
             check_count("start_revision", start_revision)
         check_key(prefix)
-        return self._follower.subscribe(
-            StoreKind.KV,
-            self.name,
+        return subscription_to(
+            self._link,
+            self._follower,
+            self._key,
             self._values,
             prefix=prefix,
             start_revision=start_revision,

@@ -7,8 +7,10 @@ import contextlib
 import datetime
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import Any, Generic, Unpack
 
+from holdfast.client.following.follower import Follower
+from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.large_value import (
@@ -26,6 +28,7 @@ from holdfast.client.values.values import Values
 from holdfast.client.wire import configuration
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
+    PACKED_HEAD,
     Value,
     append_operation,
     check_count,
@@ -48,7 +51,7 @@ from holdfast.protocol.errors import (
     InvalidArgumentError,
     MalformedFrameError,
 )
-from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, HEAD, TRIM, pack
+from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, TRIM, pack
 from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
@@ -62,13 +65,6 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
-
-if TYPE_CHECKING:
-    from holdfast.client.following.follower import Follower
-    from holdfast.client.following.subscription import Subscription
-
-
-_PACKED_HEAD = pack([HEAD])
 
 
 class Stream(Generic[V]):
@@ -426,7 +422,7 @@ class Stream(Generic[V]):
         """Return the stream's revision, seqs and sizes. For a stream that was never written all are
         0, except `first_seq`, which is 1.
         """
-        wire, *_ = await self._link.call(self._key, _PACKED_HEAD, False, 0, timeout_seconds)
+        wire, *_ = await self._link.call(self._key, PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
 
     async def configure(
@@ -494,9 +490,10 @@ class Stream(Generic[V]):
             if start_seq is not None:
                 reason = "start_seq and start_revision exclude each other"
                 raise InvalidArgumentError(argument="start_revision", reason=reason)
-        return self._follower.subscribe(
-            StoreKind.STREAM,
-            self.name,
+        return subscription_to(
+            self._link,
+            self._follower,
+            self._key,
             self._values,
             start_seq=start_seq,
             start_revision=start_revision,

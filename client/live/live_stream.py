@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from holdfast.client.following.follower import Follower
-from holdfast.client.following.subscription import Subscription
+from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.handles.stream import Stream
 from holdfast.client.live.live_messages import (
     Draft,
@@ -255,9 +255,10 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         if self._last is not None:
             self._core.start_seq = await self._start_of_last(self._last)
             self._last = None
-        return self._follower.subscribe(
-            StoreKind.STREAM,
-            self._stream.name,
+        return subscription_to(
+            self._link,
+            self._follower,
+            self._store_key,
             self._values,
             start_seq=self._core.start_seq,
             marks_ready=True,

@@ -19,6 +19,7 @@ from holdfast.protocol.frames import (
     DELETE_ENTRIES,
     DELETE_MESSAGES,
     EXPECT,
+    HEAD,
     SET_ENTRY,
     SET_MESSAGE,
     large_value_from_wire,
@@ -46,6 +47,9 @@ from holdfast.protocol.store_config import ttl_ms
 
 #: Bytes of any kind: what a handle with the codec "raw" stores.
 Value = bytes | bytearray | memoryview
+
+#: Asks a store where it stands.
+PACKED_HEAD: Final = pack([HEAD])
 
 _new: Final = tuple.__new__
 _value_of: Final = itemgetter(3)
