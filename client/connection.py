@@ -21,8 +21,8 @@ from holdfast.client.live.live_replica import LiveReplica
 from holdfast.client.live.live_stream import LiveStream
 from holdfast.client.values.codec import Codec, CodecName, codec_of
 from holdfast.client.values.values import Values
-from holdfast.client.wire.link import Link, check_timeout
-from holdfast.client.wire.operations import range_start
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import check_timeout, range_start
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import check_options, connect_nats
 from holdfast.protocol.control import ServerInfo, StoreInfo
@@ -288,7 +288,8 @@ class Client:
 
         Raises NoCoordinatorError; ConnectionFailedError.
         """
-        async with contextlib.aclosing(self._store_pages(kind, prefix, timeout_seconds)) as pages:
+        pages = self._store_pages(kind, prefix, timeout_seconds)
+        async with contextlib.aclosing(pages):
             async for page in pages:
                 for store in page:
                     yield store
@@ -405,7 +406,7 @@ class Connecting:
         follower = Follower(link)
         client = Client(link, follower, owns_bus=self._bus is None)
         try:
-            await link.open(follower.owner_changed, follower.reconnected)
+            await link.open(follower)
         except BaseException:
             await client.close()
             raise

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.client.blocking.background import Background, wait_for
-from holdfast.client.wire.link import Link, check_timeout
+from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import check_timeout
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import OperationTimeoutError
 from holdfast.protocol.messages import Ack, Durability

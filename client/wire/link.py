@@ -14,29 +14,28 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.effects import Resolve, SendFrame
+from holdfast.client.wire.operations import check_timeout
 from holdfast.client.wire.router import Router
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.client.wire.waiting import Waiter
+from holdfast.client.wire.waiting_callers import WaitingCallers
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.compression import ZSTD
 from holdfast.protocol.compression import is_available as compression_is_available
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
-    BusyError,
     ConnectionFailedError,
     HoldfastError,
-    InvalidArgumentError,
     MalformedFrameError,
     NotAllowedError,
-    OperationTimeoutError,
     TooLargeError,
     error_from_wire,
 )
-from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_OPERATION_TIMEOUT_SECONDS
+from holdfast.protocol.limits import MAX_NAME_BYTES
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.subjects import Subjects
 
@@ -56,6 +55,16 @@ Answer = tuple[Any, int, Durability]
 """`(result, time, durability)`: one operation's result, and what holds for its whole group."""
 
 
+class LinkListener(Protocol):
+    """What hears of the events of a link."""
+
+    def owner_changed(self, key: StoreKey) -> None:
+        """The owner of a store was lost, or is another."""
+
+    def reconnected(self) -> None:
+        """The bus is back; or the link has failed, and whoever waits for the bus should find that."""
+
+
 class Link:
     """One client's traffic with every server and the coordinator."""
 
@@ -69,8 +78,9 @@ class Link:
         *,
         compression: bool = True,
     ) -> None:
-        """With `compression` False no value is compressed. `entropy` makes the ids of writers, which nobody else may ever have, and the backoff's
-        jitter; without it the operating system does."""
+        """With `compression` False no value is compressed. `entropy` makes the ids of writers, which
+        nobody else may ever have, and the backoff's jitter; without it the operating system does.
+        """
         self.bus = bus
         self.subjects = subjects
         self.tenant = tenant
@@ -99,8 +109,9 @@ class Link:
         #: Operations answered since the last frames left, and replies that wait for the next ones.
         self._answered_count = 0
         self._late_replies: deque[BusMessage] = deque()
-        #: Callers that wait for room, first come, first served.
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._callers = WaitingCallers(self._coalescer)
+        #: Theirs: it is looked at for each operation.
+        self._line = self._callers.line
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._replies: BusSubscription | None = None
@@ -108,18 +119,11 @@ class Link:
         self._closed_by: HoldfastError | None = None
         #: Subjects that may not be subscribed, as far as NATS has said so on this connection.
         self._deaf_to: dict[str, NotAllowedError] = {}
-        self._owner_changed: Callable[[StoreKey], None] = lambda key: None
-        self._reconnected: Callable[[], None] = lambda: None
+        self._listener: LinkListener | None = None
 
-    async def open(
-        self,
-        owner_changed: Callable[[StoreKey], None],
-        reconnected: Callable[[], None],
-    ) -> None:
-        """Start. The callbacks hear of stores whose owner was lost, and of the bus's return; of a
-        failure of the link too, so that whoever waits for the bus looks again and finds it."""
-        self._owner_changed = owner_changed
-        self._reconnected = reconnected
+    async def open(self, listener: LinkListener) -> None:
+        """Start, and tell `listener` what happens."""
+        self._listener = listener
         self._inbox = self.bus.new_inbox(self.tenant) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
         self.bus.on_reconnect(self._on_reconnect)
@@ -250,35 +254,14 @@ class Link:
     @property
     def full(self) -> bool:
         """So much may wait for answers that a caller has to wait for room first. Any thread may ask."""
-        return bool(self._room) or self._coalescer.full
+        return bool(self._line) or self._coalescer.full
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
         """Return when it is this caller's turn. Raises OperationTimeoutError, InvalidArgumentError."""
         if timeout_seconds is not None:
             check_timeout(timeout_seconds)
-        if not self._room and self._coalescer.room > 0:
-            return
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        room: asyncio.Future[None] = self._loop.create_future()
-        self._room.append(room)
-        try:
-            async with asyncio.timeout(timeout):
-                await room
-        except TimeoutError:
-            reason = str(BusyError(what="the client's queue"))
-            raise OperationTimeoutError(timeout_seconds=timeout, reason=reason) from None
-        finally:
-            if not room.done() or room.cancelled():
-                self._room.remove(room)
-
-    def _admit(self) -> None:
-        """Let waiting callers in, as many as there is room for."""
-        room = self._coalescer.room
-        while self._room and room > 0:
-            waiter = self._room.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                room -= 1
+        await self._callers.wait(timeout)
 
     def _break(self, error: Exception) -> None:
         """A bug: fail for good, and loudly, rather than leave callers to their timeouts."""
@@ -287,7 +270,7 @@ class Link:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             self._fail(ConnectionFailedError(url="NATS", reason=f"the client failed: {cause!r}"))
             self._wake.set()
-            self._reconnected()
+            self._tell_reconnected()
 
     def _fail(self, error: HoldfastError) -> None:
         if self._closed_by is None:
@@ -296,10 +279,7 @@ class Link:
             self._timer.cancel()
         self._timer_at = float("-inf")
         self._coalescer.fail_all(self._closed_by)
-        while self._room:
-            waiter = self._room.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._callers.admit_all()
 
     # Events of the bus and the clock
 
@@ -351,7 +331,7 @@ class Link:
             # No answer would ever be heard.
             self._fail(error)
             self._wake.set()
-            self._reconnected()
+            self._tell_reconnected()
         elif subject.startswith(to_server):
             self._coalescer.refused(subject.removeprefix(to_server), error)
         else:
@@ -364,7 +344,11 @@ class Link:
         self._deaf_to.clear()
         self._coalescer.reconnected()
         self._after_event()
-        self._reconnected()
+        self._tell_reconnected()
+
+    def _tell_reconnected(self) -> None:
+        if self._listener is not None:
+            self._listener.reconnected()
 
     def _let_time_pass(self) -> None:
         self._timer_at = float("inf")
@@ -372,8 +356,8 @@ class Link:
         self._after_event()
 
     def _after_event(self) -> None:
-        if self._room:
-            self._admit()
+        if self._line:
+            self._callers.admit()
         at = self._coalescer.wake_at
         if at < self._timer_at:
             self._arm(at)
@@ -439,8 +423,8 @@ class Link:
             if isinstance(answer, Owner):
                 before = self._coalescer.owner_of(key)
                 self._coalescer.resolved(key, answer)
-                if before != answer:
-                    self._owner_changed(key)
+                if before != answer and self._listener is not None:
+                    self._listener.owner_changed(key)
             else:
                 self._coalescer.resolve_failed(key, answer, now)
         self._after_event()
@@ -454,15 +438,3 @@ class Link:
             logger.info("client.suspect_failed server=%s reason=%s", server, error)
         self._coalescer.suspect_answered(server)
         self._after_event()
-
-
-def check_timeout(timeout_seconds: float) -> None:
-    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout tries:
-    else its last retry might be stored once more."""
-    if type(timeout_seconds) not in (int, float) or not (
-        0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
-    ):
-        raise InvalidArgumentError(
-            argument="timeout_seconds",
-            reason=f"more than 0, at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
-        )

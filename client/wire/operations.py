@@ -30,6 +30,7 @@ from holdfast.protocol.limits import (
     MAX_FRAME_OPERATIONS,
     MAX_HEADERS_BYTES,
     MAX_MSG_ID_BYTES,
+    MAX_OPERATION_TIMEOUT_SECONDS,
     MAX_VALUE_BYTES,
 )
 from holdfast.protocol.messages import (
@@ -230,6 +231,18 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
     if size_bytes > MAX_HEADERS_BYTES:
         raise TooLargeError(what="headers", size=size_bytes, limit=MAX_HEADERS_BYTES)
     return dict(headers)
+
+
+def check_timeout(timeout_seconds: float) -> None:
+    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout tries:
+    else its last retry might be stored once more."""
+    if type(timeout_seconds) not in (int, float) or not (
+        0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
+    ):
+        raise InvalidArgumentError(
+            argument="timeout_seconds",
+            reason=f"more than 0, at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
+        )
 
 
 def check_seq(argument: str, seq: int) -> int:

@@ -565,7 +565,7 @@ class ClientNode:
         entropy = self._simulation.chance(f"client {self.name}")
         link = Link(self.bus, Subjects(), TENANT, timeout_seconds, entropy)
         follower = Follower(link)
-        await link.open(follower.owner_changed, follower.reconnected)
+        await link.open(follower)
         self._client = Client(link, follower, owns_bus=True)
         return self._client
 

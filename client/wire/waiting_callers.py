@@ -1,0 +1,51 @@
+"""Callers that wait for room: first come, first served, when so much is unanswered that more would be late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from holdfast.client.wire.coalescer import Coalescer
+from holdfast.protocol.errors import BusyError, OperationTimeoutError
+
+
+class WaitingCallers:
+    """The callers of one link."""
+
+    def __init__(self, coalescer: Coalescer) -> None:
+        #: In the order in which they came. True while there are any.
+        self.line: deque[asyncio.Future[None]] = deque()
+        self._coalescer = coalescer
+        self._loop = asyncio.get_running_loop()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Return when it is this caller's turn. Raises OperationTimeoutError."""
+        if not self.line and self._coalescer.room > 0:
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self.line.append(turn)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await turn
+        except TimeoutError:
+            reason = str(BusyError(what="the client's queue"))
+            raise OperationTimeoutError(timeout_seconds=timeout_seconds, reason=reason) from None
+        finally:
+            if not turn.done() or turn.cancelled():
+                self.line.remove(turn)
+
+    def admit(self) -> None:
+        """Let in as many as there is room for."""
+        room = self._coalescer.room
+        while self.line and room > 0:
+            turn = self.line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1
+
+    def admit_all(self) -> None:
+        """Let in all: there is nothing to wait for any more."""
+        while self.line:
+            turn = self.line.popleft()
+            if not turn.done():
+                turn.set_result(None)
