@@ -154,6 +154,7 @@ class Consumer(Generic[V]):
         start_seq: int,
         settings: ConsumerSettings,
     ) -> None:
+        #: The name of the consumer.
         self.name = check_consumer(name)
         checked = ConsumerConfig().changed(settings).to_wire()
         self._settings = {setting: checked.get(setting) for setting in settings}

@@ -90,6 +90,7 @@ class KV(Generic[V]):
     def __init__(
         self, link: Link, follower: Follower, name: StoreName, values: Values[V]
     ) -> None:
+        #: The name of the kv.
         self.name = name
         self._values = values
         self._link = link

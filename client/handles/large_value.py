@@ -143,6 +143,7 @@ class ValueReader(Generic[_Row]):
     ) -> None:
         #: The message or entry, without its value if that is large.
         self.row: _Row = row
+        #: The size of the value.
         self.size_bytes = row.size_bytes
         self._link = link
         self._key = key

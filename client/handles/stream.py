@@ -87,6 +87,7 @@ class Stream(Generic[V]):
     def __init__(
         self, link: Link, follower: Follower, name: StoreName, values: Values[V]
     ) -> None:
+        #: The name of the stream.
         self.name = name
         self._values = values
         self._link = link

@@ -79,6 +79,7 @@ class LiveReplica(ABC, Generic[C, V]):
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
         """`registry` has the replica, by its `id`, while it is open."""
+        #: The name of the store.
         self.name = name
         #: The error that ended the replica; None while it follows its store.
         self.error: HoldfastError | None = None
