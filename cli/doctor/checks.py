@@ -183,8 +183,8 @@ STATE = Check(
     "HF-024",
     "coordinator state",
     "state.db of the coordinator is sound",
-    "start the coordinator with --replace-damaged-state: it fences all servers, which restart, and "
-    "finds the stores by their files",
+    "if it is damaged, start the coordinator with --replace-damaged-state, otherwise as usual: it "
+    "fences all servers, which restart, and finds the stores by their files",
 )
 MISSING_FILES = Check(
     "HF-025",
