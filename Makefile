@@ -6,6 +6,14 @@ STAMP := $(VENV)/.installed
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
+# Of `make test`: FAST=1 is for the loop of a developer, in less than two minutes; THOROUGH=1 tries all
+# examples, seeds and crash points.
+FAST ?=
+THOROUGH ?=
+EFFORT := $(if $(FAST),fast,$(if $(THOROUGH),thorough,usual))
+ifneq ($(FAST),)
+TESTS ?= tests/conformance/test_streams.py tests/simulation/test_simulation.py tests/unit
+endif
 # The longest first, so that all processes end at about the same time.
 TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tests/integration tests/conformance tests/power \
 	tests/crashes tests/unit)
@@ -34,9 +42,9 @@ setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast i
 demo: $(STAMP) ## Store a git history in a cluster, kill a server meanwhile, compare every byte.
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## Run all tests: unit, simulation, power cuts, integration, conformance, Spark, a minute of torture, an attack.
+test: $(STAMP) ## Run all tests; FAST=1 runs what takes two minutes: unit, a few simulations, one cluster; THOROUGH=1 tries more of each.
 	@echo "Testing in $(TESTS)"
-	@$(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
+	@HOLDFAST_EFFORT=$(EFFORT) $(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

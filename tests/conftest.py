@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from support.effort import examples
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[1]
+
+settings.register_profile("effort", max_examples=examples(100))
+settings.load_profile("effort")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

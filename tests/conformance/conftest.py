@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from holdfast_up import RunningUp, running_up
 
 from holdfast.client import Client, connect
-
-if TYPE_CHECKING:
-    from holdfast_up import RunningUp
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
 
 Test = Callable[[Client, Client], Awaitable[None]]
 _tenants = itertools.count(1)
@@ -31,8 +23,6 @@ _tenants = itertools.count(1)
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     """The cluster of this run."""
-    from holdfast_up import running_up
-
     with running_up(tmp_path_factory.mktemp("conformance") / "data") as cluster:
         yield cluster
 

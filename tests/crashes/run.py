@@ -21,6 +21,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import signal
 import traceback
 import warnings
@@ -58,9 +59,12 @@ class Result:
         return "\n".join([title, *self.violations[:5]])
 
 
-def run(name: str, *, stop_at_first: bool = False) -> Result:
-    """Crash an operation everywhere; with `stop_at_first` until something is found."""
-    run_of = _Run(OPERATIONS[name], stop_at_first)
+def run(
+    name: str, *, stop_at_first: bool = False, share: float = 1.0, seed: int = 0
+) -> Result:
+    """Crash an operation everywhere, or at a share of its points that a seed chooses; with
+    `stop_at_first` until something is found."""
+    run_of = _Run(OPERATIONS[name], stop_at_first, share, seed)
     with (
         short_times(lambda: run_of.cluster),
         patch.object(apsw, "Connection", _UnlockedConnection),
@@ -85,11 +89,15 @@ class _UnlockedConnection(apsw.Connection):
 
 
 class _Run:
-    def __init__(self, operation: Operation, stop_at_first: bool) -> None:
+    def __init__(
+        self, operation: Operation, stop_at_first: bool, share: float, seed: int
+    ) -> None:
         self.result = Result(operation.name)
         self.cluster: CrashCluster
         self._operation = operation
         self._stop_at_first = stop_at_first
+        self._share = share
+        self._chance = random.Random(f"{seed}/{operation.name}")
         #: Processes that died since anything changed for others.
         self._died: set[str] = set()
         #: In a child: where it crashed, and how its parent hears.
@@ -143,6 +151,8 @@ class _Run:
             return False
         self._died.add(point.process)
         self.result.crash_count += 1
+        if self._chance.random() >= self._share:
+            return False
         return self._fork(point) and dies
 
     def _fork(self, point: Point) -> bool:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.effort import tries
 
 SEED = 15
-MINUTES = 0.55
+MINUTES = tries(0.1, 0.3, 0.55)
 
 
 def attack(data: Path, *arguments: str) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from faulty_bucket import Fault, FaultyBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto_server import running_moto
+from support.effort import examples
 
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.shared_fs.bucket import bucket_writing
@@ -358,7 +359,7 @@ MODEL_STEPS = st.lists(
 @pytest.mark.parametrize("kind", [*BACKENDS, "faulty memory"])
 @settings(
     deadline=None,
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=MODEL_STEPS, seed=st.integers(0, 1 << 16))

@@ -9,19 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.effort import tries
 
 from simulation.planted import PLANTED
 from simulation.run import Result, run_seed
 
 #: Some at random, and some that found a bug once: what each found is in REGRESSIONS.
-_FIXED_SEEDS = range(1, 6)
+_FIXED_SEEDS = range(1, 1 + tries(1, 2, 5))
 _REGRESSIONS = {
     28: "the name of a store file was not durable after a takeover",
     30: "the same, seen as a gap between file and log",
     621679582: "a msg_id was taken for old by a server that began with a clock ahead",
     1971530869: "a store opened anew to be written was dropped with the reader that was handed over",
 }
-_LIMITED_SEEDS = range(101, 105)
+_LIMITED_SEEDS = range(101, 101 + tries(1, 2, 4))
 _WIDE_SEEDS = range(301, 302)
 _WIDE_REGRESSIONS = {
     4: "an upload that was gone on with after its value was replaced was stored a second time",
@@ -30,13 +31,13 @@ _WIDE_REGRESSIONS = {
     2036976915: "a store that was read was given back while its opening for a write was under way",
     700040: "a change of a consumer among the first of a stream ended the server",
 }
-_TIERS_SEEDS = range(201, 204)
+_TIERS_SEEDS = range(201, 201 + tries(1, 2, 3))
 #: Of runs with a bucket: what found a bug once.
 _TIERS_REGRESSIONS = {
     5092: "after a crash in a takeover a power cut brought the WAL before back, over a newer file",
 }
 #: How many new seeds a run tries beside the fixed ones; it prints them.
-_FRESH_SEED_COUNT = int(os.environ.get("HOLDFAST_FRESH_SEEDS", "2"))
+_FRESH_SEED_COUNT = int(os.environ.get("HOLDFAST_FRESH_SEEDS", tries(0, 1, 2)))
 _FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(_FRESH_SEED_COUNT)]
 #: Within how many seeds, from 1 on, the simulation finds each planted bug; and the fault that is
 #: repeated to that end, where the usual mixture would take several times as many.
@@ -62,6 +63,16 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "believe_the_clock_at_the_start": (3, "leap_of_clock"),
     "keep_damaged_stores_in_service": (3, "flip_bit"),
 }
+#: The first seed that finds it, where that is not seed 1. It is tried before the others.
+_FOUND_BY = {
+    "replay_old_epochs": 4,
+    "forget_outcomes_in_a_takeover": 2,
+    "retire_the_log_without_a_sync": 3,
+    "publish_the_older_over_the_newer": 2,
+    "restore_without_telling": 9,
+    "believe_an_older_state": 8,
+    "judge_without_hearing": 2,
+}
 #: These need a bucket.
 _PLANTED_IN_TIERS = {
     "evict_what_was_not_published",
@@ -83,7 +94,7 @@ def _assert_well(result: Result, mode: str = "") -> None:
     assert result.acknowledged > 50, f"next to nothing was answered with {again}"
 
 
-@pytest.mark.parametrize("seed", [*_FIXED_SEEDS, *_REGRESSIONS])
+@pytest.mark.parametrize("seed", [*_FIXED_SEEDS, *tries([], _REGRESSIONS, _REGRESSIONS)])
 def test_a_cluster_under_faults_keeps_its_promises(seed: int) -> None:
     _assert_well(run_seed(seed))
 
@@ -112,7 +123,7 @@ def test_transactions_queues_large_values_and_patterns_keep_their_promises(seed:
     _assert_well(run_seed(seed, wide=True), " WIDE=1")
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize("bug", list(PLANTED)[: tries(2, 99, 99)])
 def test_a_planted_bug_is_found(bug: str) -> None:
     seeds, fault = _PLANTED_SEEDS[bug]
     assert any(
@@ -123,7 +134,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
             tiers=bug in _PLANTED_IN_TIERS,
             wide=bug in _PLANTED_IN_WIDE,
         ).violations
-        for seed in range(1, seeds + 1)
+        for seed in sorted(range(1, seeds + 1), key=lambda seed: seed != _FOUND_BY.get(bug))
     ), f"{bug} is not found within {seeds} seeds"
 
 

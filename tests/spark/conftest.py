@@ -1,25 +1,19 @@
 """One Spark session and one embedded cluster for all tests of this folder.
 
-The tests are skipped where no Java is found. What integration tests share can be imported by its plain
-name.
+The tests are skipped where no Java is found.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from holdfast_up import RunningUp, running_up
 from pyspark.sql import SparkSession
 
 from holdfast.spark.errors import JavaMissingError
 from holdfast.spark.java import use_java
 from holdfast.spark.session import session
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     """A `holdfast up` of this run; each test has a tenant of its own."""
-    from holdfast_up import running_up
-
     with running_up(tmp_path_factory.mktemp("cluster") / "data") as running:
         yield running

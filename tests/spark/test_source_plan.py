@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+from support.effort import examples
 
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
@@ -139,7 +140,7 @@ def test_the_documented_options_are_those_that_there_are() -> None:
 
 
 # Tasks
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 10_000_000)), max_size=20
@@ -180,7 +181,7 @@ def test_what_lies_outside_of_the_wanted_seqs_is_not_read() -> None:
 
 
 # Offsets
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 300)),
     st.integers(1, 100),
@@ -291,7 +292,7 @@ def chunks_of(rows: list[tuple[str, bytes]]) -> list[Chunk]:
     return [*found, *chunker.rest()]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.binary(max_size=4)), max_size=50))
 def test_chunks_have_every_row_in_the_order_of_its_stream(rows: list[tuple[str, bytes]]) -> None:
     chunks = chunks_of(rows)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.store import Store
@@ -146,7 +147,7 @@ def steps() -> st.SearchStrategy[list[tuple[Any, ...]]]:
     return st.lists(step, min_size=4, max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=steps())
 def test_whatever_is_archived_the_stream_answers_as_its_model(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]

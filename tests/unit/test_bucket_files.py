@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket_backend import check_key
@@ -50,7 +51,7 @@ def test_two_keys_never_share_a_file(one: str, other: str) -> None:
 
 
 @given(keys=st.sets(KEYS, max_size=12), prefix=st.text("ab./-A", max_size=3), after=KEYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_walk_finds_what_sorting_all_keys_would(keys: set[str], prefix: str, after: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         objects = Path(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
@@ -70,7 +71,7 @@ def test_sizes_count_values_keys_headers_and_what_was_deleted() -> None:
     assert size_of(deleted) > 100 * 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_number_of_slow_followers_stay_within_the_bound_and_lose_nothing(
     data: st.DataObject,

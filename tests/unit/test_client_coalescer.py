@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.credit import Credit
@@ -742,7 +743,7 @@ class Server:
         return elements
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     fault_ratio=st.sampled_from([0.0, 0.1, 0.4]),
@@ -831,7 +832,7 @@ def run_against_faults(seed: int, fault_ratio: float) -> None:
     assert client.core.pending_count == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_callers_that_give_up_leave_no_trace_and_block_nobody(seed: int) -> None:
     chance = random.Random(seed)

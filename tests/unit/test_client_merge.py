@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.errors import MalformedFrameError
@@ -184,7 +185,7 @@ def test_deletes_do_not_move_the_seq() -> None:
     assert merge.cursor == Cursor(6, 5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_any_loss_doubling_and_reordering_gives_one_sequence(data: st.DataObject) -> None:
     total = data.draw(st.integers(1, 40), "revisions")

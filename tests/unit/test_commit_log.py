@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
@@ -102,7 +103,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.lists(RECORDS, max_size=3), max_size=6))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_everything_appended_is_read_back_in_order(
     tmp_path_factory: pytest.TempPathFactory, ticks: list[list[LogRecord]]
 ) -> None:
@@ -154,7 +155,7 @@ def test_a_tail_of_zeros_is_a_torn_end(tmp_path: Path) -> None:
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_flipped_bit_in_the_middle_is_damage_and_later_frames_are_still_read(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
 ) -> None:
@@ -170,7 +171,7 @@ def test_a_flipped_bit_in_the_middle_is_damage_and_later_frames_are_still_read(
 
 
 @given(st.lists(st.binary(max_size=50) | st.just(encode_frame(7, [record(7)])), max_size=5))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_no_bytes_make_reading_fail(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
 ) -> None:

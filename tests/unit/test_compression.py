@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.values.codec import RAW, codec_of
 from holdfast.client.values.values import Values
@@ -30,7 +31,7 @@ def values(codec: str | None = None, *, compresses: bool = True, lenient: bool =
 
 
 @given(st.binary(max_size=4096), st.integers(1, 40), st.dictionaries(st.text(), st.text(), max_size=3))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_what_is_compressed_comes_back_with_its_headers(
     value: bytes, times: int, headers: dict[str, str]
 ) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from support.effort import examples
 
 from holdfast.client.following.queue_feed import _News
 from holdfast.persist.operations import operations, reads
@@ -458,4 +459,4 @@ class WorkQueue(RuleBasedStateMachine):
 
 
 TestWorkQueue = WorkQueue.TestCase
-TestWorkQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorkQueue.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol import errors, frames
 from holdfast.protocol.errors import (
@@ -39,7 +40,7 @@ FIELD_NAMES = st.sampled_from(
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
 @given(fields=st.dictionaries(FIELD_NAMES, VALUES, max_size=6))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_every_error_crosses_the_wire_whatever_its_fields(
     cls: type[HoldfastError], fields: dict[str, object]
 ) -> None:

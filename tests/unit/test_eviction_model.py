@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.effort import examples
 from ticked_store import Bench, append, configure, put
 
 from holdfast.persist.recovery.takeover import plan
@@ -173,7 +174,8 @@ class KvAgainstAModel(AgainstAModel):
     kind = StoreKind.KV
 
 
+_SETTINGS = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStreamAgainstAModel.settings = _SETTINGS
 TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestKvAgainstAModel.settings = _SETTINGS

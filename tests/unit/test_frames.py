@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
@@ -47,7 +48,7 @@ DECODERS: list[Callable[[bytes], Any]] = [
 
 
 @given(st.binary(min_size=1, max_size=32), st.lists(GROUPS, min_size=1, max_size=4))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_request_comes_back_as_it_was(writer: bytes, groups: list[tuple[Any, ...]]) -> None:
     groups = [(*group[:2], max(group[2:4]), min(group[2:4]), *group[4:]) for group in groups]
     decoded_writer, decoded = frames.decode_request(frames.encode_request(writer, groups))
@@ -56,7 +57,7 @@ def test_a_request_comes_back_as_it_was(writer: bytes, groups: list[tuple[Any, .
 
 
 @given(NUMBERS, NUMBERS, st.integers(0, 3), st.lists(VALUES, max_size=5))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_an_outcome_comes_back_as_it_was(
     epoch: int, time: int, durability: int, results: list[Any]
 ) -> None:
@@ -65,7 +66,7 @@ def test_an_outcome_comes_back_as_it_was(
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, CHANGES)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_changes_come_back_as_they_were(
     epoch: int, previous_revision: int, time: int, changes: list[Any]
 ) -> None:
@@ -74,7 +75,7 @@ def test_changes_come_back_as_they_were(
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "error"), VALUES))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_control_message_comes_back_as_it_was(fields: dict[str, Any]) -> None:
     assert frames.decode_control(frames.encode_control(**fields)) == fields
 
@@ -104,7 +105,7 @@ def test_the_element_of_a_reply_that_refuses_carries_code_and_fields() -> None:
 @example(data=b"\x01\x81\x91\x01\x02")
 @example(data=b"\x01\xdd\xff\xff\xff\xff")
 @example(data=b"\x01\xd9\x02\xff\xfe")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_no_bytes_make_a_decoder_fail_in_its_own_way(
     decode: Callable[[bytes], Any], data: bytes
 ) -> None:
@@ -115,7 +116,7 @@ def test_no_bytes_make_a_decoder_fail_in_its_own_way(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_request_with_flipped_bytes_is_a_request_or_refused(data: st.DataObject) -> None:
     payload = bytearray(frames.encode_request(b"writer", [SOME_GROUP, SOME_GROUP]))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -130,7 +131,7 @@ def test_a_request_with_flipped_bytes_is_a_request_or_refused(data: st.DataObjec
 
 
 @given(st.binary(max_size=40) | VALUES.map(frames.encode))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_no_bytes_make_a_control_message_fail_in_its_own_way(data: bytes) -> None:
     try:
         frames.decode_control(data)
@@ -139,7 +140,7 @@ def test_no_bytes_make_a_control_message_fail_in_its_own_way(data: bytes) -> Non
 
 
 @given(st.lists(VALUES, max_size=5) | VALUES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_no_change_of_a_wrong_shape_passes_for_one(wire: Any) -> None:
     try:
         change = changes.change_from_wire(wire, 5, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.store.horizon import Horizon
 
@@ -31,7 +32,7 @@ def test_a_store_that_was_just_opened_loses_only_what_is_a_day_older_than_its_la
 @given(
     steps=st.lists(st.tuples(st.floats(0.01, 400.0), st.integers(0, 10**12)), min_size=1, max_size=60)
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_nothing_goes_before_its_time_and_everything_goes_at_last(
     steps: list[tuple[float, int]],
 ) -> None:

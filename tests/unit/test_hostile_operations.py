@@ -13,6 +13,7 @@ import pytest
 from hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.operations import eviction, reads
 from holdfast.persist.store.open_stores import Arrival, OpenStores
@@ -272,7 +273,7 @@ def test_a_poison_operation_is_refused_by_itself(
 
 
 @given(frames_sent=st.lists(st.lists(one_group(), min_size=1, max_size=3), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_operations_hold_each_is_answered_and_errors_change_nothing(
     frames_sent: list[list[list[Any]]],
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -70,7 +71,7 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @given(STORES, STORES, st.integers(1, 3), st.integers(1, 3))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_no_two_stores_or_generations_share_a_path(
     one: StoreId, other: StoreId, generation: int, other_generation: int
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.live import live_entries
 from holdfast.client.live.live_entries import (
@@ -422,7 +423,7 @@ def union(base: bytes | None, local: bytes | None, remote: bytes | None) -> byte
     return b" ".join(sorted((theirs | (mine - old)) - (old - mine)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_whatever_happens_all_replicas_end_alike_and_no_update_is_lost(
     seed: int, merging: bool

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.live import live_messages
 from holdfast.client.live.live_messages import (
@@ -296,7 +297,7 @@ def test_unsaved_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ada.live.append(b"3", {})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_whatever_happens_each_message_is_stored_once_in_order_and_all_replicas_are_alike(
     seed: int,

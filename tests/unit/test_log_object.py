@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
@@ -43,7 +44,7 @@ def record(name: str, revision: int, value: bytes = b"v", epoch: int = 1) -> Log
 
 
 @given(st.lists(RECORDS, max_size=8), NUMBERS, st.text("0123456789abcdef", max_size=32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_record_comes_back_and_each_stores_are_in_order(
     records: list[LogRecord], slot: int, put_id: str
 ) -> None:

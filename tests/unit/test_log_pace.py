@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.limits import (
     LOG_OBJECT_BYTES,
@@ -73,7 +74,7 @@ def test_four_mebibytes_wait_for_nothing_but_the_put_under_way() -> None:
         max_size=60,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_there_are_four_puts_a_second_in_the_mean_however_changes_arrive(
     steps: list[tuple[float, int, float]],
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.coordinator.decisions.events import (
     AskToRegister,
@@ -557,7 +558,7 @@ _EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0])), max_size=60))
 def test_in_any_history_a_death_is_final_and_follows_a_fence_or_a_release(
     history: list[tuple[Event, float]],

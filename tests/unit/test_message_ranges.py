@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.client.handles.stream import Stream
 from holdfast.client.values.codec import RAW
@@ -117,7 +118,7 @@ combinations = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @example(deleted=set(), archived_to=set(), page_rows=100, wanted=[{"end_seq": 10, "last": 3}])
 @given(
     deleted=st.sets(st.integers(1, LAST_SEQ)),

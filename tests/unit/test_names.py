@@ -7,6 +7,7 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.limits import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_NAME_TOKENS
@@ -28,7 +29,7 @@ TOKEN_CHARACTERS = string.ascii_letters + string.digits + "_=%@+~,:-"
 
 
 @given(st.text(min_size=1, max_size=60))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_quote_makes_one_token_of_any_text_and_unquote_gives_it_back(text: str) -> None:
     token = quote(text)
     assert unquote(token) == text
@@ -38,13 +39,13 @@ def test_quote_makes_one_token_of_any_text_and_unquote_gives_it_back(text: str) 
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_quote_never_maps_two_texts_to_one_token(one: str, other: str) -> None:
     assert (quote(one) == quote(other)) == (one == other)
 
 
 @given(st.lists(st.text(TOKEN_CHARACTERS, min_size=1, max_size=8), min_size=1, max_size=16))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_every_name_of_the_grammar_is_taken(tokens: list[str]) -> None:
     name = ".".join(tokens)
     assert check_store(name) == name

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
@@ -74,7 +75,7 @@ def parse(*pieces: bytes) -> list[Event]:
 
 
 @given(st.lists(EVENTS, max_size=6), st.lists(st.integers(0, 400), max_size=8))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_any_split_of_the_bytes_gives_the_events_that_were_sent(
     events: list[Event], cuts: list[int]
 ) -> None:
@@ -84,7 +85,7 @@ def test_any_split_of_the_bytes_gives_the_events_that_were_sent(
 
 
 @given(st.lists(EVENTS, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_bytes_that_come_one_by_one_give_the_events_that_were_sent(events: list[Event]) -> None:
     data = b"".join(wire(event) for event in events)
     assert parse(*(data[at : at + 1] for at in range(len(data)))) == events

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.coordinator.state.lost_state import stores_on_disk
 from holdfast.persist.recovery.takeover import DeadLogs
@@ -222,7 +223,7 @@ def refused(found: dict[str, int | StoreDamagedError]) -> set[str]:
     return {name for name, outcome in found.items() if isinstance(outcome, StoreDamagedError)}
 
 
-EXAMPLES = settings(deadline=None, max_examples=20)
+EXAMPLES = settings(deadline=None, max_examples=examples(20))
 
 
 @EXAMPLES

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from support.effort import examples
 
 from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
@@ -774,4 +775,4 @@ class StoreHistory(RuleBasedStateMachine):
 
 
 TestStoreHistory = StoreHistory.TestCase
-TestStoreHistory.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+TestStoreHistory.settings = settings(deadline=None, max_examples=examples(80), stateful_step_count=40)

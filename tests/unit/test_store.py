@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.store.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
 from holdfast.persist.store.store import Store
@@ -160,7 +161,7 @@ CHANGES: st.SearchStrategy[list[Any]] = st.one_of(
 
 
 @given(st.lists(CHANGES, max_size=5))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_size_of_changes_is_never_less_than_they_take_on_the_wire(
     changes: list[list[Any]],
 ) -> None:

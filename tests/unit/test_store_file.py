@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store_files import KV, STREAM, appends, rows_of
+from support.effort import examples
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
@@ -279,7 +280,7 @@ def changes_of_a_stream(drawn: list[Any]) -> list[frames.WireChange]:
 
 
 @given(CHANGES_OF_STREAMS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_changes_of_a_stream_do_the_same_together_and_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]
 ) -> None:
@@ -304,7 +305,7 @@ def test_changes_of_a_stream_do_the_same_together_and_one_by_one(
         max_size=40,
     )
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_changes_of_a_kv_do_the_same_together_and_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[Any, ...]]
 ) -> None:

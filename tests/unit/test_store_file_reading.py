@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store_files import KV, STREAM, appends, rows_of
+from support.effort import examples
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageError
@@ -31,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     st.integers(1, 130),
     st.integers(1, 5000),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_a_page_holds_the_rows_that_fit_and_says_if_there_are_more(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[tuple[int, bool]],
@@ -122,7 +123,7 @@ def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=25), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_reading_from_a_time_misses_nothing_appended_since(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[int], seed: int
 ) -> None:
@@ -146,7 +147,7 @@ def test_reading_from_a_time_misses_nothing_appended_since(
 
 
 @given(st.text(max_size=4), st.text(max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_a_prefix_range_holds_exactly_the_texts_with_the_prefix(prefix: str, text: str) -> None:
     end = _prefix_end(prefix)
     encoded = text.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.names import StoreId, StoreKind, check_tenant
@@ -24,7 +25,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 @given(PREFIXES, TENANTS, st.sampled_from(StoreKind), NAMES)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_change_subject_gives_back_its_store(
     prefix: str, tenant: str, kind: StoreKind, name: str
 ) -> None:
@@ -35,7 +36,7 @@ def test_a_change_subject_gives_back_its_store(
 
 
 @given(PREFIXES, TENANTS, TENANTS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_request_reaches_its_server_and_no_other(prefix: str, tenant: str, server: str) -> None:
     subjects = Subjects(prefix)
     subject = subjects.server(tenant, server)

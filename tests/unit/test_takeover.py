@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.recovery.takeover import (
     DeadLog,
@@ -142,7 +143,7 @@ def test_one_tick_may_hold_several_payloads() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_any_history_of_owners_gives_exactly_the_acknowledged_order(seed: int) -> None:
     """Owners come and go; each starts where all acknowledged writes end, some write on as zombies
     after they were fenced, and the file holds any prefix that one of them materialised."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
@@ -336,7 +337,7 @@ BIG_ENTRIES = st.one_of(
 @given(
     kind=st.sampled_from(StoreKind), data=st.data(), times=st.sampled_from([1, 10, 200])
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_broadcasts_are_contiguous_and_each_fits_in_one_payload(
     kind: StoreKind, data: st.DataObject, times: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -57,7 +58,7 @@ def check(upkeep: Upkeep, stores: list[Store], limit: int, idle: int, now: int) 
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_each_question_has_the_answer_of_a_walk_through_all(
     steps: list[tuple[str, int, int | None]],
 ) -> None:

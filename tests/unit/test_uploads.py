@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.effort import examples
 
 from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
@@ -461,7 +462,8 @@ class KvAgainstAModel(AgainstAModel):
     kind = StoreKind.KV
 
 
+_SETTINGS = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestStreamAgainstAModel.settings = _SETTINGS
 TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestKvAgainstAModel.settings = _SETTINGS

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
@@ -145,7 +146,7 @@ class Owner:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_no_group_is_applied_twice_or_after_it_was_given_up(data: st.DataObject) -> None:
     client, owner = Client(), Owner()
     network: list[tuple[int, int]] = []
