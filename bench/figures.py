@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-from holdfast.bench.harness import Report, Table, Target, Work
+from holdfast.bench.harness import Goal, Report, Table, Work
 
 _COLUMNS: Final = ("work", "side", "figure", "median", "lowest", "highest", "target", "reached")
 _VERDICTS: Final = {True: "yes", False: "no", None: "?"}
@@ -72,11 +72,11 @@ def _name(figure: str) -> str:
     return figure.replace("_", " ")
 
 
-def _bound(target: Target) -> str:
+def _bound(target: Goal) -> str:
     return f"{target.bound:g}x {target.than}" if target.than else shown(target.figure, target.bound)
 
 
-def _target(work: Work, side: str, figure: str) -> Target | None:
+def _target(work: Work, side: str, figure: str) -> Goal | None:
     for target in work.targets:
         if (target.side, target.figure) == (side, figure):
             return target

@@ -90,7 +90,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Goal:
     """A bound for a figure of a side, or for its ratio to the same figure of another side."""
 
     side: str
@@ -133,7 +133,7 @@ class Work:
     name: str
     title: str
     sides: Mapping[str, Measurement]
-    targets: tuple[Target, ...] = ()
+    targets: tuple[Goal, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {

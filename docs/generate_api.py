@@ -53,7 +53,7 @@ SPARK: Final = {
     "Sessions": ("session", "register_sources"),
     "Export and compaction": ("export", "ExportReport", "compact", "CompactionReport"),
     "Reading the table": ("state_sql", "read_table", "latest"),
-    "Import": ("import_table", "ReplayTarget", "ImportReport"),
+    "Import": ("import_table", "Target", "ImportReport"),
 }
 #: What the parts of holdfast say to each other, by the names of methods.
 INTERNAL: Final = frozenset(

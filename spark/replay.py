@@ -1,6 +1,6 @@
 """Import: writes the content of a table, or of Parquet files, into the stores of a cluster.
 
-    target = ReplayTarget("nats://127.0.0.1:4222")
+    target = Target("nats://127.0.0.1:4222")
     import_table(spark, "s3://bucket/tables/changes", target, time=noon)
 
 Use it for restores, for moves between clusters, and for computed results. Executors share the
@@ -53,7 +53,7 @@ class TargetDiffersError(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayTarget:
+class Target:
     """Where an import writes. `nats` and `prefix` are those of the cluster. `tenant` replaces the
     tenant of every row, and `store_prefix` is put before every store name. With `renumber`,
     missing seqs are closed up; otherwise messages keep their seqs.
@@ -92,7 +92,7 @@ class ImportReport:
 def import_table(
     spark: SparkSession,
     source: str,
-    target: ReplayTarget,
+    target: Target,
     *,
     tenant: str | None = None,
     store: str = "*",
@@ -112,7 +112,7 @@ def import_table(
     Raises TargetDiffersError if a stream has other messages already; InvalidArgumentError; and
     errors of the client and of Spark. Errors of tasks are wrapped in errors of Spark.
 
-        target = ReplayTarget("nats://127.0.0.1:4222", tenant="restored")
+        target = Target("nats://127.0.0.1:4222", tenant="restored")
         report = import_table(spark, "s3://acme/holdfast/tables/changes", target, tenant="acme")
     """
     begun = clock.monotonic()
@@ -210,7 +210,7 @@ class _Written(NamedTuple):
     size_bytes: int
 
 
-def write_rows(target: ReplayTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write rows that come by store, and yield what became of each store."""
     rows = (_checked(_Row(*row)) for batch in batches for row in zip(*_lists(batch), strict=True))
     with running_loop() as loop:

@@ -41,7 +41,7 @@ from holdfast.bench.compare.works import (
     WorkOff,
 )
 from holdfast.bench.figures import shown
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import JetStreamSync, running_cluster, running_nats
@@ -69,16 +69,16 @@ class ComparisonPlan:
     name: str
     title: str
     make: Callable[[Side, Sizes, str], BenchWork]
-    targets: tuple[Target, ...] = ()
+    targets: tuple[Goal, ...] = ()
     #: The figure that the table shows.
     headline: str = "per_second"
     sides: tuple[str, ...] = (HOLDFAST, JETSTREAM, JETSTREAM_ALWAYS)
 
 
-def _times(default: float, always: float | None = None) -> tuple[Target, ...]:
-    targets = [Target(HOLDFAST, "per_second", default, than=JETSTREAM)]
+def _times(default: float, always: float | None = None) -> tuple[Goal, ...]:
+    targets = [Goal(HOLDFAST, "per_second", default, than=JETSTREAM)]
     if always is not None:
-        targets.append(Target(HOLDFAST, "per_second", always, than=JETSTREAM_ALWAYS))
+        targets.append(Goal(HOLDFAST, "per_second", always, than=JETSTREAM_ALWAYS))
     return tuple(targets)
 
 
@@ -113,8 +113,8 @@ PLANS: Final = (
         "append, one after the other",
         _appends(1),
         targets=(
-            Target(HOLDFAST, "p50_ms", 1.0, at_least=False, than=JETSTREAM_ALWAYS),
-            Target(HOLDFAST_APPLIED, "p50_ms", 1.5, at_least=False, than=JETSTREAM),
+            Goal(HOLDFAST, "p50_ms", 1.0, at_least=False, than=JETSTREAM_ALWAYS),
+            Goal(HOLDFAST_APPLIED, "p50_ms", 1.5, at_least=False, than=JETSTREAM),
         ),
         headline="p50_ms",
         sides=(HOLDFAST, HOLDFAST_APPLIED, JETSTREAM, JETSTREAM_ALWAYS),
@@ -140,7 +140,7 @@ PLANS: Final = (
         "follow",
         "follow live, write to delivery",
         Follow,
-        (Target(HOLDFAST, "p99_ms", 20.0, at_least=False),),
+        (Goal(HOLDFAST, "p99_ms", 20.0, at_least=False),),
         headline="p99_ms",
     ),
     ComparisonPlan("create", "first append to new streams, 1,000 at once", _create, _times(2.0)),
@@ -317,11 +317,11 @@ def _cell(work: Work, side: str, headline: str) -> str:
 
 
 def _ratio(work: Work, ours: str, peer: str, headline: str) -> str:
-    value = Target(ours, headline, 0.0, than=peer).measured(work.sides)
+    value = Goal(ours, headline, 0.0, than=peer).measured(work.sides)
     return "-" if value is None else f"{value:.2f}x"
 
 
-def _bound(target: Target) -> str:
+def _bound(target: Goal) -> str:
     sign = "" if target.at_least else "at most "
     if not target.than:
         return f"{sign}{shown(target.figure, target.bound)}"

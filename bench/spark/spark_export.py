@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.protocol import frames
@@ -56,9 +56,9 @@ from holdfast.spark.session import session
 WORK_NAMES: Final = ("large", "small", "traces")
 _SIDES: Final = ("holdfast", "pandas", "spark")
 _TARGETS: Final = {
-    "large": (Target("holdfast", "per_core_per_second", 300_000.0),),
-    "small": (Target("holdfast", "per_second", 4.0, than="spark"),),
-    "traces": (Target("holdfast", "output_ratio", 0.25, at_least=False),),
+    "large": (Goal("holdfast", "per_core_per_second", 300_000.0),),
+    "small": (Goal("holdfast", "per_second", 4.0, than="spark"),),
+    "traces": (Goal("holdfast", "output_ratio", 0.25, at_least=False),),
 }
 _SMALL_STORE_MESSAGES: Final = 50
 _TICK_MESSAGES: Final = 5000

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, turns
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.store import engine_files, engine_rows
@@ -64,7 +64,7 @@ class _Plan:
     #: The field of EngineSizes.
     size: str
     sides: Mapping[str, _Round]
-    targets: tuple[Target, ...] = ()
+    targets: tuple[Goal, ...] = ()
 
 
 def run(options: BenchOptions, sizes: EngineSizes | None = None) -> Report:
@@ -131,13 +131,13 @@ _PLANS: Final = {
             "store": engine_rows.append_to_store,
             "sqlite": engine_rows.append_to_sqlite,
         },
-        (Target("store file", "per_second", 500_000),),
+        (Goal("store file", "per_second", 500_000),),
     ),
     "scan": _Plan(
         "scan rows in pages",
         "scan_rows",
         {"store file": engine_rows.scan_file, "sqlite": engine_rows.scan_sqlite},
-        (Target("store file", "per_second", 1_500_000),),
+        (Goal("store file", "per_second", 1_500_000),),
     ),
     "kv_set": _Plan(
         "overwrite rows in batches",
@@ -167,7 +167,7 @@ _PLANS: Final = {
         "an open store",
         "open_stores",
         {"store": engine_files.hold_files_open},
-        (Target("store", "bytes_per_store", 100_000, at_least=False),),
+        (Goal("store", "bytes_per_store", 100_000, at_least=False),),
     ),
 }
 WORK_NAMES: Final = tuple(_PLANS)

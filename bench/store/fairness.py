@@ -21,7 +21,7 @@ from typing import Final
 import uvloop
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, timed, turns
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, timed, turns
 from holdfast.bench.load import Limit, closed_loop, paced, value_of
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.noise import KINDS, NOISY_STREAM
@@ -84,7 +84,7 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
                     rounds[side].append(figures)
             await _verify(streams, next_number)
     measured = {side: Measurement(tuple(of_side)) for side, of_side in rounds.items()}
-    targets = tuple(Target(kind, "p99_ms", 2.0, at_least=False, than=_ALONE) for kind in KINDS)
+    targets = tuple(Goal(kind, "p99_ms", 2.0, at_least=False, than=_ALONE) for kind in KINDS)
     return Work("fairness", "quiet users' appends", measured, targets)
 
 

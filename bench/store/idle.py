@@ -32,7 +32,7 @@ from nats.js import JetStreamContext
 from nats.js.api import StorageType, StreamConfig
 
 from holdfast.bench.figures import figures_table, shown
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work, quantile
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, quantile
 from holdfast.bench.load import Limit, closed_loop, value_of
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
@@ -129,9 +129,9 @@ def run(options: BenchOptions, settings: IdleSettings | None = None) -> Report:
             sides[side] = Measurement(tuple(rounds))
     most = f"{max(settings.stores):,} stores"
     targets = (
-        Target(most, "first_ack_ms", 2000.0, at_least=False),
+        Goal(most, "first_ack_ms", 2000.0, at_least=False),
         # Memory comes in pages: what is no more than a byte for each store is not held for stores.
-        Target(most, "server_bytes_per_store", 1.0, at_least=False),
+        Goal(most, "server_bytes_per_store", 1.0, at_least=False),
     )
     work = Work("idle", "idle stores", sides, targets)
     return Report("idle", machine, options.to_json() | settings.to_json(), (work,))

@@ -23,7 +23,7 @@ from typing import Final
 import uvloop
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import BenchProcessError, stopped_cluster, usage_of
@@ -72,10 +72,10 @@ def run(options: BenchOptions, settings: LargeSettings | None = None) -> Report:
                 )
             rounds.append(figures)
     targets = (
-        Target(_SIDE, "server_memory_bytes", _MEMORY_BYTES, at_least=False),
-        Target(_SIDE, "client_memory_bytes", _MEMORY_BYTES, at_least=False),
-        Target(_SIDE, "snapshot_memory_bytes", _MEMORY_BYTES, at_least=False),
-        Target(_SIDE, "restore_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Goal(_SIDE, "server_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Goal(_SIDE, "client_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Goal(_SIDE, "snapshot_memory_bytes", _MEMORY_BYTES, at_least=False),
+        Goal(_SIDE, "restore_memory_bytes", _MEMORY_BYTES, at_least=False),
     )
     work = Work("large", "a large value", {_SIDE: Measurement(tuple(rounds))}, targets)
     return Report("large", machine, options.to_json() | asdict(settings), (work,))

@@ -23,7 +23,7 @@ from typing import Final
 import uvloop
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.tiers import cold as tiers_cold
@@ -198,7 +198,7 @@ def _open_cold(bench: _Bench) -> Work:
         cluster = bench.folder / f"cluster-{len(sides)}"
         rounds = tiers_cold.measure_opening(options, cluster, url, options.rounds, opened)
         sides[kind] = Measurement(tuple(asyncio.run(rounds)))
-    targets = (Target(_DIRECTORY, "read_p50_ms", 20.0, at_least=False),)
+    targets = (Goal(_DIRECTORY, "read_p50_ms", 20.0, at_least=False),)
     return Work("open_cold", "opening cold stores of 100 messages", sides, targets)
 
 
@@ -213,9 +213,9 @@ def _stored(bench: _Bench) -> Work:
         rounds = tiers_stored.measure_writers(bench.options, bench.endpoint, load, folder)
         sides[side] = Measurement(tuple(uvloop.run(rounds)))
         ack_ms = load.latency_ms + _ACK_MS
-        targets += [Target(side, "ack_p50_ms", ack_ms, at_least=False), _few_puts(side)]
+        targets += [Goal(side, "ack_p50_ms", ack_ms, at_least=False), _few_puts(side)]
         if load.latency_ms == _LATENCY_MS:
-            targets.append(Target(side, "per_second", 30_000.0))
+            targets.append(Goal(side, "per_second", 30_000.0))
     return Work("stored", "stored appends, 1,000 writers", sides, tuple(targets))
 
 
@@ -248,8 +248,8 @@ def _many_cold(bench: _Bench) -> Work:
     return Work("many_cold", "cold stores", {side: Measurement(tuple(asyncio.run(rounds)))})
 
 
-def _few_puts(side: str) -> Target:
-    return Target(side, "log_puts_per_second", _MAX_PUTS_PER_SECOND, at_least=False)
+def _few_puts(side: str) -> Goal:
+    return Goal(side, "log_puts_per_second", _MAX_PUTS_PER_SECOND, at_least=False)
 
 
 _WORKS: Final[dict[str, Callable[[_Bench], Work]]] = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.bench.figures import figures_table
-from holdfast.bench.harness import Figures, Measurement, Report, Table, Target, Work
+from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import BenchCluster, BenchProcess, ProcessUsage, running_cluster
@@ -94,8 +94,8 @@ def run(options: BenchOptions, settings: UsersSettings | None = None) -> Report:
             figures = _measure(options, settings, servers, Path(name) / f"users-{servers}")
             sides[side] = Measurement((figures,))
     targets = (
-        Target(_TARGET_SIDE, "per_second", settings.per_second * _KEPT_RATIO),
-        Target(_TARGET_SIDE, "ack_p99_ms", 100.0, at_least=False),
+        Goal(_TARGET_SIDE, "per_second", settings.per_second * _KEPT_RATIO),
+        Goal(_TARGET_SIDE, "ack_p99_ms", 100.0, at_least=False),
     )
     work = Work("users", f"{settings.users:,} users", sides, targets)
     return Report("users", machine, options.to_json() | settings.to_json(), (work,))

@@ -146,9 +146,9 @@ def import_command(
     If it is interrupted, run it again to resume.
     """
     with _spark(master) as spark:
-        from holdfast.spark.replay import ReplayTarget, import_table
+        from holdfast.spark.replay import Target, import_table
 
-        target = ReplayTarget(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
+        target = Target(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
         report = import_table(
             spark,
             source,

@@ -1,16 +1,13 @@
 """The bus over NATS core, with nats-py.
 
 Reconnects for ever in the background, also when the connection just stops passing data; how nats-py is made
-to, and how a message comes in, is in `nats_client.py`. What is published in one turn of the loop is
-written to the socket at the turn's end, not by another task of nats-py's: with the same for what comes in
-that halves the time of a lone request, and most of the cost of a message. Whatever is out of the
-ordinary (no connection, a transport that is not a socket, a full socket) takes nats-py's own way.
+to, and how messages go and come without tasks of nats-py's, is in `nats_client.py`: that halves the time of a
+lone request, and most of the cost of a message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import importlib.util
 import logging
 import re
@@ -19,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.subscription import Subscription
 
 from holdfast.protocol.bus.bus import (
     Bus,
@@ -31,7 +26,8 @@ from holdfast.protocol.bus.bus import (
     NoRespondersError,
     check_subject,
 )
-from holdfast.protocol.bus.nats_client import WatchedClient, WatchedTransport, check_nats_py
+from holdfast.protocol.bus.nats_client import WatchedClient, check_nats_py, refusal
+from holdfast.protocol.bus.nats_public import PublicClient
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     InvalidArgumentError,
@@ -63,28 +59,15 @@ _INSTEAD: Final = {
     "ping_interval": "connections are watched: a silent one is replaced within 5 s",
     "timeout": "timeout_seconds bounds operations, connect_timeout the connecting",
 }
-#: So much published in one turn is written at once, and waits for room in the socket.
-_WRITE_BYTES = 256 * 1024
 
-
-class _NatsSubscription(BusSubscription):
-    def __init__(self, client: WatchedClient, subscription: Subscription) -> None:
-        self._client = client
-        self._subscription = subscription
-
-    async def unsubscribe(self) -> None:
-        # From here on a message finds no callback.
-        self._client.callbacks.pop(self._subscription._id, None)
-        try:
-            await self._subscription.unsubscribe()
-        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
-            logger.debug("bus.already_unsubscribed")
+#: Two of these unanswered, and nats-py takes a connection for dead.
+_PUBLIC_PING_SECONDS: Final = 2
 
 
 class NatsBus(Bus):
     """One connection to a NATS server or cluster. Made by `connect_nats`."""
 
-    def __init__(self, client: WatchedClient, inbox_prefix: str) -> None:
+    def __init__(self, client: WatchedClient | PublicClient, inbox_prefix: str) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox_prefix = inbox_prefix
@@ -94,11 +77,8 @@ class NatsBus(Bus):
         #: Requests without a reply, by the last token of its subject, with their own subject.
         self._asked: dict[str, tuple[str, asyncio.Future[BusMessage]]] = {}
         self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
-        #: nats-py makes no queue and no task for a subscription that has a future.
-        self._unused: asyncio.Future[Any] = self._loop.create_future()
         client.on_refused = self._on_refused
         self._reconnect_callbacks: list[Callable[[], None]] = []
-        self._write_scheduled = False
 
     @property
     def max_payload_bytes(self) -> int:
@@ -109,69 +89,27 @@ class NatsBus(Bus):
         return bool(self._client.is_connected)
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        client = self._client
-        size_bytes = len(payload)
         check_subject(subject)
         if reply:
             check_subject(reply, "reply")
-        if size_bytes > client._max_payload:
-            raise _too_large(payload, client._max_payload)
-        if client._status != Client.CONNECTED or type(client._transport) is not WatchedTransport:
-            await self._publish_unconnected(subject, payload, reply)
-            return
-        line = f"PUB {subject} {reply} {size_bytes}\r\n" if reply else f"PUB {subject} {size_bytes}\r\n"
-        client._pending += (line.encode(), payload, b"\r\n")
-        client._pending_data_size += size_bytes + 32
-        if not self._write_scheduled:
-            self._write_scheduled = True
-            self._loop.call_soon(self._write)
-        if client._pending_data_size > _WRITE_BYTES:
-            await self._write_and_wait()
-
-    async def _publish_unconnected(self, subject: str, payload: bytes, reply: str) -> None:
+        client = self._client
+        if len(payload) > client.max_payload:
+            raise _too_large(payload, client.max_payload)
         try:
-            await self._client.publish(subject, payload, reply)
+            await client.send(subject, payload, reply)
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
             # At most once: while the connection is away there is nowhere to put it.
             logger.debug("bus.publish_lost subject=%s reason=%s", subject, error)
         except nats.errors.MaxPayloadError as error:
             raise _too_large(payload, self.max_payload_bytes) from error
 
-    def _write(self) -> None:
-        """Give the socket what was published in this turn of the loop."""
-        self._write_scheduled = False
-        client = self._client
-        # Without a connection it stays in nats-py's buffer, for the next one.
-        if client._pending and client._status == Client.CONNECTED and client._transport is not None:
-            pending, client._pending = client._pending, []
-            client._pending_data_size = 0
-            client._transport.write(b"".join(pending))
-
-    async def _write_and_wait(self) -> None:
-        """Write now, and return when the socket has room again."""
-        self._write()
-        if self._client._transport is not None:
-            try:
-                await self._client._transport.drain()  # type: ignore[no-untyped-call]
-            except OSError as error:
-                # The reading side meets the same error, and reconnects.
-                logger.debug("bus.write_failed reason=%s", error)
-
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         if self._client.is_closed:
             raise _closed()
-
-        # As a task of this subscription would run it.
-        run = contextvars.copy_context().run
-        # Its number, which nats-py takes before it waits for anything.
-        number = self._client._sid + 1
-        self._client.callbacks[number] = lambda message: run(callback, message)
         try:
-            subscription = await self._client.subscribe(subject, future=self._unused)
+            return await self._client.listen(subject, callback)
         except nats.errors.ConnectionClosedError as error:
             raise _closed() from error
-        assert subscription._id == number, (subscription._id, number)
-        return _NatsSubscription(self._client, subscription)
 
     async def request(
         self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
@@ -318,6 +256,18 @@ def _has_nkeys() -> bool:
     return importlib.util.find_spec("nkeys") is not None
 
 
+def _new_client(strict: bool) -> WatchedClient | PublicClient:
+    """Return a client that is not connected. Raises ConnectionFailedError."""
+    try:
+        check_nats_py()
+    except ConnectionFailedError as error:
+        if strict:
+            raise
+        logger.warning("bus.nats_py_unknown reason=%s", error)
+        return PublicClient()
+    return WatchedClient()
+
+
 async def connect_nats(
     url: str,
     *,
@@ -325,6 +275,7 @@ async def connect_nats(
     timeout_seconds: float = 5.0,
     patient: bool = False,
     inbox_prefix: str = inboxes_of(CLUSTER_TENANT),
+    strict: bool = False,
     **options: Any,
 ) -> NatsBus:
     """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
@@ -332,16 +283,18 @@ async def connect_nats(
     Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked for
     (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
 
+    With `strict` a nats-py whose parser cannot be replaced is an error (ConnectionFailedError); else its public
+    API does.
+
     `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
     refused connection is an error at once. `options` are those of nats-py's `connect` in NATS_OPTIONS;
     of them `connect_timeout` takes the place of `timeout_seconds`. Raises InvalidArgumentError for others.
     """
-    check_nats_py()
+    client = _new_client(strict)
     check_options(options)
     attempt_seconds = 2.0
     if "connect_timeout" in options:
         attempt_seconds = timeout_seconds = options.pop("connect_timeout")
-    client = WatchedClient()
     bus = NatsBus(client, inbox_prefix)
 
     last_reason = ""
@@ -355,6 +308,8 @@ async def connect_nats(
             # Before the first connection the reason is part of the error that is raised.
             if client.is_connected or client.is_reconnecting:
                 logger.warning("bus.error reason=%s", reason)
+        if isinstance(client, PublicClient) and (refused := refusal(str(error))) is not None:
+            client.on_refused(refused)
 
     try:
         await asyncio.wait_for(
@@ -367,7 +322,7 @@ async def connect_nats(
                 max_reconnect_attempts=-1 if patient else 1,
                 allow_reconnect=True,
                 connect_timeout=attempt_seconds,  # type: ignore[arg-type]
-                ping_interval=10,
+                ping_interval=10 if isinstance(client, WatchedClient) else _PUBLIC_PING_SECONDS,
                 inbox_prefix=inbox_prefix,
                 **options,
             ),

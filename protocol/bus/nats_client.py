@@ -12,12 +12,14 @@ a peer or the network could make a client deaf or have it hang:
 - **Errors of the server** close nats-py's client for good; here it reconnects. A permission that the
   server refuses is told to `on_refused`.
 
-`check_nats_py` says at the first connection whether all that this rests on is there.
+`check_nats_py` says at the first connection whether all that this rests on is there. Where it is not, clients
+take `PublicClient` (`nats_public.py`), which uses nothing but nats-py's public API; servers do not start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import importlib.metadata
 import json
@@ -33,9 +35,10 @@ from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client, Srv
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from holdfast.protocol.bus.bus import BusCallback, BusMessage, is_subject
+from holdfast.protocol.bus.bus import BusCallback, BusMessage, BusSubscription, is_subject
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     Event,
@@ -59,10 +62,13 @@ if sys.platform == "linux":
 
 logger = logging.getLogger("holdfast.bus")
 
+#: So much published in one turn is written at once, and waits for room in the socket.
+_WRITE_BYTES: Final = 256 * 1024
+
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
 #: All that a socket's StreamReader holds before it stops reading: twice nats-py's limit.
 _READ_BYTES: Final = 64 * 1024
-_REFUSED: Final = re.compile(
+_REFUSAL: Final = re.compile(
     r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"', re.IGNORECASE
 )
 #: `tcpi_bytes_acked` in Linux's `struct tcp_info` (include/uapi/linux/tcp.h, since 4.1).
@@ -75,6 +81,15 @@ _USED: Final = {
     *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
     *("_status", "_subs", "_transport"),
 }
+
+
+def refusal(text: str) -> NotAllowedError | None:
+    """Return what an error of the server's refuses, if it refuses something."""
+    found = _REFUSAL.search(text)
+    if found is None:
+        return None
+    action = "publish to" if found[1].lower() == "publish" else "subscribe to"
+    return NotAllowedError(action=action, subject=found[2])
 
 
 class Step(Enum):
@@ -189,6 +204,10 @@ class WatchedClient(Client):
         self._malformed_count = 0
         self._look_timer: asyncio.TimerHandle | None = None
         self._reviving: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._write_scheduled = False
+        #: nats-py makes no queue and no task for a subscription that has a future.
+        self._unused: asyncio.Future[Any] = self._loop.create_future()
 
     # What nats-py calls
 
@@ -269,14 +288,13 @@ class WatchedClient(Client):
             await self._process_info(info)
 
     async def _handle_error(self, text: str) -> None:
-        refused = _REFUSED.search(text)
+        refused = refusal(text)
         await self._error_cb(nats.errors.Error(text))
         if refused is None:
             # The server closes the connection after nearly all others; a new one mends what can be.
             await self._process_op_err(nats.errors.Error(text))
         else:
-            action = "publish to" if refused[1].lower() == "publish" else "subscribe to"
-            self.on_refused(NotAllowedError(action=action, subject=refused[2]))
+            self.on_refused(refused)
 
     async def _process_pong(self) -> None:
         if self._pongs:
@@ -288,6 +306,53 @@ class WatchedClient(Client):
         self._pings_outstanding = 0
 
     # For the bus
+
+    async def send(self, subject: str, payload: bytes, reply: str) -> None:
+        """Publish: with everything else that is published in this turn of the loop, at its end, not by another
+        task of nats-py's. Whatever is out of the ordinary (no connection, a transport that is not a
+        socket, a full socket) takes nats-py's own way."""
+        if self._status != Client.CONNECTED or type(self._transport) is not WatchedTransport:
+            await self.publish(subject, payload, reply)
+            return
+        size_bytes = len(payload)
+        line = f"PUB {subject} {reply} {size_bytes}\r\n" if reply else f"PUB {subject} {size_bytes}\r\n"
+        self._pending += (line.encode(), payload, b"\r\n")
+        self._pending_data_size += size_bytes + 32
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self._write)
+        if self._pending_data_size > _WRITE_BYTES:
+            await self._write_and_wait()
+
+    def _write(self) -> None:
+        """Give the socket what was published in this turn of the loop."""
+        self._write_scheduled = False
+        # Without a connection it stays in nats-py's buffer, for the next one.
+        if self._pending and self._status == Client.CONNECTED and self._transport is not None:
+            pending, self._pending = self._pending, []
+            self._pending_data_size = 0
+            self._transport.write(b"".join(pending))
+
+    async def _write_and_wait(self) -> None:
+        """Write now, and return when the socket has room again."""
+        self._write()
+        if self._transport is not None:
+            try:
+                await self._transport.drain()  # type: ignore[no-untyped-call]
+            except OSError as error:
+                # The reading side meets the same error, and reconnects.
+                logger.debug("bus.write_failed reason=%s", error)
+
+    async def listen(self, subject: str, callback: BusCallback) -> BusSubscription:
+        """Have `callback` called, in this context, for every message on `subject`."""
+        # As a task of this subscription would run it.
+        run = contextvars.copy_context().run
+        # Its number, which nats-py takes before it waits for anything.
+        number = self._sid + 1
+        self.callbacks[number] = lambda message: run(callback, message)
+        subscription = await self.subscribe(subject, future=self._unused)
+        assert subscription._id == number, (subscription._id, number)
+        return _WatchedSubscription(self, subscription)
 
     def start_watching(self) -> None:
         """Look after the connection until the client is closed."""
@@ -332,6 +397,20 @@ class WatchedClient(Client):
     def _spawn_reconnect(self, reason: Exception) -> None:
         # Runs to its end without waiting: it starts nats-py's own task.
         self._reviving = asyncio.get_running_loop().create_task(self._process_op_err(reason))
+
+
+class _WatchedSubscription(BusSubscription):
+    def __init__(self, client: WatchedClient, subscription: Subscription) -> None:
+        self._client = client
+        self._subscription = subscription
+
+    async def unsubscribe(self) -> None:
+        # From here on a message finds no callback.
+        self._client.callbacks.pop(self._subscription._id, None)
+        try:
+            await self._subscription.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            logger.debug("bus.already_unsubscribed")
 
 
 @functools.cache

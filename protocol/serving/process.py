@@ -111,7 +111,7 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
             loop.add_signal_handler(number, stop)
 
     on_signals(task.cancel)
-    bus = await connect_nats(options.nats, name=program.replace(" ", "-"), patient=True)
+    bus = await connect_nats(options.nats, name=program.replace(" ", "-"), patient=True, strict=True)
     try:
         await serve(options, bus, on_signals)
     finally:

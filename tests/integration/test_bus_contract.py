@@ -13,6 +13,7 @@ from nats_server import NatsServer, running_nats_server
 from raw_nats import raw_nats
 from stalling_proxy import stalling_proxy
 
+from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -53,10 +54,14 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
         yield server
 
 
-@pytest.fixture(params=["nats", "memory"])
-def system(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[_System]]:
+@pytest.fixture(params=["nats", "nats by its public API", "memory"])
+def system(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], AbstractAsyncContextManager[_System]]:
     if request.param == "memory":
         return _memory
+    if request.param == "nats by its public API":
+        monkeypatch.setattr(bus_nats, "check_nats_py", _unknown_nats_py)
     server: NatsServer = request.getfixturevalue("nats_server")
 
     @asynccontextmanager
@@ -71,6 +76,10 @@ def system(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextM
         yield _System(connect, server.kill, server.start, inject)
 
     return over_nats
+
+
+def _unknown_nats_py() -> None:
+    raise ConnectionFailedError(url="NATS", reason="this nats-py is not known")
 
 
 _AnySystem = Callable[[], AbstractAsyncContextManager[_System]]
@@ -375,6 +384,8 @@ def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
 _ODD_BYTES = [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\x00", b"\xff\xfe", b"\x85"]
 
 
+# Not by the public API: nats-py's own parser takes these for spaces, which is why no server starts with it.
+@pytest.mark.parametrize("system", ["nats", "memory"], indirect=True)
 @pytest.mark.parametrize("odd", _ODD_BYTES)
 def test_no_subject_or_reply_that_a_peer_sends_reaches_another_subscription_or_makes_it_deaf(
     system: _AnySystem, odd: bytes
@@ -489,6 +500,14 @@ def test_no_header_that_a_peer_sends_makes_a_bus_deaf(nats_server: NatsServer) -
             await bus.close()
 
     asyncio.run(main())
+
+
+def test_a_server_does_not_start_with_a_nats_py_that_is_not_known(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_nats, "check_nats_py", _unknown_nats_py)
+    with pytest.raises(ConnectionFailedError, match="not known"):
+        asyncio.run(connect_nats(nats_server.url, name="server", strict=True))
 
 
 @pytest.mark.parametrize("unsent", [False, True])

@@ -26,7 +26,7 @@ from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.client import connect
 from holdfast.protocol.distribution import how_to_install
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.replay import ReplayTarget, import_table
+from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, state_sql
 
 
@@ -93,7 +93,7 @@ def test_a_demo_s_history_is_rebuilt_byte_for_byte_by_spark_duckdb_and_a_client(
         sql = f"SELECT store, seq, value FROM ({state_sql('changes')}) WHERE kind = 'stream'"
         assert documents(database.execute(sql).fetchall()) == expected
 
-    import_table(spark, table, ReplayTarget(cluster.nats, tenant="demo"))
+    import_table(spark, table, Target(cluster.nats, tenant="demo"))
 
     async def read_by_a_client() -> DemoVerdict:
         async with connect(cluster.nats, tenant="demo") as client, BlobReader(repository) as reader:

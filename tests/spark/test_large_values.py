@@ -18,7 +18,7 @@ from holdfast.protocol.subjects import DEFAULT_PREFIX
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.columns import rows_of_entries, rows_of_messages
-from holdfast.spark.replay import ReplayTarget, write_rows
+from holdfast.spark.replay import Target, write_rows
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import rows_of_change
 
@@ -70,6 +70,6 @@ def test_an_import_refuses_what_a_table_has_not(tmp_path: Path) -> None:
         "headers": None, "value": None,
     }  # fmt: skip
     batch = pa.RecordBatch.from_pylist([row])
-    target = ReplayTarget("nats://127.0.0.1:1", DEFAULT_PREFIX)
+    target = Target("nats://127.0.0.1:1", DEFAULT_PREFIX)
     with pytest.raises(InvalidArgumentError, match="seq 7 of films"):
         list(write_rows(target, [batch]))

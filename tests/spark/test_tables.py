@@ -27,7 +27,7 @@ from holdfast.shared_fs.archive.table_location import TableLocation, default_tab
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export.compaction import compact
 from holdfast.spark.export.export import export
-from holdfast.spark.replay import ReplayTarget, import_table
+from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
 
@@ -127,7 +127,7 @@ def test_what_a_table_holds_comes_back_into_stores_and_a_repetition_adds_nothing
     world.publish()
     table = default_table(world.url)
     export(spark, world.url)
-    target = ReplayTarget(cluster.nats, tenant="restored")
+    target = Target(cluster.nats, tenant="restored")
     report = import_table(spark, table, target)
     assert (report.stores, report.rows, report.present) == (2, 46, 0)
     expected = [
@@ -147,7 +147,7 @@ def test_what_a_table_holds_comes_back_into_stores_and_a_repetition_adds_nothing
 
     assert asyncio.run(entries()) == {"theme": (b"dark", {"user": "ada"}), "": (b"empty key", {})}
 
-    renumbered = ReplayTarget(cluster.nats, tenant="renumbered", renumber=True)
+    renumbered = Target(cluster.nats, tenant="renumbered", renumber=True)
     import_table(spark, table, renumbered, store="project.*")
     found = asyncio.run(held_by(cluster, "renumbered", PATCHES.name))
     assert found == [(seq, *row[1:]) for seq, row in enumerate(expected, 1)]
@@ -165,7 +165,7 @@ def test_a_stream_that_holds_something_else_is_left_alone(
     world.publish()
     export(spark, world.url)
     with pytest.raises(PythonException, match="holds something else at seq 1"):
-        import_table(spark, default_table(world.url), ReplayTarget(cluster.nats, tenant="taken"))
+        import_table(spark, default_table(world.url), Target(cluster.nats, tenant="taken"))
     found = asyncio.run(held_by(cluster, "taken", PATCHES.name))
     assert found == [(1, b"somebody else's", {})]
 
@@ -180,7 +180,7 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
     world.publish()
     table = default_table(world.url)
     export(spark, world.url)
-    target = ReplayTarget(cluster.nats, tenant="past")
+    target = Target(cluster.nats, tenant="past")
     # The first value of message 1 was overwritten before anybody exported it.
     import_table(spark, table, target, time=noon)
     assert asyncio.run(held_by(cluster, "past", PATCHES.name)) == [(2, b"second", {})]
@@ -188,7 +188,7 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
     rows = [("scores", 1, b"10"), ("scores", 2, b"20")]
     path = str(tmp_path / "computed.parquet")
     spark.createDataFrame(rows, "store string, seq bigint, value binary").write.parquet(path)
-    import_table(spark, path, ReplayTarget(cluster.nats, tenant="computed"))
+    import_table(spark, path, Target(cluster.nats, tenant="computed"))
     found = asyncio.run(held_by(cluster, "computed", "scores"))
     assert found == [(1, b"10", {}), (2, b"20", {})]
 
@@ -255,7 +255,7 @@ def test_documents_are_rebuilt_byte_for_byte_by_spark_duckdb_and_a_client(
 
     frame = latest(spark, report.table)
     changes = DeltaTable(TableLocation(report.table).uri).to_pyarrow_dataset()
-    import_table(spark, report.table, ReplayTarget(cluster.nats, tenant="documents"))
+    import_table(spark, report.table, Target(cluster.nats, tenant="documents"))
     for store, end in ends.items():
         rows = frame.where(frame.store == store.name).orderBy("seq").select("value").collect()
         assert rebuilt(starts[store], (bytes(row["value"]) for row in rows)) == end

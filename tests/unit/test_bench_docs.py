@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.bench.compare.compare_jetstream import HOLDFAST, HOLDFAST_APPLIED, PLANS, table
-from holdfast.bench.harness import FORMAT, Measurement, Report, Target, Work
+from holdfast.bench.harness import FORMAT, Goal, Measurement, Report, Work
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
 
@@ -58,7 +58,7 @@ def test_the_report_has_the_documented_shape() -> None:
     documented = json.loads(example)
     [work] = documented["works"]
     side = Measurement(({"per_second": 3.0},), "publish_async", work["sides"]["jetstream"]["tried"])
-    target = Target("holdfast", "per_second", 6.0, than="jetstream")
+    target = Goal("holdfast", "per_second", 6.0, than="jetstream")
     report = Report(
         documented["benchmark"],
         documented["machine"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.bench.figures import figures_table, shown
-from holdfast.bench.harness import Measurement, Report, Target, Work
+from holdfast.bench.harness import Goal, Measurement, Report, Work
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_value_is_shown_with_its_unit(figure: str, value: float, text: str) ->
     assert shown(figure, value) == text
 
 
-def report(targets: tuple[Target, ...]) -> Report:
+def report(targets: tuple[Goal, ...]) -> Report:
     rounds = ({"per_second": 10.0, "p50_ms": 1.0}, {"per_second": 30.0, "p50_ms": 2.0})
     sides = {"ours": Measurement(rounds), "theirs": Measurement(rounds)}
     return Report("some", {}, {}, (Work("work", "the work", sides, targets),))
@@ -41,7 +41,7 @@ def test_a_row_has_median_and_spread_and_the_other_figures_are_left_out() -> Non
 
 
 def test_a_figure_with_a_target_is_shown_with_it_and_for_its_side_alone() -> None:
-    targets = (Target("ours", "p50_ms", 1.0, at_least=False), Target("theirs", "per_second", 20.0))
+    targets = (Goal("ours", "p50_ms", 1.0, at_least=False), Goal("theirs", "per_second", 20.0))
     rows = figures_table(report(targets), ()).rows
     assert [row[1:3] + row[6:] for row in rows] == [
         ("ours", "p50", "<= 1.00 ms", "no"),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from holdfast.bench.compare.compare_jetstream import PLANS, table
 from holdfast.bench.harness import (
     FORMAT,
+    Goal,
     Measurement,
     Report,
-    Target,
     Work,
     quantile,
     ratio,
@@ -43,27 +43,27 @@ def test_a_figure_that_was_not_measured_is_an_error_and_not_zero() -> None:
 
 
 def test_a_target_compares_medians_and_not_the_best_rounds() -> None:
-    target = Target("ours", "per_second", 4.0, than="peer")
+    target = Goal("ours", "per_second", 4.0, than="peer")
     assert target.measured(SIDES) == 4.0
     assert target.reached(SIDES) is True
-    assert Target("ours", "per_second", 4.1, than="peer").reached(SIDES) is False
+    assert Goal("ours", "per_second", 4.1, than="peer").reached(SIDES) is False
 
 
 def test_a_target_may_be_an_upper_bound_and_need_no_peer() -> None:
-    assert Target("ours", "p50_ms", 5.0, at_least=False).reached(SIDES) is True
-    assert Target("ours", "p50_ms", 4.9, at_least=False).reached(SIDES) is False
+    assert Goal("ours", "p50_ms", 5.0, at_least=False).reached(SIDES) is True
+    assert Goal("ours", "p50_ms", 4.9, at_least=False).reached(SIDES) is False
 
 
 def test_a_target_whose_side_was_not_measured_is_neither_reached_nor_missed() -> None:
-    target = Target("ours", "per_second", 2.0, than="nobody")
+    target = Goal("ours", "per_second", 2.0, than="nobody")
     assert target.measured(SIDES) is None
     assert target.reached(SIDES) is None
     assert Report("b", {}, {}, (Work("w", "w", SIDES, (target,)),)).missed == ()
 
 
 def test_a_report_names_the_works_that_missed_a_target() -> None:
-    missed = Work("missed", "", SIDES, (Target("ours", "per_second", 9.0, than="peer"),))
-    reached = Work("reached", "", SIDES, (Target("ours", "per_second", 2.0, than="peer"),))
+    missed = Work("missed", "", SIDES, (Goal("ours", "per_second", 9.0, than="peer"),))
+    reached = Work("reached", "", SIDES, (Goal("ours", "per_second", 2.0, than="peer"),))
     assert Report("b", {}, {}, (missed, reached)).missed == ("missed",)
 
 
@@ -113,7 +113,7 @@ def test_no_side_always_begins() -> None:
 
 def test_the_document_has_its_format_and_is_json() -> None:
     side = Measurement(({"per_second": 2.0},), "fast", {"fast": 2.0, "slow": 1.0})
-    work = Work("w", "a work", {"ours": side}, (Target("ours", "per_second", 1.0),))
+    work = Work("w", "a work", {"ours": side}, (Goal("ours", "per_second", 1.0),))
     document = Report("b", {"cores": 2}, {"rounds": 1}, (work,)).to_json()
     assert json.loads(json.dumps(document)) == {
         "format": FORMAT,

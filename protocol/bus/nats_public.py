@@ -1,0 +1,76 @@
+"""nats-py's client by its public API alone: for a version that `nats_client.py` does not know.
+
+Slower, and less safe: nats-py's parser takes control characters for spaces, so a peer that may publish can make
+such a connection deaf (docs/operations.md). A client is better off with it than without; a server is not, and
+does not start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from holdfast.protocol.bus.bus import BusCallback, BusMessage, BusSubscription, is_subject
+from holdfast.protocol.errors import NotAllowedError
+
+logger = logging.getLogger("holdfast.bus")
+
+_NO_RESPONDERS: Final = "503"
+
+
+class PublicClient(Client):
+    """The same for the bus as `nats_client.WatchedClient`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
+
+    async def send(self, subject: str, payload: bytes, reply: str) -> None:
+        """Publish."""
+        await self.publish(subject, payload, reply)
+
+    async def listen(self, subject: str, callback: BusCallback) -> BusSubscription:
+        """Have `callback` called for every message on `subject`, by a task of nats-py's."""
+        listening = _PublicSubscription(callback)
+        listening.subscription = await self.subscribe(subject, cb=listening.arrive)
+        return listening
+
+    def start_watching(self) -> None:
+        """nats-py's pings watch the connection."""
+
+    def stop_watching(self) -> None:
+        """See `start_watching`."""
+
+    def abort(self) -> None:
+        """nats-py sends what is unsent while it closes."""
+
+
+class _PublicSubscription(BusSubscription):
+    subscription: Subscription
+
+    def __init__(self, callback: BusCallback) -> None:
+        self._callback: BusCallback | None = callback
+
+    async def arrive(self, message: Msg) -> None:
+        if self._callback is None or not is_subject(message.subject):
+            return
+        reply = message.reply if is_subject(message.reply) else ""
+        status = (message.headers or {}).get("Status", "")
+        missing = not message.data and status.startswith(_NO_RESPONDERS)
+        try:
+            self._callback(BusMessage(message.subject, message.data, reply, missing))
+        except Exception:
+            logger.exception("bus.callback_failed subject=%s", message.subject)
+
+    async def unsubscribe(self) -> None:
+        self._callback = None
+        try:
+            await self.subscription.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            logger.debug("bus.already_unsubscribed")
