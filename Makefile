@@ -65,13 +65,15 @@ bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large,
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
-generate: $(STAMP) ## Write docs/api.md anew from the docstrings.
+generate: $(STAMP) ## Write the blocking API anew from the asyncio one, and docs/api.md from the docstrings.
+	$(BIN)/python -P generate/blocking_api.py
 	$(BIN)/python -P docs/generate_api.py
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare what is generated.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -P generate/blocking_api.py --check
 	$(BIN)/python -P docs/generate_api.py --check
 
 lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.

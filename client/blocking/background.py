@@ -1,15 +1,16 @@
-"""The background: one event loop on one thread of its own, which serves every blocking client of a process.
+"""The background: one event loop on one thread of its own, which serves every blocking client of a
+process.
 
-A blocking call hands work to it and waits. Made at the first use; a child of `os.fork` has none of its
-parent's threads and makes its own, and what was made before the fork refuses to work there
+A blocking call hands work to it and waits. Made at the first use; a child of `os.fork` has none of
+its parent's threads and makes its own, and what was made before the fork refuses to work there
 (ForkedError). At the exit of the process clients that are still open are closed, for a moment.
 
 Work is posted through one queue, and the loop woken only if nobody has since it last looked: many
 threads that post at once wake it once, and what they ask for travels in one frame.
 
-A call that is interrupted in its caller, by Ctrl-C or by what another signal handler raises, cancels its
-work and waits until that has ended; a second interrupt does not wait. A call on the background's own thread,
-where callbacks run, would wait for itself: BackgroundThreadError.
+A call that is interrupted in its caller, by Ctrl-C or by what another signal handler raises,
+cancels its work and waits until that has ended; a second interrupt does not wait. A call on the
+background's own thread, where callbacks run, would wait for itself: BackgroundThreadError.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ A = TypeVar("A")
 
 #: How long the exit of a process waits for its clients to be closed.
 _EXIT_SECONDS: Final = 2.0
-#: A signal that comes right before the main thread goes to sleep does not wake it (CPython looks for signals
-#: before and after, and the kernel interrupts only a sleep). So that thread looks up now and then.
+#: A signal that comes right before the main thread goes to sleep does not wake it (CPython looks
+#: for signals before and after, and the kernel interrupts only a sleep). So that thread looks up
+#: now and then.
 _SIGNAL_SECONDS: Final = 0.5
 
 
@@ -81,8 +83,9 @@ class Background:
     def run_asking(
         self, work: Callable[[Callable[[Callable[[], A]], Awaitable[A]]], Coroutine[Any, Any, T]]
     ) -> T:
-        """Run the coroutine that `work` gives to its end, as `run` does. `work` gets a function `ask`:
-        `await ask(f)` in the coroutine has the calling thread call `f`."""
+        """Run the coroutine that `work` gives to its end, as `run` does. `work` gets a function
+        `ask`: `await ask(f)` in the coroutine has the calling thread call `f`.
+        """
         self.check()
         call: _Call[T] = _Call(self)
         call.work = work(call.ask)
@@ -114,7 +117,8 @@ class Background:
         return results[0]
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have a function, which must not raise, called on the loop, in the order of these calls."""
+        """Have a function, which must not raise, called on the loop, in the order of these calls.
+        """
         self._posted.append(function)
         if not self._woken:
             try:
@@ -252,8 +256,9 @@ class _Call(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     async def ask(self, function: Callable[[], Any]) -> Any:
-        """Have the caller call a function. If that raises, this is cancelled, and the caller's error
-        is what the call raises."""
+        """Have the caller call a function. If that raises, this is cancelled, and the caller's
+        error is what the call raises.
+        """
         answer = self._background.create_future()
         self._wanted = (function, answer)
         self._turn.release()
@@ -302,7 +307,9 @@ def background() -> Background:
 
 
 def wait_for(lock: threading.Lock) -> None:
-    """Acquire a lock. What a signal's handler raises is raised, within _SIGNAL_SECONDS at the latest."""
+    """Acquire a lock. What a signal's handler raises is raised, within _SIGNAL_SECONDS at the
+    latest.
+    """
     if threading.get_ident() != threading.main_thread().ident:
         lock.acquire()
         return

@@ -115,8 +115,9 @@ def start_write(
     timeout_seconds: float | None,
     to_ack: Callable[[Any, int, Durability], Ack],
 ) -> PendingAck:
-    """Start a write without waiting for its ack; waits only for room. Raises as `Background.run` and
-    `Link.check_open`."""
+    """Start a write without waiting for its ack; waits only for room. Raises as `Background.run`
+    and `Link.check_open`.
+    """
     background.check()
     link.check_open()
     if timeout_seconds is not None:

@@ -1,8 +1,8 @@
 """A followed store: what is heard of it, and whether its consumer has something to look at.
 
-A feed listens on the store's change subject; what arrives fills its merge (`merge.py`). The consumer asks
-the owner by itself whenever that is behind, so a slow one holds no task and no more than its buffer. The
-follower (`follower.py`) checks on a feed that hears nothing.
+A feed listens on the store's change subject; what arrives fills its merge (`merge.py`). The
+consumer asks the owner by itself whenever that is behind, so a slow one holds no task and no more
+than its buffer. The follower (`follower.py`) checks on a feed that hears nothing.
 
 A broadcast that cannot be read is logged and counts as lost.
 """

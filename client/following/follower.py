@@ -1,11 +1,12 @@
 """The follower: keeps every subscription of one client supplied with news of its store.
 
-It looks after the feeds (`feed.py`) of followed stores, whoever they are for. Broadcasts may be lost in silence, also the last one, which no gap gives away. So a store that says
-nothing is asked for its head: after FOLLOW_CHECK_SECONDS, then ever less often up to
-FOLLOW_CHECK_MAX_SECONDS; all that are due go out in one turn of the loop, hence in one frame for
-each server. After a reconnect everything counts as behind, and after a change of owner the store is
-checked soon. One timer for all of it, and none while nothing is followed; who is due is known from a
-heap, which a broadcast does not touch, so a hundred thousand quiet stores cost a turn next to nothing.
+It looks after the feeds (`feed.py`) of followed stores, whoever they are for. Broadcasts may be
+lost in silence, also the last one, which no gap gives away. So a store that says nothing is asked
+for its head: after FOLLOW_CHECK_SECONDS, then ever less often up to FOLLOW_CHECK_MAX_SECONDS; all
+that are due go out in one turn of the loop, hence in one frame for each server. After a reconnect
+everything counts as behind, and after a change of owner the store is checked soon. One timer for
+all of it, and none while nothing is followed; who is due is known from a heap, which a broadcast
+does not touch, so a hundred thousand quiet stores cost a turn next to nothing.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class Follower:
         self._closing: set[asyncio.Task[None]] = set()
 
     def end_with(self, consumer: object, feed: Feed | FollowedPattern) -> None:
-        """End `feed` when its consumer is dropped without `aclose`, by a `break`: it must not listen
-        for ever."""
+        """End `feed` when its consumer is dropped without `aclose`, by a `break`: it must not
+        listen for ever.
+        """
         finalizer = weakref.finalize(consumer, self._dropped, feed)
         finalizer.atexit = False
 

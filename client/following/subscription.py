@@ -108,7 +108,8 @@ def subscription_to(
     start_revision: int | None = None,
     marks_ready: bool = False,
 ) -> Subscription[V]:
-    """Return a subscription to a store; nothing is sent until it is entered or asked for a change."""
+    """Return a subscription to a store; nothing is sent until it is entered or asked for a change.
+    """
     track = Track(
         link,
         follower.buffers,

@@ -1,9 +1,9 @@
 """The coalescer: gathers operations into frames, and hands the answers to their callers.
 
-Pure: events in (`submit`, `reply`, `resolved`, `tick`, ...), effects out (`turn`), `now` an argument.
-`link.py` drives it. There is no timer on the way out: a frame leaves for a server whenever fewer
-than FRAMES_IN_FLIGHT are unanswered there, with everything that waits. So a lone write leaves at
-once, and a busy client sends large frames.
+Pure: events in (`submit`, `reply`, `resolved`, `tick`, ...), effects out (`turn`), `now` an
+argument. `link.py` drives it. There is no timer on the way out: a frame leaves for a server
+whenever fewer than FRAMES_IN_FLIGHT are unanswered there, with everything that waits. So a lone
+write leaves at once, and a busy client sends large frames.
 
 It decides what an event means. `schedule.py` keeps who may send when, `in_flight.py` what was sent
 and is not answered, `credit.py` how much may wait.
@@ -97,14 +97,17 @@ class Coalescer:
 
     @property
     def full(self) -> bool:
-        """There may be no `room`. Changes nothing, so that any thread may ask, and is asked for each
-        operation, so that it counts nothing."""
+        """There may be no `room`. Changes nothing, so that any thread may ask, and is asked for
+        each operation, so that it counts nothing.
+        """
         credit = self._credit
         return credit.pending_count >= credit.window or credit.bytes_bound >= MAX_WAITING_BYTES
 
     @property
     def room(self) -> int:
-        """How many more operations should be let in, of the size of those that wait; 0 or less: none."""
+        """How many more operations should be let in, of the size of those that wait; 0 or less:
+        none.
+        """
         credit = self._credit
         if credit.bytes_bound >= MAX_WAITING_BYTES // 2:
             credit.counted(self._schedule.waiting_bytes())

@@ -1,11 +1,13 @@
 """Credit: how much a client may have on its way before its callers wait for room.
 
-A producer that is faster than the servers has to slow down, and not to fail: what is let in has to be
-answered well before its deadline. So the window of operations grows by what was answered in time, up to
-MAX_WAITING_OPERATIONS, and shrinks by a quarter when a write took more than LATE_RATIO of its timeout,
-or a server said that it is busy. It is a congestion window by delay, as TCP Vegas has (Brakmo, Peterson 1995).
+A producer that is faster than the servers has to slow down, and not to fail: what is let in has to
+be answered well before its deadline. So the window of operations grows by what was answered in
+time, up to MAX_WAITING_OPERATIONS, and shrinks by a quarter when a write took more than LATE_RATIO
+of its timeout, or a server said that it is busy. It is a congestion window by delay, as TCP Vegas
+has (Brakmo, Peterson 1995).
 
-Pure. `stored` writes wait for the bucket's next object: that they are late is no sign, that they are in time is.
+Pure. `stored` writes wait for the bucket's next object: that they are late is no sign, that they
+are in time is.
 """
 
 from __future__ import annotations

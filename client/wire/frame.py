@@ -1,6 +1,7 @@
 """The frame that carries groups of operations to one server.
 
-Pure. A frame is put together from packed operations by copying bytes, also when a group is sent again.
+Pure. A frame is put together from packed operations by copying bytes, also when a group is sent
+again.
 """
 
 from __future__ import annotations

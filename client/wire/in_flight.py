@@ -1,10 +1,11 @@
-"""The frames in flight: those that were sent to servers, until each of their groups has had its answer.
+"""The frames in flight: those that were sent to servers, until each of their groups has had its
+answer.
 
-Pure. A frame is stale once it is waited for no longer, because it is lost or late: its writes are sent
-again in newer frames, its reads wait again, and an answer that comes after all still counts.
+Pure. A frame is stale once it is waited for no longer, because it is lost or late: its writes are
+sent again in newer frames, its reads wait again, and an answer that comes after all still counts.
 
-Invariant: FRAMES_IN_FLIGHT frames are unanswered at a server at most, those that only wait for its bucket
-not counted.
+Invariant: FRAMES_IN_FLIGHT frames are unanswered at a server at most, those that only wait for its
+bucket not counted.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ FRAME_TIMEOUT_MAX_SECONDS: Final = 4 * FRAME_TIMEOUT_SECONDS
 #: How often it is asked whether the stores of a silent server have another owner.
 SILENCE_LOOK_SECONDS: Final = 1.0
 #: A frame below this size is not worth splitting. Two are enough for both sides to work at the same
-#: time: with 1,000 concurrent appends to one stream, two frames of 512 in flight took a tenth less of
-#: both processors than four of 256, and gave a tenth more appends.
+#: time: with 1,000 concurrent appends to one stream, two frames of 512 in flight took a tenth less
+#: of both processors than four of 256, and gave a tenth more appends.
 SPREAD_OPERATIONS: Final = 512
 
 
@@ -161,8 +162,9 @@ class FramesInFlight:
             earliest = min(earliest, frame.sent_at + server_queue.timeout_seconds, ping_at)
             if server_queue.timeout_seconds > FRAME_TIMEOUT_SECONDS and frame.looked_at <= now:
                 frame.looked_at = now + SILENCE_LOOK_SECONDS
-                # One store tells: if another server has it, all that was sent counts as lost. To ask
-                # for each, of thousands, would keep the coordinator as busy as the server that is late.
+                # One store tells: if another server has it, all that was sent counts as lost. To
+                # ask for each, of thousands, would keep the coordinator as busy as the server that
+                # is late.
                 self._schedule.unresolved += [
                     group.queue.key
                     for group in frame.groups
@@ -171,7 +173,9 @@ class FramesInFlight:
         self.timeout_at = earliest
 
     def expire_reads(self, now: float) -> float:
-        """Answer reads on their way that are past their deadline; return the earliest of the others."""
+        """Answer reads on their way that are past their deadline; return the earliest of the
+        others.
+        """
         earliest = math.inf
         for frame in self.frames.values():
             for group in frame.groups:
@@ -202,7 +206,8 @@ class FramesInFlight:
             server_queue.stored_frames += 1
 
     def _give_up(self, frame: Frame) -> None:
-        """Wait no longer for a frame. Its reads wait again, its writes are the caller's to requeue."""
+        """Wait no longer for a frame. Its reads wait again, its writes are the caller's to requeue.
+        """
         if frame.stale:
             return
         frame.stale = True

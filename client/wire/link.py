@@ -46,9 +46,10 @@ _OPERATION_OVERHEAD_BYTES: Final = MAX_NAME_BYTES + 128
 
 #: Longer than any frame's number.
 _NUMBER_DIGITS: Final = 20
-#: Operations answered before the frames that their callers fill next are with the socket; further replies
-#: that came with them have their turn after that. So client and server work at the same time: with all
-#: answers of 1,000 callers taken at once each side waits for the other, and a third of two cores is idle.
+#: Operations answered before the frames that their callers fill next are with the socket; further
+#: replies that came with them have their turn after that. So client and server work at the same
+#: time: with all answers of 1,000 callers taken at once each side waits for the other, and a third
+#: of two cores is idle.
 _TURN_ANSWERS: Final = 256
 
 Answer = tuple[Any, int, Durability]
@@ -62,7 +63,8 @@ class LinkListener(Protocol):
         """The owner of a store was lost, or is another."""
 
     def reconnected(self) -> None:
-        """The bus is back; or the link has failed, and whoever waits for the bus should find that."""
+        """The bus is back; or the link has failed, and whoever waits for the bus should find that.
+        """
 
 
 class Link:
@@ -78,8 +80,9 @@ class Link:
         *,
         compression: bool = True,
     ) -> None:
-        """With `compression` False no value is compressed. `entropy` makes the ids of writers, which
-        nobody else may ever have, and the backoff's jitter; without it the operating system does.
+        """With `compression` False no value is compressed. `entropy` makes the ids of writers,
+        which nobody else may ever have, and the backoff's jitter; without it the operating system
+        does.
         """
         self.bus = bus
         self.subjects = subjects
@@ -215,8 +218,9 @@ class Link:
         durability: int = 0,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Start an operation whose answer `waiter` is given. Raises InvalidArgumentError, TooLargeError
-        and what `check_open` does."""
+        """Start an operation whose answer `waiter` is given. Raises InvalidArgumentError,
+        TooLargeError and what `check_open` does.
+        """
         if timeout_seconds is not None:
             check_timeout(timeout_seconds)
         if len(packed) > self.operation_limit_bytes:
@@ -248,16 +252,21 @@ class Link:
 
     @property
     def compresses(self) -> bool:
-        """Values may be compressed: this process can, and the coordinator says that readers know it."""
+        """Values may be compressed: this process can, and the coordinator says that readers know
+        it.
+        """
         return self._may_compress and ZSTD in self.router.encodings
 
     @property
     def full(self) -> bool:
-        """So much may wait for answers that a caller has to wait for room first. Any thread may ask."""
+        """So much may wait for answers that a caller has to wait for room first. Any thread may
+        ask.
+        """
         return bool(self._line) or self._coalescer.full
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
-        """Return when it is this caller's turn. Raises OperationTimeoutError, InvalidArgumentError."""
+        """Return when it is this caller's turn. Raises OperationTimeoutError, InvalidArgumentError.
+        """
         if timeout_seconds is not None:
             check_timeout(timeout_seconds)
         timeout = self.timeout_seconds if timeout_seconds is None else timeout_seconds

@@ -162,8 +162,9 @@ def delete_entries_operation(
 
 
 def expect_operation(what: str | int | None, expected: int) -> list[Any]:
-    """Return the wire form of a condition: the revision of a key or of a message (0: there is none),
-    or, of None, the last seq."""
+    """Return the wire form of a condition: the revision of a key or of a message (0: there is
+    none), or, of None, the last seq.
+    """
     check_count("expected", expected)
     return [EXPECT, what, expected]
 
@@ -234,8 +235,9 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
 
 
 def check_timeout(timeout_seconds: float) -> None:
-    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout tries:
-    else its last retry might be stored once more."""
+    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout
+    tries: else its last retry might be stored once more.
+    """
     if type(timeout_seconds) not in (int, float) or not (
         0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
     ):
@@ -280,7 +282,8 @@ def check_count(argument: str, count: int) -> int:
 
 
 def checked_durability(durability: AnyDurability | None) -> int:
-    """Return the number of a durability, given as such or by its word; 0 is the server's default."""
+    """Return the number of a durability, given as such or by its word; 0 is the server's default.
+    """
     if durability is None:
         return 0
     try:

@@ -35,8 +35,8 @@ from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 #: Stores in one request: with the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
 #: A question is sent again after this long, and again after twice as long each time, up to
-#: CONTROL_TIMEOUT_SECONDS: three copies within the first of these, so a coordinator that is merely slow is
-#: not drowned in them.
+#: CONTROL_TIMEOUT_SECONDS: three copies within the first of these, so a coordinator that is merely
+#: slow is not drowned in them.
 RESEND_SECONDS: Final = 0.3
 #: How often it is looked whether a coordinator is there again.
 LOOK_SECONDS: Final = 0.05
@@ -193,8 +193,9 @@ class Router:
         return fields
 
     def _recognise(self, cluster: object) -> None:
-        """Raise OtherClusterError if an answer is of another cluster than the first one: it would take
-        this client's stores to where nothing of them is."""
+        """Raise OtherClusterError if an answer is of another cluster than the first one: it would
+        take this client's stores to where nothing of them is.
+        """
         if not isinstance(cluster, str) or not cluster:
             return
         if self._cluster is None:

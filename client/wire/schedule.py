@@ -1,7 +1,8 @@
 """The schedule: which stores have something to send, to which server, and from when on.
 
-Pure. A store that has something to send is either in line for its owner's server, or its owner is being
-asked for, or it backs off. How long it backs off grows with each failure in a row, with jitter.
+Pure. A store that has something to send is either in line for its owner's server, or its owner is
+being asked for, or it backs off. How long it backs off grows with each failure in a row, with
+jitter.
 
 Invariant: a store whose queue is idle has nothing unsent.
 """
@@ -25,7 +26,8 @@ BACKOFF_MAX_SECONDS: Final = 0.5
 MAX_KNOWN_STORES: Final = 65536
 
 _packed: Final = itemgetter(0)
-#: As globals: Python 3.11 needs 0.07 us for a member by its class, and each operation asks four times.
+#: As globals: Python 3.11 needs 0.07 us for a member by its class, and each operation asks four
+#: times.
 IDLE: Final = QueueState.IDLE
 READY: Final = QueueState.READY
 
@@ -185,8 +187,10 @@ class Schedule:
         return count
 
     def _forget_idle_stores(self) -> None:
-        """Forget a share of the idle stores. One that comes back starts above every counter that was
-        forgotten, with a `first_unacked` that covers the jump, so no old outcome is taken for its."""
+        """Forget a share of the idle stores. One that comes back starts above every counter that
+        was forgotten, with a `first_unacked` that covers the jump, so no old outcome is taken for
+        its.
+        """
         idle = [queue for queue in self.queues.values() if queue.empty and queue.state is IDLE]
         for queue in idle[: MAX_KNOWN_STORES // 4]:
             self._first_counter = max(self._first_counter, queue.next_counter)

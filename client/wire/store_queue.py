@@ -36,7 +36,8 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import pack
 from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS, MAX_WRITER_OUTCOMES
 
-#: A group's array header, counter, first_unacked, durability and the header of its operations, at most.
+#: A group's array header, counter, first_unacked, durability and the header of its operations, at
+#: most.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 
 #: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
@@ -181,7 +182,8 @@ class StoreQueue:
 
     @property
     def window_is_full(self) -> bool:
-        """No further group of writes may leave before the first one that is waited for is answered."""
+        """No further group of writes may leave before the first one that is waited for is answered.
+        """
         groups = self.groups
         return bool(groups) and self.next_counter - groups[0].counter >= MAX_WRITER_OUTCOMES
 

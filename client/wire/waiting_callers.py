@@ -1,4 +1,6 @@
-"""Callers that wait for room: first come, first served, when so much is unanswered that more would be late."""
+"""Callers that wait for room: first come, first served, when so much is unanswered that more would
+be late.
+"""
 
 from __future__ import annotations
 
