@@ -241,6 +241,12 @@ def test_the_lock_pins_every_dependency_with_hashes_and_names_no_address() -> No
     assert needed <= pinned, f"run make lock: {needed - pinned}"
 
 
+def test_editors_find_the_packages_where_mypy_does() -> None:
+    tools = _pyproject()["tool"]
+    assert tools["pyright"]["extraPaths"] == [tools["mypy"]["mypy_path"]]
+    assert (ROOT / tools["mypy"]["mypy_path"] / "holdfast").resolve() == ROOT
+
+
 def test_the_guide_for_contributors_names_every_make_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
