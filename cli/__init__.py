@@ -1,1 +1,1 @@
-"""The `holdfast` command: runs the servers, an embedded cluster, a demo, and shows what is stored."""
+"""The `holdfast` command: run servers, clusters and a demo, and look at what is stored."""

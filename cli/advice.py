@@ -86,14 +86,14 @@ def explain(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code: 2 for what was typed wrong, else 1."""
+    """Return the exit code: 2 for wrong usage, otherwise 1."""
     if isinstance(error, HoldfastError) and error.code in ("invalid_name", "invalid_argument"):
         return EXIT_USAGE
     return EXIT_FAILED
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the failure itself, out of the groups that nested tasks wrap it in."""
+    """Unwrap the failure from the exception groups of nested tasks."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,11 +1,11 @@
-"""The `holdfast` command: its groups, its shared options, and what becomes of errors.
+"""The `holdfast` command: its groups, its shared options, and how it reports errors.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130
 Ctrl-C. No traceback reaches the user for an error of holdfast's tree or of the operating system;
 anything else is a bug, and shows one.
 
-A command's module is imported when the command is called: a lone `holdfast kv get` does without what the
-demo, the benchmarks and the doctor need, and so does each server that is started again.
+The module of a command is imported when the command is called. So neither `holdfast kv get` nor a
+restarted server imports what the demo, the benchmarks and the doctor need.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _COMMANDS: Final = {
 }
 
 
-#: Where a context keeps if the command line says `--json` anywhere: what is wrong with it may come first.
+#: Where a context keeps whether the command line has `--json` anywhere, even after a wrong option.
 _WANTS_JSON: Final = "holdfast.wants_json"
 
 
@@ -70,7 +70,7 @@ class _UsageObject(click.ClickException):
     exit_code = EXIT_USAGE
 
     def __init__(self, error: click.UsageError) -> None:
-        # What only asks for help has no message of its own but the help.
+        # A call without arguments that shows the help has no message but the help.
         is_help = isinstance(error, click.exceptions.NoArgsIsHelpError)
         super().__init__("a command is missing" if is_help else error.format_message())
         self._path = error.ctx.command_path if error.ctx is not None else "holdfast"
@@ -96,7 +96,7 @@ def _print_error(code: str, message: str, advice: str) -> None:
 
 
 class _RootGroup(click.Group):
-    """Imports its commands when they are asked for; turns errors into one line on stderr and an exit
+    """Imports a command when it is called, and turns errors into one line on stderr and an exit
     code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -125,8 +125,8 @@ class _RootGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         for library in ("holdfast", "nats"):
-            # What a command logs is for those who set logging up, as the servers do: others are
-            # told in the one line at the end, and do not need it twice.
+            # Only servers set logging up. For any other command, the one line at the end tells what
+            # a log event would tell a second time.
             logging.getLogger(library).addHandler(logging.NullHandler())
         try:
             result = super().invoke(ctx)
@@ -165,7 +165,7 @@ class _RootGroup(click.Group):
 
 
 def _discard_stdout() -> None:
-    """Let what is still buffered go nowhere: the reader of the pipe has left (`| head`)."""
+    """Discard buffered output, because the reader of the pipe has left (`| head`)."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -1,4 +1,4 @@
-"""The entry of the `holdfast` command, and the one module of it that imports without click and rich."""
+"""The entry of the `holdfast` command, the only module of it that needs neither click nor rich."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the commands of operators ask a store's owner to do, and the wait until it is done.
+"""Ask the owner of a store to do a job for an operator, and wait until it is done.
 
-The owner is asked again and again with the same job's name (`persist/jobs/administration.py`), so replies may
-get lost. One that dies, or hands the store over, is followed by the next, who begins anew.
+The command polls the owner with the name of the job (`persist/jobs/administration.py`), so replies
+may get lost. If the owner dies or hands the store over, the next owner starts the job again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BUCKET_OPTION: Final = click.option(
 
 
 def check_choice(names: tuple[str, ...], every: bool, all_tenants: bool) -> None:
-    """Raises UsageError unless stores are chosen in one of the three ways."""
+    """Raises UsageError unless exactly one of names, --all and --all-tenants is given."""
     if (bool(names), every, all_tenants).count(True) != 1:
         raise click.UsageError("name stores, or give --all or --all-tenants")
 
@@ -95,7 +95,7 @@ class ConnectedOwners:
         return self._settings.tenant
 
     async def find(self, name: str, kind: str | None) -> StoreId:
-        """Return the store of that name. Raises NotFoundError, InvalidArgumentError if there are two."""
+        """Return the store of that name. Raises NotFoundError, or InvalidArgumentError for two."""
         check_store(name)
         wanted = None if kind is None else int(StoreKind[kind.upper()])
         found = [
@@ -118,15 +118,15 @@ class ConnectedOwners:
         ]
 
     async def of_every_tenant(self) -> AsyncIterator[ConnectedOwners]:
-        """Yield who asks for each tenant's stores."""
+        """Yield a ConnectedOwners for each tenant."""
         async for tenant in self._router.tenants():
             yield ConnectedOwners(self._bus, replace(self._settings, tenant=tenant))
 
     async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
-        """Have a store's owner do a job and return what it tells of it.
+        """Have a store's owner do a job, and return its report.
 
-        Raises what it ends with. An owner that cannot be reached, or is busy, is given as long as the
-        timeout of the settings says.
+        Raises the error that the job ends with. Waits up to the timeout of the settings for an
+        owner that cannot be reached or is busy.
         """
         give_up_at = time.monotonic() + self._settings.timeout
         job = secrets.token_hex(8)
@@ -134,13 +134,13 @@ class ConnectedOwners:
         with _Spinner(f"{verb} {store.name}", enabled=not self._settings.json) as working:
             while True:
                 try:
-                    # Only once: to ask for the owner of a store that was deleted gives it one.
+                    # Only once, because asking for the owner of a deleted store assigns one.
                     server = server or await self._owner(store)
                     reply = await self._ask_once(server, store, job, verb, fields)
                 except UnavailableError:
                     if time.monotonic() > give_up_at:
                         raise
-                    # What ended so is over: the next try is another job.
+                    # That job is over; the next try is another one.
                     job, server = secrets.token_hex(8), ""
                 else:
                     if reply.get("done"):
@@ -174,7 +174,7 @@ async def connected_owners(settings: Settings) -> AsyncIterator[ConnectedOwners]
 
 
 class _Spinner:
-    """Says on a terminal what is waited for, once that takes a while."""
+    """Shows on a terminal what the command waits for, once that takes a while."""
 
     def __init__(self, text: str, *, enabled: bool) -> None:
         console = Console(stderr=True, markup=False, highlight=False)

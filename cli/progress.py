@@ -1,6 +1,7 @@
-"""Bars on stderr that count, where that is a terminal: a context manager for who shows how far it is.
+"""Progress bars that count, on stderr if that is a terminal.
 
-Elsewhere there are none, and who shows it prints lines or nothing. Bars of bytes are in `file_values.py`.
+Without a terminal there are no bars, and a subclass prints lines or nothing. `file_values.py` has
+the bars for bytes.
 """
 
 from __future__ import annotations

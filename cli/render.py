@@ -1,7 +1,7 @@
-"""From values to what is printed: tables and lines for people, JSON for programs.
+"""Render values: tables and lines for people, JSON for programs.
 
-The JSON shapes are a contract, written down in docs/cli.md. Bytes are there as base64, and also as text
-when they are UTF-8; of large values, which do not come along, only what is known of them.
+docs/cli.md documents the JSON shapes, which are a contract. Bytes appear as base64, and also as
+text if they are UTF-8. A large value appears as its size and checksum only.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.protocol.names import StoreKind
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Width of tables that go into a pipe or a file: there is no screen that they must fit on.
+#: Width of tables in a pipe or a file, which need not fit on a screen.
 _PIPE_WIDTH: Final = 1000
 _PREVIEW_CHARACTERS: Final = 120
 #: Between two columns of a table.
 _GAP: Final = 2
-#: What a word in a column of states calls for. rich leaves colours out where nobody looks, and for
+#: The colour of a word in a column of states. rich omits colours without a terminal and with
 #: NO_COLOR.
 _STATE_STYLES: Final = {
     **dict.fromkeys(("dead", "critical", "WRONG", "damaged", "gap"), "bold red"),
@@ -54,9 +54,10 @@ def print_table(
     states: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """Print rows under a head line; numbers (`right`) aligned to the right, what is wrong in `states` in
-    colour. On a terminal that is too narrow, `optional` columns are left out, the first of them first."""
-    # Here, since it takes longer to import than most commands take in all.
+    """Print rows under a header. Columns in `right` are aligned to the right; bad words in `states`
+    are coloured. A terminal that is too narrow leaves out `optional` columns, the first one
+    first."""
+    # Imported here, because the import takes longer than most commands.
     from rich.table import Table
     from rich.text import Text
 
@@ -145,8 +146,8 @@ def moment(time_ms: int) -> str:
 
 
 def preview(value: bytes) -> str:
-    """Return a value on one line: on a terminal the start of it, in a pipe or a file all of it, since
-    whoever searches there shall find what is at its end. What is not text only by its size."""
+    """Return a value on one line: its start on a terminal, all of it in a pipe or a file, where a
+    program may search for its end. For a value that is not text, return its size."""
     text = as_text(value)
     if text is None:
         return f"<{size(len(value))} of binary data>"
@@ -156,7 +157,7 @@ def preview(value: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line, with nothing in it that a terminal would obey."""
+    """Return `text` on one line, without control characters that a terminal obeys."""
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
@@ -200,7 +201,7 @@ def entry_line(entry: Entry) -> str:
 
 
 def saved_json(row: Message | Entry, file: Path) -> JsonObject:
-    """What is told of a value that was written to a file."""
+    """Return the report on a value that was written to a file."""
     return _row_json(row) | {"size_bytes": row.size_bytes, "file": str(file)}
 
 

@@ -1,7 +1,7 @@
 """The options that all commands share: where the cluster is, as whom, how long, in which form.
 
-They may stand before the command (`holdfast --json servers`) or after it (`holdfast servers --json`);
-the later one counts. Before the command each is also settable by the environment: HOLDFAST_NATS,
+You can give them before the command (`holdfast --json servers`) or after it (`holdfast servers
+--json`); the later one counts. The environment sets those before the command: HOLDFAST_NATS,
 HOLDFAST_TENANT, HOLDFAST_PREFIX, HOLDFAST_TIMEOUT, HOLDFAST_JSON.
 """
 
@@ -27,9 +27,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Settings:
-    """What the shared options say, filled in while click reads the command line."""
+    """The values of the shared options, filled in while click reads the command line."""
 
-    #: None: not said.
+    #: None if not given.
     nats: str | None = None
     tenant: str = DEFAULT_TENANT
     prefix: str = DEFAULT_PREFIX
@@ -44,12 +44,12 @@ class Settings:
 
     @property
     def asking_seconds(self) -> float:
-        """How long a coordinator is looked for before a person is told that there is none."""
+        """How long to look for a coordinator before the command reports that there is none."""
         return min(self.timeout, CONTROL_TIMEOUT_SECONDS)
 
     def connect(self) -> Connecting:
-        """Return a client, to be entered with `async with`."""
-        # Here, since the servers' commands have no use for a client.
+        """Return a client; enter it with `async with`."""
+        # Imported here, because the commands of servers need no client.
         from holdfast.client.connection import connect
 
         return connect(
@@ -87,12 +87,12 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "Print JSON; docs/cli.md describes the shapes.",
     },
 }
-#: What a command that talks to a running cluster takes.
+#: The options of a command that talks to a running cluster.
 CLIENT_OPTIONS: Final = ("nats", "tenant", "prefix", "timeout", "json")
 
 
 def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Command], _Command]:
-    """Give a command the shared options `names`; what they say goes into its Settings."""
+    """Give a command the shared options `names`, whose values go into its Settings."""
 
     def remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
         settings = context.ensure_object(Settings)

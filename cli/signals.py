@@ -25,7 +25,7 @@ class Interruption:
 def cancelled_by_signals() -> Iterator[Interruption]:
     """Cancel the calling task on SIGINT, SIGTERM and SIGHUP; tell which one it was.
 
-    A second signal while the first is being obeyed cancels again, which cuts the cleaning up short.
+    A second signal during the cleanup cancels again, which interrupts the cleanup.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()

@@ -1,18 +1,19 @@
 """An embedded cluster: nats-server, a coordinator and persist servers on this machine.
 
-`running_cluster` starts and supervises them for as long as its body runs; `holdfast up`, the demo
-and the integration tests stand on it. Each part is a process of its own, started by the very command
-that an operator would type. Under `data`:
+`running_cluster` starts and supervises them while its body runs. `holdfast up`, the demo and the
+integration tests use it. Each part is a process of its own, started by the same command that an
+operator types. Under `data`:
 
     shared/    the shared file system of the coordinator and the persist servers
     bucket/    the bucket
     run/       lock, cluster.json (addresses and pids), one log file for each part
 
-Invariants: one cluster to a folder; nothing is started before the folder, the port and the programs
-are known to be fine; persist servers stop before the coordinator, and that before nats-server; no
-process outlives the body, also when it is cancelled, and on Linux also when this process is killed.
+Invariants: a folder has one cluster. Nothing starts before the folder, the port and the programs
+are known to be fine. Persist servers stop before the coordinator, and the coordinator before
+nats-server. No process outlives the body, even if the body is cancelled, and on Linux even if this
+process is killed.
 
-Does not decide when a part is started again (`restart.py`).
+`restart.py` decides when a part is restarted.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _FREE_PORTS: Final = range(10_000, 32_768)
 
 
 class PortInUseError(HoldfastError):
-    """The port that nats-server should have is taken."""
+    """The port for nats-server is taken."""
 
     code = "port_in_use"
     template = "port {port} of {address} cannot be used: {reason}"
@@ -87,8 +88,8 @@ class StartTimeoutError(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What to start. `nats_url` names a running NATS system; without it one is started on `port`,
-    0 being a free one."""
+    """What to start. `nats_url` names a running NATS system; without it, a nats-server starts on
+    `port`, or on a free port if that is 0."""
 
     data: Path
     server_count: int = 2
@@ -125,8 +126,8 @@ class Cluster:
         return first + self.servers
 
     def command_for_server(self, name: str) -> str:
-        """The command line that adds the persist server `name` to this cluster. A URL with a password
-        is left out: HOLDFAST_NATS has to hold it, as where this cluster was started."""
+        """The command line that adds the persist server `name` to this cluster. It leaves out a URL
+        with a password: set HOLDFAST_NATS to it, as for this cluster."""
         nats = ["--nats", self.nats_url] if self.shown_nats_url == self.nats_url else []
         return shlex.join(
             [
@@ -216,7 +217,7 @@ class Cluster:
         await _wait_for_nats(port)
 
     async def _supervise(self, part: Part) -> None:
-        """Keep `part` running. Its failure ends the body, not the other parts: those stop in order."""
+        """Keep `part` running. Its failure ends the body; the other parts then stop in order."""
         try:
             await part.keep_running()
         except (HoldfastError, OSError) as error:
@@ -237,7 +238,7 @@ class Cluster:
         )
 
     def _is_noise(self, line: str) -> bool:
-        """nats-server cannot be told to log warnings only."""
+        """Tell if a line is below warning level: nats-server has no option to log warnings only."""
         return not self.options.verbose and ("[INF]" in line or "[DBG]" in line)
 
     def _common_arguments(self) -> list[str]:
@@ -256,7 +257,7 @@ class Cluster:
         return [] if prefix == DEFAULT_PREFIX else ["--prefix", prefix]
 
     def _write_state(self) -> None:
-        """Put addresses and pids where scripts and people find them."""
+        """Write addresses and pids to cluster.json, for scripts and people."""
         state = {
             "pid": os.getpid(),
             "nats": self.shown_nats_url,
@@ -357,7 +358,7 @@ async def _nats_answers(port: int) -> bool:
 
 
 async def _refuse_second_coordinator(url: str, prefix: str) -> None:
-    """Two clusters on one prefix would hear each other's servers and clients."""
+    """Refuse to start if another coordinator answers: each cluster would hear the other's parts."""
     try:
         bus = await connect_nats(url, name="holdfast-up")
     except ConnectionFailedError as error:

@@ -1,11 +1,11 @@
-"""Start a program that dies with its parent: `python tether.py PARENT_PID PROGRAM ARGUMENT...`.
+"""Start a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ...`.
 
-Asks Linux for a SIGKILL when the parent ends, however it ends, and then becomes the program
-(`exec` keeps the request). SIGKILL, because a parent that was killed leaves nobody to insist after a
-SIGTERM. Elsewhere `tethered` returns the command as it is: there a killed parent leaves its children
-behind.
+The script asks Linux for a SIGKILL when the parent ends, however it ends, and then becomes the
+program (`exec` keeps the request). It asks for SIGKILL, because nobody is left to follow up on a
+SIGTERM after the parent was killed. On other systems `tethered` returns the command as it is, and a
+killed parent leaves its children behind.
 
-Runs as a plain script without site packages, since it stands before each start of each part.
+It runs as a plain script without site packages, because it precedes each start of each part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One part of an embedded cluster: a child process, started again when it dies.
+"""One part of an embedded cluster: a child process that is restarted when it dies.
 
 Each part runs in its own session, so that Ctrl-C in a terminal reaches the supervisor alone and the
-parts stop in its order. What a part says goes line by line to `say`, under its name, and to a log
-file of bounded size.
+supervisor can stop the parts in order. The output of a part goes line by line to `say`, under its
+name, and to a log file of bounded size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 
 class PartFailedError(HoldfastError):
-    """A part ended at its start, again and again or for a reason that will not go away."""
+    """A part ended at its start, repeatedly or for a reason that a restart cannot fix."""
 
     code = "part_failed"
     template = "{part} did not start (exit code {exit_code}): {reason}"
@@ -40,7 +40,7 @@ class PartFailedError(HoldfastError):
 class Part:
     """A supervised child process. `keep_running` runs until `stop`, or fails.
 
-    `environment` comes beside what this process has: unlike `command`, no other user can read it.
+    `environment` is added to that of this process. Unlike `command`, no other user can read it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Part:
         return process.pid if process is not None and process.returncode is None else None
 
     async def keep_running(self) -> None:
-        """Start the part, and again each time it ends. Raises PartFailedError."""
+        """Start the part, and restart it each time it ends. Raises PartFailedError."""
         self._ended.clear()
         try:
             while not self._stopping.is_set():
@@ -86,7 +86,7 @@ class Part:
             self._ended.set()
 
     async def stop(self) -> None:
-        """End the part: SIGTERM, and SIGKILL if that took too long."""
+        """End the part with SIGTERM, and with SIGKILL if that takes too long."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
         try:
@@ -177,7 +177,7 @@ class _LogFile:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line with its end; a longer one than _LINE_BYTES in pieces."""
+    """Yield each line with its end; lines longer than _LINE_BYTES in pieces."""
     pending = b""
     while chunk := await stream.read(_LINE_BYTES):
         *whole, pending = (pending + chunk).split(b"\n")

@@ -1,12 +1,12 @@
-"""When a part that ended is started again, and when trying is in vain. Pure.
+"""Decide when to restart a part that ended, and when to give up. Pure.
 
-    exit while the part had run for a while      start again soon
-    exit soon after its start                    start again, each time twice as late, up to 5 s
-    exit code 2 before it ever ran for a while   wrong usage: in vain
-    exit code 1 before it ever ran for a while   three times in a row: in vain
+    exit after the part ran for a while          restart soon
+    exit soon after its start                    restart, each time twice as late, up to 5 s
+    exit code 2 before it ever ran for a while   wrong usage: give up
+    exit code 1 before it ever ran for a while   give up after three times in a row
 
-A kill is never a reason to stop trying, and neither is any exit of a part that once ran: its
-configuration was right, so what stops it now (a full disk, NATS away) can go away.
+A kill is never a reason to give up. Neither is the exit of a part that once ran: its configuration
+was right, so the reason (a full disk, NATS away) can pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The history of one part, as far as it matters."""
+    """What is known of the earlier exits of one part."""
 
     _ever_ran: bool = field(default=False, init=False)
     _quick_exits: int = field(default=0, init=False)

@@ -1,4 +1,4 @@
-"""`holdfast backup`, `backups`, `restore` and `delete`: snapshots of a store, its past, and its end.
+"""`holdfast backup`, `backups`, `restore` and `delete`.
 
 The owner of the store does the work; these commands ask it and wait.
 """
@@ -207,7 +207,8 @@ def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
         print_json(report)
     else:
         click.echo(
-            f"{report['store']} is deleted: {report['files']} files, {report['snapshots']} snapshots"
+            f"{report['store']} is deleted: {report['files']} files, "
+            f"{report['snapshots']} snapshots"
         )
 
 
@@ -236,7 +237,7 @@ def version_row(store: StoreId, version: Mapping[str, Any]) -> JsonObject:
 
 
 def restore_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
-    """Return what became of a restore as JSON; `revision` is what the store goes on at."""
+    """Return the result of a restore as JSON; the store continues at `revision`."""
     return {
         "kind": StoreKind(store.kind).word,
         "store": store.name,
@@ -250,7 +251,7 @@ def restore_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
 
 
 def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
-    """Return what became of a deletion as JSON."""
+    """Return the result of a deletion as JSON."""
     return {
         "kind": StoreKind(store.kind).word,
         "store": store.name,

@@ -1,8 +1,8 @@
-"""`holdfast bench`: measures holdfast, beside what users would pick instead and by itself.
+"""`holdfast bench`: benchmark holdfast, alone and against its alternatives.
 
-What is measured, and what the numbers mean, is the package `holdfast.bench` and docs/performance.md.
-Here is what the command line adds: options, progress on stderr, tables on stdout, and a JSON file. That
-a target is missed is a result, not a failure.
+The package `holdfast.bench` measures, and docs/performance.md explains the numbers. This module
+adds the command line: options, progress on stderr, tables on stdout, and a JSON file. A missed
+target is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _COMMON: Final = ("quick", "profile", "data", "json")
 
 
 def _bench_options(*names: str) -> Callable[[_Command], _Command]:
-    """Give a command options of benchmarks, and as its first arguments a BenchOptions and the path
-    of the JSON file."""
+    """Give a command the benchmark options `names`. Its first arguments are a BenchOptions and the
+    path of the JSON file."""
 
     def decorate(command: _Command) -> _Command:
         @wraps(command)
@@ -301,7 +301,7 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         *(idle_stores, neighbours, blocking_threads, large_value, bucket_tiers),
     ):
         reports.append(_run(partial(module.run, options), module.table, options))
-        # After each, so that what was measured outlives a later failure.
+        # After each benchmark, so that its results survive a later failure.
         _finish(reports, json_file)
 
 
@@ -350,7 +350,7 @@ def _needed_packages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """End the body on SIGTERM as on Ctrl-C, so that its processes and files go with it."""
+    """End the body on SIGTERM as on Ctrl-C, so that its processes and files are cleaned up."""
     came = False
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast collect`: removes from the bucket what nobody needs any more."""
+"""`holdfast collect`: remove garbage from the bucket."""
 
 from __future__ import annotations
 

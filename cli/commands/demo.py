@@ -1,13 +1,12 @@
-"""`holdfast demo`: the whole job on real input, a kill in the middle, and a byte for byte check.
+"""`holdfast demo`: store a git history, kill a server midway, and check every byte.
 
-Takes the history of a git repository, starts an embedded cluster, and has several writer processes
-store it at once while a follower process follows everything live. In the middle one persist server is
-killed. In the end a fresh client reads all of it back, and where there is a Java, Spark exports it to
-a table, rebuilds every file from that and asks it something. The plan (`demo_plan.py`) is made before;
-the workers (`demo_worker.py`) carry it out; `demo_verify.py` and `demo_export.py` judge;
-`demo_report.py` tells.
+The demo starts an embedded cluster. Several writer processes store the history of a git repository
+at once, while a follower process follows everything live, and one persist server is killed midway.
+At the end a fresh client reads everything back. If Java is installed, Spark exports it to a table,
+rebuilds every file from the table and queries it. The package `holdfast.cli.demo` has the plan, the
+workers that carry it out, the checks and the report.
 
-Leaves nothing behind: no process, and no file unless --data was given.
+The demo leaves no process behind, and without --data no file.
 """
 
 from __future__ import annotations
@@ -262,7 +261,7 @@ class _Worker:
         return reason
 
     def tell(self, word: str) -> None:
-        """Say a word to it; one that has ended needs no word."""
+        """Send it a word, unless it has ended."""
         process = self._process
         if process is not None and process.stdin is not None and process.returncode is None:
             process.stdin.write(f"{word}\n".encode())
@@ -293,7 +292,8 @@ class _Run:
         self._follower = _Worker("follower", self._task("follower", 0), self._on_followed)
 
     async def refuse_earlier_demo(self) -> None:
-        """Raises DemoUsedError: what is there already would count as duplicated."""
+        """Raises DemoUsedError if the stores exist, because their messages would count as
+        duplicates."""
         async with self._connect() as client:
             async for _ in client.stores(prefix=self._plan.prefix):
                 raise DemoUsedError(data=str(self._options.data), prefix=self._plan.prefix)
@@ -402,7 +402,7 @@ class _Run:
 
 
 def _unpack_file(path: Path) -> Any:
-    """Return what a worker left as its result."""
+    """Return the result of a worker."""
     return unpack(path.read_bytes())
 
 

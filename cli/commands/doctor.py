@@ -1,4 +1,4 @@
-"""`holdfast doctor`: checks a data directory, offline or beside a running cluster."""
+"""`holdfast doctor`: check a data directory, offline or while its cluster runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def doctor(settings: Settings, data: Path, deep: bool) -> None:
 
 
 def shared_folder(data: Path) -> Path:
-    """Return the shared file system that `data` is or, as the folder of `up`, holds."""
+    """Return the shared file system: `data` itself, or its folder `shared` if `data` is that of
+    `up`."""
     shared = data / "shared"
     return shared if not (data / "FORMAT").exists() and shared.is_dir() else data
 

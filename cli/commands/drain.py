@@ -83,11 +83,11 @@ async def _drain(settings: Settings, server: str) -> dict[str, object]:
 
 
 async def _stores_left(router: Router, server: str, timeout_seconds: float) -> int:
-    """Return how many stores a draining server has. Raises DrainCalledOffError, UnavailableError
-    when nobody can say for that long."""
+    """Return how many stores a draining server has. Raises DrainCalledOffError, and
+    UnavailableError if no coordinator answers within `timeout_seconds`."""
     info = await _look(router, server, timeout_seconds)
     if info is None or info.state == ServerState.DEAD:
-        # It has been stopped: with that, everything was released.
+        # It has stopped, so it has released everything.
         return 0
     if info.state == ServerState.LIVE:
         raise DrainCalledOffError(server=server)
@@ -100,7 +100,7 @@ async def _look(router: Router, server: str, timeout_seconds: float) -> ServerIn
         try:
             servers = await router.servers()
         except UnavailableError:
-            # A coordinator that is just being replaced goes on with the drain.
+            # The next coordinator continues with the drain.
             if time.monotonic() > give_up_at:
                 raise
             await asyncio.sleep(_POLL_SECONDS)

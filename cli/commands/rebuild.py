@@ -1,4 +1,4 @@
-"""`holdfast rebuild`: a new cluster out of the bucket, when all else is lost."""
+"""`holdfast rebuild`: build a new cluster from the bucket when everything else is lost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
             manifests,
             Path(folder),
             clock_ms=lambda: int(time.time() * 1000),
-            # Nothing is dropped on the way.
+            # Keep all snapshots.
             keep=KeepPolicy(count=1 << 20, days=1e5),
             progress=bar,
         )

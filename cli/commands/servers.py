@@ -1,4 +1,4 @@
-"""`holdfast servers`, `stores` and `tenants`: who is alive, who owns what, and whose it is."""
+"""`holdfast servers`, `stores` and `tenants`: list what the coordinator knows."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ async def _tenants(settings: Settings) -> list[JsonObject]:
 
 
 def tenant_row(tenant: str, stores: Sequence[StoreId]) -> JsonObject:
-    """Return what `tenants` shows of one, as JSON."""
+    """Return the row of a tenant as JSON."""
     streams = sum(1 for store in stores if store.kind == StoreKind.STREAM)
     return {"tenant": tenant, "streams": streams, "kvs": len(stores) - streams}

@@ -416,7 +416,7 @@ def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> Non
 
     if not yes:
         head = asyncio.run(ask())
-        # What is appended while the question stands was not agreed to.
+        # The answer does not cover messages that arrive after the question.
         end = head.last_seq if end is None else min(end, head.last_seq)
         held = f"{head.count:,} messages, {size(head.bytes)}"
         question = f"Delete everything up to seq {end} in stream {name!r} ({held})?"

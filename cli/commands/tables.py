@@ -1,7 +1,7 @@
-"""`holdfast export` and `holdfast import`: the bucket as tables, and tables as stores again.
+"""`holdfast export` and `holdfast import`: from the bucket to tables, and from tables to stores.
 
-What they do is the package `holdfast.spark`, docs/analytics.md; here are options, bars on stderr and the
-report on stdout.
+The package `holdfast.spark` does the work (docs/analytics.md). This module adds options, progress
+bars on stderr and the report on stdout.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ def _print_export(report: dict[str, Any]) -> None:
     compaction = report["compaction"]
     if compaction is not None:
         click.echo(
-            f"compacted: {compaction['files_before']:,} files of {size(compaction['bytes_before'])} "
-            f"are {compaction['files_after']:,} of {size(compaction['bytes_after'])}"
+            f"compacted: {compaction['files_before']:,} files of "
+            f"{size(compaction['bytes_before'])} are {compaction['files_after']:,} of "
+            f"{size(compaction['bytes_after'])}"
         )
     if report["stale"]:
         click.echo("some stores changed too fast: the next export has them", err=True)
@@ -239,7 +240,7 @@ def _spark(master: str | None) -> Iterator[SparkSession]:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what to tell tasks to, None where nobody looks."""
+    """Yield the callback for progress; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -115,7 +115,7 @@ def _log(line: str) -> None:
 
 def _welcome(cluster: Cluster) -> str:
     count = len(cluster.servers)
-    # With a password in it the URL is to stay where it is: in HOLDFAST_NATS.
+    # A URL with a password stays in HOLDFAST_NATS and is never printed.
     is_secret = cluster.shown_nats_url != cluster.nats_url
     is_usual = cluster.nats_url == DEFAULT_NATS or is_secret
     nats = "" if is_usual else f" --nats {shlex.quote(cluster.nats_url)}"

@@ -1,4 +1,4 @@
-"""`holdfast verify`: files, snapshots and logs, each by itself and against each other."""
+"""`holdfast verify`: check files, snapshots and logs, alone and against each other."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def verify(
 def _chosen(
     stores: list[StoreId], tenant: str | None, names: tuple[str, ...], kind: str | None
 ) -> list[StoreId]:
-    """`tenant` None: every tenant's; no names: all stores."""
+    """Return the chosen stores: of every tenant if `tenant` is None, all if there are no names."""
     wanted = None if kind is None else int(StoreKind[kind.upper()])
     stores = [store for store in stores if wanted is None or store.kind == wanted]
     stores = [store for store in stores if tenant is None or store.tenant == tenant]
@@ -93,7 +93,7 @@ def _chosen(
 
 
 def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
-    """Return what was found of a store as JSON."""
+    """Return the findings on a store as JSON."""
     return {
         "tenant": verdict.store.tenant,
         "kind": StoreKind(verdict.store.kind).word,

@@ -1,12 +1,12 @@
 """The demo's last part: its own data as a table, rebuilt and queried by Spark.
 
-Every store is snapshotted to the cluster's bucket, a process of its own exports the bucket and lets Spark
-compute git's id of each version that the table holds; those, headers and the latest version of each path
-are held against the plan. So the bytes went from the writers through log, store file, snapshot and
-table, and git is the judge.
+Every store is snapshotted to the cluster's bucket. A process of its own exports the bucket and lets
+Spark compute git's id of each version in the table. The demo compares these ids, the headers and
+the latest version of each path with the plan. So the bytes pass from the writers through log, store
+file, snapshot and table, and git judges them.
 
-`python -m holdfast.cli.demo.export TASK` is that process: what it finds is its result file, and a line of
-JSON on stdout says why it failed.
+`python -m holdfast.cli.demo.export TASK` is that process. It writes its findings to its result
+file, and a line of JSON on stdout says why it failed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def missing_for_export() -> str | None:
     return None
 
 
-async def export_demo(nats: str, prefix: str, bucket: str, plan: DemoPlan, work: Path) -> TableVerdict:
+async def export_demo(
+    nats: str, prefix: str, bucket: str, plan: DemoPlan, work: Path
+) -> TableVerdict:
     """Snapshot every store of the demo, export the bucket and look at the table.
 
     `work` has the saved plan as `plan`. Raises HoldfastError.
@@ -124,7 +126,9 @@ async def export_demo(nats: str, prefix: str, bucket: str, plan: DemoPlan, work:
     settings = Settings(nats=nats, tenant=tenant, prefix=prefix, timeout=_BACKUP_SECONDS, json=True)
     async with connected_owners(settings) as owners:
         # A stream that was only followed, and never written to, has nothing to snapshot.
-        streams = [StoreId(tenant, StoreKind.STREAM, one.stream) for one in plan.files if one.messages]
+        streams = [
+            StoreId(tenant, StoreKind.STREAM, one.stream) for one in plan.files if one.messages
+        ]
         kvs = [StoreId(tenant, StoreKind.KV, plan.kv)]
         await _back_up(owners, [*streams, *kvs])
     task = ExportTask(bucket, str(work / "plan"), str(work / "table"))
@@ -179,12 +183,14 @@ async def _run_process(task: ExportTask, work: Path) -> None:
 
 
 # The exporting process
-def judge(plan: DemoPlan, versions: Iterable[Any], paths: Iterable[Any]) -> tuple[int, bool, list[str]]:
+def judge(
+    plan: DemoPlan, versions: Iterable[Any], paths: Iterable[Any]
+) -> tuple[int, bool, list[str]]:
     """Hold what a table has against a plan: how many documents are identical, if the kv is, and the
     first differences. Pure.
 
-    `versions` are rows of messages with `store`, `seq`, `headers` and git's id `blob`, in the order of
-    seqs; `paths` such of entries, with `key`.
+    `versions` are rows of messages with `store`, `seq`, `headers` and git's id `blob`, in the order
+    of seqs; `paths` such of entries, with `key`.
     """
     problems: list[str] = []
     found: defaultdict[str, list[tuple[int, dict[str, str], str]]] = defaultdict(list)

@@ -66,7 +66,8 @@ def read_versions(repository: Path) -> Iterator[FileVersion]:
     Submodules are no files: where one takes a file's place, the file is deleted.
     """
     command = [
-        "-c", "log.showSignature=false", "-c", "log.showRoot=true", "-c", "diff.ignoreSubmodules=none",
+        "-c", "log.showSignature=false", "-c", "log.showRoot=true",
+        "-c", "diff.ignoreSubmodules=none",
         "log", "--reverse", "--first-parent", "--diff-merges=first-parent", "--raw", "-z",
         "--no-abbrev", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-notes", "--no-color",
         "--no-mailmap", "--encoding=UTF-8", "--format=%H%x01%aI%x01%an",

@@ -1,9 +1,9 @@
-"""What the demo writes, worked out before anything is written: the one truth that all is held against.
+"""The plan of the demo: what it writes, which every check compares with.
 
 One stream for each file of the repository, one message for each version of it, and one kv with the
-last version of each path. A version that cannot be stored (its content is over the inline limit, the
-clone lacks it, its path is not text) is skipped and counted. Pure but for
-`save`, `load` and `plan_repository`.
+last version of each path. A version that cannot be stored (its content is over the inline limit,
+the clone lacks it, its path is not text) is skipped and counted. Pure except for `save`, `load` and
+`plan_repository`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def make_plan(
     return plan
 
 
-def _plan_version(plan: DemoPlan, index: int, version: FileVersion, sizes: Mapping[str, int]) -> None:
+def _plan_version(
+    plan: DemoPlan, index: int, version: FileVersion, sizes: Mapping[str, int]
+) -> None:
     file = plan.files[index]
     is_deletion = version.status == DELETED
     size_bytes = 0 if is_deletion else sizes.get(version.blob)
@@ -191,7 +193,7 @@ def _share_out(loads: list[int], count: int) -> list[int]:
 
 
 def plan_repository(repository: Path, limit: int | None, writer_count: int) -> DemoPlan:
-    """Read a repository's history, its first `limit` versions, and return the plan. Raises GitError."""
+    """Plan the first `limit` versions of a repository's history. Raises GitError."""
     versions = list(itertools.islice(read_versions(repository), limit))
     blobs = dict.fromkeys(one.blob for one in versions if one.blob)
     return make_plan(repository, versions, blob_sizes(repository, blobs), writer_count)

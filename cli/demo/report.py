@@ -142,7 +142,8 @@ class DemoReport:
                 "written",
                 (
                     f"in {write_seconds:.2f} s by {self.writer_count} writers to "
-                    f"{self.server_count} servers: {_rate(len(self.acks), write_seconds):,.0f} messages/s, "
+                    f"{self.server_count} servers: {_rate(len(self.acks), write_seconds):,.0f} "
+                    "messages/s, "
                     "each with its kv entry"
                 ),
             ),

@@ -91,7 +91,9 @@ async def _difference(
     return None if message.value == content else "its value differs"
 
 
-async def _check_latest(client: Client, blobs: BlobReader, plan: DemoPlan, verdict: DemoVerdict) -> None:
+async def _check_latest(
+    client: Client, blobs: BlobReader, plan: DemoPlan, verdict: DemoVerdict
+) -> None:
     expected = plan.latest()
     stored = {entry.key: entry.value async for entry in client.kv(plan.kv).get_all()}
     for path in expected.keys() ^ stored.keys():

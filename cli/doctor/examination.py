@@ -1,10 +1,10 @@
-"""What `holdfast doctor` does: looks at everything in a data directory and compares it.
+"""The checks of `holdfast doctor`: look at everything in a data directory and compare it.
 
-The order matters beside a running cluster: logs are read before the files, since files only go
-forward, and what looks wrong is looked at again before it is reported. Of the logs only the numbers
-are kept, so memory depends on the logs that wait and not on how many stores there are.
+While the cluster runs, the order matters: logs are read before files, because files only go
+forward, and a suspicious finding is checked again before it is reported. Only the numbers in the
+logs are kept, so memory depends on the logs that wait, not on the number of stores.
 
-Changes nothing but a probe file that it removes again. Does not repair.
+The doctor changes nothing, except for a probe file that it removes again. It does not repair.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from holdfast.shared_fs.inspection.inspection import (
 _CRITICAL_FREE_BYTES: Final = 2 * LOG_CAP_BYTES
 _LOW_FREE_BYTES: Final = 1 << 30
 _LOW_FREE_RATIO: Final = 0.02
-#: Of those that hosts share, the types whose locks and caches are specified as holdfast needs them.
+#: Shared file systems whose specified locks and caches are what holdfast needs.
 _TRUSTED_TYPES: Final = frozenset({"nfs4"})
-#: What each state of a store file means, unless the logs can make the file anew.
+#: What each state of a store file means, unless the logs can rebuild the file.
 _OF_STATE: Final[dict[FileState, tuple[Check, Severity]]] = {
     FileState.EMPTY: (checks.EMPTY_FILES, Severity.CRITICAL),
     FileState.FOREIGN: (checks.FOREIGN_FILES, Severity.CRITICAL),
@@ -71,8 +71,8 @@ _OF_STATE: Final[dict[FileState, tuple[Check, Severity]]] = {
     FileState.IN_USE: (checks.UNCHECKED_FILES, Severity.NOTE),
     FileState.PARTLY_CHECKED: (checks.UNCHECKED_FILES, Severity.NOTE),
 }
-#: A server makes such a file anew from the logs, if it was never durable and they hold all of it;
-#: else it moves it to quarantine.
+#: A server rebuilds such a file from the logs if it was never durable and they hold all of it;
+#: otherwise it moves the file to quarantine.
 _REBUILT: Final = frozenset(
     {FileState.EMPTY, FileState.FOREIGN, FileState.MISNAMED, FileState.DAMAGED}
 )
@@ -80,7 +80,7 @@ _REBUILT: Final = frozenset(
 
 @dataclass(slots=True)
 class Totals:
-    """How much was looked at. `in_use`: files that a process has open, which were left alone."""
+    """What was checked. `in_use` counts files that a process has open, which are skipped."""
 
     stores: int = 0
     bytes: int = 0
@@ -91,7 +91,7 @@ class Totals:
 
 
 class Examination:
-    """One look at a data directory. Make it, `run` it once, read `findings` and `totals`."""
+    """One check of a data directory. Make it, `run` it once, read `findings` and `totals`."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class Examination:
         self._deep = deep
         self._progress = progress
         self._running: set[str] = set()
-        #: What the logs of ended incarnations say of each store; a store is taken out when its
-        #: file was compared.
+        #: The records of each store in the logs of ended incarnations. A store is removed once its
+        #: file has been compared.
         self._logged: dict[StoreId, list[LogRecord]] = {}
-        #: The logs that may have held more than they do, without their payloads.
+        #: Logs that may have held more than they do now, without their payloads.
         self._short_logs: list[DeadLog] = []
 
     def run(self) -> None:
-        """Look at everything. No error of the file system ends it: it is a finding."""
+        """Check everything. An error of the file system is a finding and does not end the check."""
         started_at = time.monotonic()
         if self._check_format():
             for part in (
@@ -153,7 +153,7 @@ class Examination:
 
     # The folder
     def _check_format(self) -> bool:
-        """Tell if the rest is to be looked at."""
+        """Tell if the other checks make sense."""
         root = self._layout.root
         try:
             if self._layout.format_file.exists():
@@ -322,7 +322,7 @@ class Examination:
 
     def _check_store(self, found: FoundStore, known: KnownStores | None) -> None:
         where = self._where(found.path)
-        # Looking at it may make a WAL.
+        # The check itself may create a WAL.
         closed = not found.path.with_name(found.path.name + "-wal").exists()
         try:
             verdict = inspect_store_file(found.path, found.store, deep=self._deep)
@@ -425,7 +425,7 @@ class Examination:
         return True
 
     def _check_logged(self, store: StoreId, records: list[LogRecord]) -> None:
-        """Check a store of which there are records but was no file."""
+        """Check a store that has records in logs, but no file."""
         if self._has_file(store):
             return
         self._check_doubt(self._where(self._layout.store(store)), store, None)
@@ -452,14 +452,14 @@ class Examination:
                 checks.UNRECORDED_FILES, severity, where, "the coordinator has no record of it"
             )
         elif epoch > granted:
-            # What a survey found has no epoch until it is next used.
+            # A store that a survey found has no epoch until its next use.
             severity = Severity.NOTE if granted == 0 else Severity.WARNING
             what = f"its epoch is {epoch}, the coordinator's is {granted}"
             self.findings.add(checks.EPOCHS, severity, where, what)
 
     def _check_reached(self, where: str, store: StoreId, reached: int, known: KnownStores) -> None:
         expected = known.revision(store)
-        # In place of an older file of a cold store the bucket's counts.
+        # For a cold store, the state in the bucket replaces an older file.
         if reached < expected and not known.is_cold(store):
             what = f"an older file: it reaches revision {reached}, and it was at {expected}"
             if self._layout.older_accepted(store).exists():

@@ -1,7 +1,7 @@
 """The coordinator's state as the doctor reads it: without a lock, and only while nobody writes it.
 
-A state file with a WAL is copied first and the copy is read, so a coordinator that starts meanwhile
-meets no lock. What was read counts only if the coordinator is still not there at the end.
+If the state file has a WAL, the doctor reads a copy, so a coordinator that starts meanwhile meets
+no lock. The result counts only if no coordinator is running at the end either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS, 
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _REVISION: Final = "SELECT revision FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
-#: But for the cold ones, which have no file.
+#: Except cold stores, which have no file.
 _DURABLE: Final = (
     f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d} AND cold IS NULL"
 )
@@ -52,7 +52,7 @@ class KnownStores:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        #: The store files are still being looked through: not all stores are known yet.
+        #: A survey of the store files is under way: not all stores are known yet.
         self.surveying = bool(connection.execute(_SURVEYING).get)
 
     def epoch(self, store: StoreId) -> int | None:
@@ -61,12 +61,12 @@ class KnownStores:
         return None if row is None else int(row[0])
 
     def revision(self, store: StoreId) -> int:
-        """Return what the file of a store and the logs have reached at least."""
+        """Return the revision that a store's file and the logs must have reached."""
         row = self._connection.execute(_REVISION, store).fetchone()
         return 0 if row is None else int(row[0])
 
     def is_durable(self, store: StoreId) -> bool:
-        """Tell if a store has had a durable file, so that logs of it may have been let go."""
+        """Tell if a store had a durable file, so that logs of it may have been removed."""
         row = self._connection.execute(_STATE, store).fetchone()
         return row is not None and row[0] == StoreState.DURABLE
 
@@ -76,12 +76,12 @@ class KnownStores:
             yield StoreId(tenant, kind, name)
 
     def is_cold(self, store: StoreId) -> bool:
-        """Tell if a store was left to the bucket, so that it need not have a file."""
+        """Tell if a store is cold, so that it needs no file."""
         row = self._connection.execute(_COLD, store).fetchone()
         return row is not None and row[0] is not None
 
     def created(self) -> Iterator[StoreId]:
-        """Yield each store that was allowed to be created, and has had no durable file yet."""
+        """Yield each store that may have been created, but has no durable file yet."""
         for tenant, kind, name in self._connection.execute(_CREATED):
             yield StoreId(tenant, kind, name)
 
@@ -90,7 +90,8 @@ class KnownStores:
 def known_stores(layout: Layout, findings: Findings) -> Iterator[KnownStores | None]:
     """Read the state file around the body; None where it cannot be or must not be read.
 
-    Reports what is wrong with it, and voids what was compared with it if a coordinator came.
+    It reports what is wrong with the file, and voids the comparisons with it if a coordinator
+    started.
     """
     running = _running(layout)
     if running:
@@ -170,8 +171,8 @@ def _compare_progress(
             STATE,
             where,
             f"it is an older one (commit {commits} of term {term}, and it was at commit "
-            f"{reached.commits} of term {reached.term}): the coordinator will put it aside, fence all "
-            "servers and find the stores again",
+            f"{reached.commits} of term {reached.term}): the coordinator will put it aside, fence "
+            "all servers and find the stores again",
         )
 
 

@@ -106,7 +106,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that gives a command the options of what can be configured."""
+    """Return a decorator that gives a command the options for the limits of a store."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, options in reversed(_OPTIONS.items()):

@@ -1,7 +1,7 @@
-"""Values from files and to files, of any size, with a bar on stderr where that is a terminal.
+"""Values from files and to files, of any size, with a progress bar if stderr is a terminal.
 
-A file becomes a value whole or not at all, and a value becomes a file so (`client/handles/large_value.py`); neither
-is ever in memory as a whole.
+A file becomes a value whole or not at all, and so does a value become a file
+(`client/handles/large_value.py`). Neither is ever in memory as a whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OUTPUT_OPTION: Final = click.option(
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file that is to be sent, and show how much of it was read."""
     with _ShownFile(path) as file:
-        # A pipe does not tell.
+        # A pipe has no size.
         status = os.fstat(file.fileno())
         total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
         with _bar(path.name, total_bytes) as file.show:
@@ -53,10 +53,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 async def write_value(
     settings: Settings, reader: ValueReader[Any], output: Path | None, *, alone: bool = False
 ) -> None:
-    """Write a value to a file and say so, or else to stdout, byte for byte; on a terminal one that comes
-    `alone` ends with its line, so that no prompt looks as if it belonged to it.
+    """Write a value to a file and report it, or write it to stdout, byte for byte. With `alone`, a
+    line break follows on a terminal, so that the prompt does not follow the value.
 
-    Raises what the reader raises, OSError.
+    Raises OSError and the errors of the reader.
     """
     if output is None:
         last = b""
@@ -124,4 +124,4 @@ def _bar(text: str, total_bytes: int | None) -> Iterator[Show]:
 
 
 def _show_nothing(count_bytes: int) -> None:
-    """Where there is no terminal."""
+    """Show nothing, without a terminal."""

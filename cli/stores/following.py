@@ -1,6 +1,7 @@
-"""Following a store, or all stores of a pattern, on the terminal: what `stream tail` and `kv watch` print.
+"""Print the changes of a store, or of all stores of a pattern, for `stream tail` and `kv watch`.
 
-Each change is a line, or with --json an object, as soon as it is there. Of a pattern each names its store.
+Each change is a line, or with --json an object, printed when it arrives. With a pattern, each names
+its store.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from holdfast.cli.render import change_json, change_line, print_bytes, print_jso
 from holdfast.cli.settings import Settings
 from holdfast.client import Change, PatternSubscription, StoreChange, Subscription
 
-#: A revision to go on from; 0: from the beginning.
+#: A revision to continue after; 0 is the beginning.
 REVISION: Final = click.IntRange(0, (1 << 63) - 1)
 
 
@@ -31,8 +32,8 @@ async def follow(
     what: str,
     raw: bool = False,
 ) -> None:
-    """Print changes of `what` until Ctrl-C, or `limit` of them. `raw`: the new values of messages alone, but large
-    ones, which do not come along: a line on stderr names each."""
+    """Print changes of `what` until Ctrl-C, or `limit` of them. With `raw`, print only the new
+    values of messages; a line on stderr names each large value, which a change does not contain."""
     shown = 0
     if sys.stderr.isatty():
         click.echo(f"following {what}, until Ctrl-C", err=True)

@@ -1,4 +1,4 @@
-"""What the commands of streams and those of kvs have in common: the options of a write, and what is shown.
+"""What the commands of streams and of kvs share: options of writes, and output.
 
 The commands themselves are in `stream.py` and `kv.py`.
 """
@@ -88,7 +88,7 @@ async def show_value(
 
 
 def missing(settings: Settings, what: str, advice: str) -> None:
-    """Say what is not there, and end with exit code 1."""
+    """Report what is missing, and end with exit code 1."""
     if settings.json:
         report = {"error": "not_found", "message": what, "try": advice}
         click.echo(json.dumps(report), err=True)
@@ -117,7 +117,7 @@ def destroy_store(settings: Settings, kind: StoreKind, name: str, *, yes: bool) 
 
 
 def show_deleted(settings: Settings, deleted: Deleted) -> None:
-    """Print how many went."""
+    """Print how many were deleted."""
     if settings.json:
         print_json(deleted_json(deleted))
     else:

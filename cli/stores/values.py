@@ -17,14 +17,14 @@ from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_VALUE_BYTES
 
 #: One read of stdin with --lines.
 _READ_BYTES: Final = 256 * 1024
-#: The lines that are appended at once: well inside one frame, with what the protocol adds.
+#: The lines of one append: well within one frame, with the overhead of the protocol.
 _BATCH_BYTES: Final = 512 * 1024
 _BATCH_LINES: Final = MAX_FRAME_OPERATIONS // 2
 
 
 def read_value(argument: str | None) -> bytes | BinaryIO:
-    """Return the value: the argument, or all of stdin if there is none or it is `-`; of one that is too
-    large for one message, what reads it from its beginning."""
+    """Return the argument, or the content of stdin if the argument is missing or `-`. If that is
+    too large for one message, return a file that reads it from its beginning."""
     if argument is not None and argument != "-":
         return argument.encode(errors="surrogateescape")
     start = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
@@ -34,7 +34,7 @@ def read_value(argument: str | None) -> bytes | BinaryIO:
 
 
 class _Continued(io.RawIOBase):
-    """A file that was begun to be read, from its beginning again, once."""
+    """A file whose start has been read already: reads it from its beginning, once."""
 
     def __init__(self, start: bytes, rest: BinaryIO) -> None:
         self._start = io.BytesIO(start)
@@ -61,8 +61,8 @@ def parse_headers(
 
 
 async def line_batches() -> AsyncIterator[list[bytes]]:
-    """Yield the lines of stdin without their ends, many at a time, each batch as soon as it is
-    there: so a slow writer's lines are stored when they come, and a file's in large batches.
+    """Yield the lines of stdin without their ends, in batches, each as soon as it arrives. So a
+    slow writer's lines are stored when they come, and a file's in large batches.
 
     Raises TooLargeError for a line over MAX_VALUE_BYTES.
     """
@@ -81,7 +81,7 @@ async def line_batches() -> AsyncIterator[list[bytes]]:
 
 
 def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut lines into batches of which each fits into a frame, even if it holds a long line."""
+    """Cut lines into batches that fit into a frame, even with a long line."""
     batch: list[bytes] = []
     size_bytes = 0
     for line in lines:
@@ -95,11 +95,11 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 
 async def _read_some(stdin: BinaryIO) -> bytes:
-    """Read what is there, at least one byte; nothing at the end.
+    """Read the bytes that are there, at least one; none at the end.
 
-    In a daemon thread of its own, since a pending read cannot be cancelled, and the loop's executor
-    would wait for it on Ctrl-C. From the descriptor, since a thread inside a buffered read breaks
-    the interpreter's shutdown.
+    It reads in a daemon thread of its own: a pending read cannot be cancelled, and the loop's
+    executor would wait for it on Ctrl-C. It reads from the descriptor: a thread inside a buffered
+    read breaks the interpreter's shutdown.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[bytes] = loop.create_future()
