@@ -474,15 +474,8 @@ class PersistServer:
             )
         assert isinstance(self._dead_logs, DeadLogs)
         return StoreOpener(
-            server=self.server,
-            incarnation=self.incarnation,
-            disk=self._disk,
-            layout=self._layout,
-            dead_logs=self._dead_logs,
-            gate=self._gate,
-            run_in_thread=self._run_in_thread,
-            run_large=self._large_threads if self._has_sync_thread else self._run_in_thread,
-            clock_ms=self._clock_ms,
+            self._life(),
+            self._dead_logs,
             raise_epoch=self._coordination.raise_epoch,
             confirm=self._coordination.created,
             cold_stores=self._tier.cold_stores if self._tier is not None else None,

@@ -35,8 +35,9 @@ from holdfast.coordinator.requests import (
     ResolveRequest,
 )
 from holdfast.coordinator.state.state_file import open_state_file
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.recovery.takeover import DeadLogs
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.store.store import Store
@@ -195,15 +196,14 @@ class Server:
             ask_again=lambda wanted: self.asked_again.set(),
             refuse=lambda store, error: self.refusals.append(error),
         )
+        nobody: Any = None
+        life = Incarnation(
+            *("s1", incarnation, nobody, nobody, disk, layout, gate),
+            *(lambda: 1000, at_once, at_once),
+        )
         self.opener = StoreOpener(
-            server="s1",
-            incarnation=incarnation,
-            disk=disk,
-            layout=layout,
-            dead_logs=DeadLogs(Disk(), cluster.no_logs, incarnation),
-            gate=gate,
-            run_in_thread=at_once,
-            clock_ms=lambda: 1000,
+            life,
+            DeadLogs(Disk(), cluster.no_logs, incarnation),
             raise_epoch=never,
             confirm=self.created,
             cold_stores=self.cold_stores,
@@ -410,7 +410,7 @@ def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
         owner = world.start(None)
         with pytest.raises(BusyError):
             await owner.open(A, to_read=False)
-        monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+        monkeypatch.setattr(locked_files, "LOCK_WAIT_SECONDS", 0.0)
         await owner.append(A, b"two")
         zombie.cooler._unlink([file])
         file.abandon()

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 from simulation.planted import (
@@ -19,6 +19,7 @@ from simulation.planted import (
 )
 from simulation.simulated_disk import HostDisk
 
+from holdfast.persist.shared_disk.new_files import NewFiles
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.names import StoreId
@@ -79,14 +80,14 @@ def retire_without_a_checkpoint() -> Iterator[None]:
 @contextlib.contextmanager
 def take_over_before_the_log_is_applied() -> Iterator[None]:
     """The new epoch is in the file before the changes of the old one are."""
-    create = StoreOpener._create
+    create = NewFiles.create
 
-    def create_and_take(opener: StoreOpener, store: StoreId) -> StoreFile:
-        file = create(opener, store)
-        file.take(opener._known_epoch(store, None) + 1, opener._server, opener._incarnation)
+    def create_and_take(files: NewFiles, store: StoreId, epoch: int, *owner: Any) -> StoreFile:
+        file = create(files, store, epoch, *owner)
+        file.take(epoch, files._life.server, files._life.id)
         return file
 
-    with patch.object(StoreOpener, "_create", create_and_take):
+    with patch.object(NewFiles, "create", create_and_take):
         yield
 
 

@@ -23,7 +23,7 @@ from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import evidence
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.states import Standing
@@ -83,7 +83,7 @@ def replay_old_epochs() -> Iterator[None]:
                 revision = record.revision
         return found
 
-    with patch.object(opening, "plan", plan_without_bounds):
+    with patch.object(evidence, "plan", plan_without_bounds):
         yield
 
 
@@ -94,7 +94,7 @@ def forget_outcomes_in_a_takeover() -> Iterator[None]:
     def plan_without_outcomes(*arguments: Any, **options: Any) -> TakeoverPlan:
         return plan(*arguments, **options)._replace(outcomes=[])
 
-    with patch.object(opening, "plan", plan_without_outcomes):
+    with patch.object(evidence, "plan", plan_without_outcomes):
         yield
 
 

@@ -24,7 +24,7 @@ from holdfast.persist.bucket_log import stored_writer
 from holdfast.persist.bucket_only import bucket_mode as bucket_ground
 from holdfast.persist.bucket_only import bucket_reaper
 from holdfast.persist.recovery.rebuilding import epochs_of, fold_logs
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import cold_images
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier import cooling
 from holdfast.persist.tier.cooling import Cooler, Resting
@@ -110,7 +110,7 @@ def in_the_simulation(
         (stored_writer, "_RETIRE_SECONDS", chance.choice((0.3, 3.0))),
         (stored_writer, "_LATE_PUT_SECONDS", LATE_SECONDS),
         (stored_writer, "MAX_LOG_OBJECTS", chance.choice((3, 20, 1000))),
-        (opening, "MAX_COLD_READ_BYTES", chance.choice((0, MAX_COLD_READ_BYTES))),
+        (cold_images, "MAX_COLD_READ_BYTES", chance.choice((0, MAX_COLD_READ_BYTES))),
         (snapshot, "TINY_SNAPSHOT_BYTES", chance.choice((0, 1500, 65536))),
     ]
     with contextlib.ExitStack() as stack:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from write_path_parts import a_life
+
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.store import Store
@@ -42,15 +44,17 @@ class Life:
         self.confirmed: dict[StoreId, int] = {}
         self.tick = 0
         self.opener = StoreOpener(
-            server=self.server,
-            incarnation=incarnation,
-            disk=disk,
-            layout=layout,
-            dead_logs=self.dead_logs,
-            gate=self.gate,
-            run_in_thread=self._run_in_thread,
-            run_large=self._run_large,
-            clock_ms=lambda: 2000,
+            a_life(
+                layout,
+                server=self.server,
+                incarnation=incarnation,
+                disk=disk,
+                gate=self.gate,
+                run_in_thread=self._run_in_thread,
+                run_large=self._run_large,
+                clock_ms=lambda: 2000,
+            ),
+            self.dead_logs,
             raise_epoch=self._raise_epoch,
             confirm=self._confirm,
         )

@@ -28,7 +28,7 @@ from holdfast.coordinator.requests import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERAT
 from holdfast.coordinator.service import STANDBY_POLL_SECONDS
 from holdfast.persist.__main__ import main as run_persist
 from holdfast.persist.operations import reads
-from holdfast.persist.shared_disk.opening import LOCK_WAIT_SECONDS
+from holdfast.persist.shared_disk.locked_files import LOCK_WAIT_SECONDS
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick

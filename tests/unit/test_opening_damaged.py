@@ -10,7 +10,7 @@ import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import examples
+from write_path_parts import a_life
 
 from holdfast.coordinator.state.lost_state import stores_on_disk
 from holdfast.persist.recovery.takeover import DeadLogs
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, StoreState
@@ -30,7 +31,7 @@ from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.disk.fence import create_fence, fence
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -177,21 +178,12 @@ async def _open_all(past: Past, dead_logs: DeadLogs) -> dict[str, int | StoreDam
     async def never(*arguments: Any) -> int:
         raise AssertionError(arguments)
 
-    async def at_once(function: Callable[[], Any], /) -> Any:
-        return function()
-
     async def confirm(stores: list[tuple[StoreId, int]]) -> None:
         return None
 
     opener = StoreOpener(
-        server="s3",
-        incarnation="03",
-        disk=DISK,
-        layout=past.layout,
-        dead_logs=dead_logs,
-        gate=FenceGate(DISK, past.layout.fence("s3", "03"), "s3", "03"),
-        run_in_thread=at_once,
-        clock_ms=lambda: 2000,
+        a_life(past.layout, server="s3", incarnation="03", clock_ms=lambda: 2000),
+        dead_logs,
         raise_epoch=never,
         confirm=confirm,
     )
@@ -345,7 +337,7 @@ def test_no_copy_is_made_of_a_locked_file_that_may_lack_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy looks as if its owner had closed it."""
-    monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(locked_files, "LOCK_WAIT_SECONDS", 0.0)
     past = Past(tmp_path / "data")
     for name in ("a", "b"):
         past.take(name, "01")

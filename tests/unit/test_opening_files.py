@@ -14,7 +14,7 @@ import pytest
 from faulty_vfs import FaultyVfs
 from opening_world import STREAM, Life, new_layout
 
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StorageFailedError
@@ -82,7 +82,7 @@ class PausingDisk(Disk):
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(locked_files, "LOCK_WAIT_SECONDS", 0.0)
 
 
 async def locked(layout: Layout) -> tuple[Life, StoreFile]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opening_world import DISK, STREAM, Life, new_layout
 
-from holdfast.persist.shared_disk import opening
+from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StoreDamagedError
@@ -122,7 +122,7 @@ def test_an_older_file_that_is_accepted_counts_as_the_state_beyond_all_that_was(
 def test_no_copy_of_an_older_file_takes_the_place_of_one_that_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(locked_files, "LOCK_WAIT_SECONDS", 0.0)
 
     async def scenario() -> None:
         layout = new_layout(tmp_path)

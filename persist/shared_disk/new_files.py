@@ -1,0 +1,91 @@
+"""Files of stores that have none: each is a generation of its own epoch, where no other owner makes one.
+
+A store that is written for the first time gets its file when its first changes reach the disk: whole,
+with all of them, if they are few. One that takes the place of a deleted store goes on beyond what that
+one had come to, and has its name only once that is durable in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.tombstone import Grave
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_image import NewStore, new_store_image
+
+
+class NewFiles:
+    """Makes files of stores for one incarnation."""
+
+    def __init__(self, life: Incarnation) -> None:
+        self._life = life
+
+    def create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
+        """Create the file of a store that this incarnation owns."""
+        return self.create(store, epoch, (epoch, self._life.server, self._life.id))
+
+    def create(
+        self, store: StoreId, epoch: int, owner: tuple[int, str, str] = (0, "", "")
+    ) -> StoreFile:
+        """Create an empty file; until it has an owner, whatever precedes `epoch` may be applied to it."""
+        life = self._life
+        life.gate.check()
+        path = life.layout.store(store, epoch)
+        life.disk.make_directory(path.parent)
+        return StoreFile.create(path, store, time=life.clock_ms(), owner=owner, disk=life.disk)
+
+    def create_after(self, grave: Grave, store: StoreId, epoch: int) -> Path:
+        """Create the file of a store that takes the place of a deleted one, whole and durably, and
+        return where it is, closed. Blocking."""
+        life = self._life
+        path = life.layout.store(store, epoch)
+        life.disk.make_directory(path.parent)
+        draft = path.with_name(f"{path.name}.{life.id}")
+        life.disk.remove(draft)
+        time = life.clock_ms()
+        file = StoreFile.create(draft, store, time=time, disk=life.disk)
+        try:
+            file.go_on_from(grave.revision + 1, time=time)
+            # Whose it is comes with what the logs have of it.
+        finally:
+            file.close()
+        life.gate.check()
+        life.disk.place(draft, path)
+        return path
+
+    def prepare_as_mine(
+        self,
+        store: StoreId,
+        epoch: int,
+        batches: Sequence[AppliedBatch],
+        outcomes: Sequence[WriterOutcome],
+    ) -> Callable[[], StoreFile] | None:
+        """Return what writes a small file that holds these, in any thread; None where `create_as_mine` has
+        to do."""
+        life = self._life
+        path = life.layout.store(store, epoch)
+        if life.disk.exists(wal_of(path)):
+            # It is of a file that is gone. `create` fails, and takes it away.
+            return None
+        new = new_store_image(
+            store,
+            time=life.clock_ms(),
+            owner=(epoch, life.server, life.id),
+            batches=batches,
+            outcomes=outcomes,
+        )
+        return None if new is None else lambda: self._write(path, new)
+
+    def _write(self, path: Path, new: NewStore) -> StoreFile:
+        self._life.gate.check()
+        self._life.disk.make_directory(path.parent)
+        return StoreFile.new(path, new, disk=self._life.disk)
+
+
+def wal_of(path: Path) -> Path:
+    """Return where SQLite keeps the WAL of a file."""
+    return path.with_name(path.name + "-wal")
