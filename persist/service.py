@@ -28,6 +28,9 @@ from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
 from holdfast.persist.bucket_only.restoring import StoreRestorer
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.closing import StoreCloser
+from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.past_states import PastStateJobs
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.leaving import Leaving
@@ -388,37 +391,38 @@ class PersistServer:
         )
 
     def _make_administrator(self) -> Administrator:
-        tier = self._tier
-        return Administrator(
-            server=self.server,
-            incarnation=self.incarnation,
-            bus=self._bus,
-            subjects=self._subjects,
-            disk=self._disk,
-            layout=self._layout,
-            gate=self._gate,
+        life, tier = self._life(), self._tier
+        closer = StoreCloser(
+            life,
             open_stores=self._open_stores,
             owners=self._owners,
             pipeline=self._pipeline,
             checkpointer=self._checkpointer,
             coordination=self._coordination,
-            run_in_thread=self._run_in_thread,
-            clock_ms=self._clock_ms,
             opens=self._open_queue.opens,
-            past_states=PointInTimeRestore(
-                tier.snapshotter.manifests,
-                disk=self._disk,
-                layout=self._layout,
-                incarnation=self.incarnation,
-                clock_ms=self._clock_ms,
+        )
+        manifests = tier.snapshotter.manifests if tier is not None else None
+        deletions = DeletionJobs(
+            life, closer, self._coordination, manifests, bucket_only=self._bucket_only
+        )
+        if manifests is None:
+            return Administrator(life.server, deletions, None)
+        past_states = PastStateJobs(
+            life,
+            closer,
+            self._coordination,
+            PointInTimeRestore(
+                manifests,
+                disk=life.disk,
+                layout=life.layout,
+                incarnation=life.id,
+                clock_ms=life.clock_ms,
                 keep=self._tier_policy.keep,
-            )
-            if tier is not None
-            else None,
-            manifests=tier.snapshotter.manifests if tier is not None else None,
-            snapshot=self._snapshot_now,
+            ),
+            self._snapshot_now,
             bucket_only=self._bucket_only,
         )
+        return Administrator(life.server, deletions, past_states)
 
     def _stand_on_files(self) -> None:
         """Begin this incarnation on the shared file system."""

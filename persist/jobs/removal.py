@@ -2,7 +2,7 @@
 
     manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
 
-Blocking parts of what `administration.py` does as the owner. A crash before the second tombstone leaves
+Blocking parts of what `deleting.py` does as the owner. A crash before the second tombstone leaves
 the store as it is, without its snapshots; after it the store is damaged, until it is deleted again or
 all of it is gone. Whatever turns up later, of the epoch of the tombstones or before, is void: a
 zombie's snapshot, a log, a file, a coordinator's old state (`tombstone.py`, `manifest.py`).

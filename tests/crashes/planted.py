@@ -16,7 +16,7 @@ from unittest.mock import patch
 from simulation.simulated_disk import HostDisk
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.jobs import administration
+from holdfast.persist.jobs import deleting
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.snapshots import collecting, repacking
@@ -72,7 +72,7 @@ def place_it_bit_by_bit() -> Iterator[None]:
 @contextlib.contextmanager
 def remove_before_the_tombstone() -> Iterator[None]:
     """A deletion removes the snapshots, and then takes them out of the manifest."""
-    bury, remove_snapshots = administration.bury, administration.remove_snapshots
+    bury, remove_snapshots = deleting.bury, deleting.remove_snapshots
 
     def remove_and_bury(
         manifests: Manifests, store: StoreId, tombstone: Tombstone
@@ -82,14 +82,14 @@ def remove_before_the_tombstone() -> Iterator[None]:
         remove_snapshots(manifests, store, dropped, tombstone.epoch, tombstone.time)
         return bury(manifests, store, tombstone)
 
-    with patch.object(administration, "bury", remove_and_bury):
+    with patch.object(deleting, "bury", remove_and_bury):
         yield
 
 
 @contextlib.contextmanager
 def delete_without_a_tombstone() -> Iterator[None]:
     """A deletion leaves nothing behind that voids the files which it has yet to remove."""
-    with patch.object(administration, "write_tombstone", lambda *_: None):
+    with patch.object(deleting, "write_tombstone", lambda *_: None):
         yield
 
 

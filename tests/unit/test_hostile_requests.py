@@ -24,6 +24,7 @@ from holdfast.coordinator.requests import (
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import HoldfastError
@@ -175,13 +176,8 @@ def test_whatever_operators_ask_of_a_server_it_answers() -> None:
         nothing = cast(Any, None)
         for job in JOBS:
             for message in mutations(job):
-                administrator = Administrator(
-                    server="a", incarnation="1", bus=nothing, subjects=Subjects(), disk=nothing,
-                    layout=nothing, gate=nothing, open_stores=nothing, owners=nothing, pipeline=nothing,
-                    checkpointer=nothing, coordination=nothing, run_in_thread=nothing,
-                    clock_ms=lambda: 1, opens=nothing, past_states=None, manifests=None,
-                    snapshot=nothing, bucket_only=False,
-                )  # fmt: skip
+                deletions = DeletionJobs(nothing, nothing, nothing, None, bucket_only=False)
+                administrator = Administrator("a", deletions, None)
                 replies = [administrator.command(message), administrator.destroy("acme", message)]
                 for reply in replies:
                     try:

@@ -1,0 +1,239 @@
+"""Jobs over the past of a store, which is in the bucket: its versions, a backup, a restore.
+
+Restoring in place, as the owner (invariants 2 and 4 of the design):
+
+1. The past state is made, as a draft beside the file, while the store goes on.
+2. The store is closed (`closing.py`). Its last state is snapshotted, so that a restore can be undone by
+   another one.
+3. The coordinator grants the next epoch. The draft goes on at the next revision, and at the last seq, of
+   the present state: neither is ever used again for something else. Followers are behind its horizon,
+   so they are told to begin anew. What retries of writers are answered comes from the present state.
+4. The draft takes the place of the file, by a rename to a generation of its own: before that nothing has
+   happened, and after it log records of the epochs before are void. Without a shared file system the
+   newest version of the manifest takes the place of the rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.jobs.closing import ClosedStore, StoreCloser
+from holdfast.persist.jobs.job_table import Report
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
+from holdfast.protocol.control import StoreState
+from holdfast.protocol.errors import BusyError, InvalidArgumentError, StorageError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket_errors import BucketError
+from holdfast.shared_fs.disk.tombstone import read_tombstone
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Of a damaged store nobody knows how many revisions are lost: a restored one goes on well beyond.
+_LOST_REVISIONS: Final = 1 << 20
+
+
+class _Continuation(NamedTuple):
+    """Where a restored state goes on: nothing below was ever told of it."""
+
+    epoch: int
+    revision: int
+    last_seq: int
+    outcomes: list[WriterOutcome]
+
+
+class PastStateJobs:
+    """The jobs of one incarnation that has a bucket."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        closer: StoreCloser,
+        coordination: Coordination,
+        past_states: PointInTimeRestore,
+        snapshot: Callable[[list[StoreId]], Awaitable[None]],
+        *,
+        bucket_only: bool,
+    ) -> None:
+        self._life = life
+        self._closer = closer
+        self._coordination = coordination
+        self._past_states = past_states
+        self._snapshot = snapshot
+        self._bucket_only = bucket_only
+
+    async def versions(self, store: StoreId) -> Report:
+        """Tell which snapshots of a store are kept."""
+        versions = await self._versions(store)
+        return {"versions": [_version_fields(version) for version in versions]}
+
+    async def backup(self, store: StoreId) -> Report:
+        """Snapshot a store as it is, and tell which snapshots there are then."""
+        revision = (await self._closer.opened(store)).revision
+        await self._snapshot([store])
+        versions = await self._versions(store)
+        if not versions or versions[0].revision < revision:
+            raise BusyError(what=f"the file of {store}")
+        return {"versions": [_version_fields(version) for version in versions]}
+
+    async def restore(
+        self,
+        store: StoreId,
+        source: StoreId,
+        target: RestoreTarget,
+        *,
+        nearest: bool,
+        dry_run: bool,
+    ) -> Report:
+        """Make a store what `source` was, and tell what that is; with `dry_run` only tell."""
+        life = self._life
+        seen: list[Point] = []
+        if store == source:
+            # One that is damaged can be restored all the same.
+            with contextlib.suppress(StorageError):
+                opened = await self._closer.opened(store)
+                now = life.clock_ms()
+                seen.append(Point(opened.epoch, opened.revision, opened.time, now))
+        path = life.layout.store(store)
+        draft = path.with_name(f"{path.name}.{life.id}")
+
+        def prepare() -> Course:
+            past_states = self._past_states
+            with past_states.found(source, target, nearest=nearest, seen=seen) as found:
+                if not dry_run:
+                    past_states.draft(source, found, store, draft).close()
+                return found
+
+        with self._closer.alone(store):
+            found: Course = await life.run_in_thread(prepare)
+            report: Report = {
+                "exact": found.exact,
+                "revision": found.revision,
+                "time": found.time,
+                "version": _version_fields(found.version) if found.version else None,
+                "replayed": found.batches.change_count,
+            }
+            if dry_run:
+                return report
+            try:
+                return report | await self._put_in_place(store, store == source, draft)
+            finally:
+                for part in (draft, draft.with_name(draft.name + "-wal")):
+                    life.disk.remove(part)
+
+    async def _put_in_place(self, store: StoreId, in_place: bool, draft: Path) -> Report:
+        async with self._closer.closed(store) as closed:
+            if not in_place and closed.state != StoreState.UNKNOWN:
+                raise InvalidArgumentError(
+                    argument="--as", reason=f"{store.name!r} exists: take a new name"
+                )
+            onward = await self._continuation(store, closed, in_place=in_place)
+            epoch = onward.epoch
+            revision: int = await self._life.run_in_thread(
+                lambda: self._finish(store, draft, onward)
+            )
+            if not self._bucket_only:
+                await self._coordination.created([(store, revision)])
+                await self._publish(store, epoch)
+            logger.info(
+                "store.restored_by_operator store=%s epoch=%d revision=%d", store, epoch, revision
+            )
+        await self._closer.tell_followers(store, epoch, revision)
+        return {"new_revision": revision, "epoch": epoch}
+
+    async def _continuation(
+        self, store: StoreId, closed: ClosedStore, *, in_place: bool
+    ) -> _Continuation:
+        """Return where a state goes on that takes the place of a closed store's."""
+        life = self._life
+        before: StoreMeta | None = None
+        outcomes: list[WriterOutcome] = []
+        generation = await life.run_in_thread(
+            lambda: current_generation(life.disk, life.layout, store, life.id)
+        )
+        if in_place and generation is not None:
+            present = life.layout.store(store, generation)
+            before, outcomes = await life.run_in_thread(
+                lambda: self._past_states.remember(present, store)
+            )
+        versions = await self._versions(store)
+        grave = await life.run_in_thread(
+            lambda: read_tombstone(life.disk, life.layout.tombstone(store))
+        )
+        known_epoch = max(closed.epoch, grave.epoch if grave is not None else 0)
+        epoch = await self._coordination.raise_epoch(store, known_epoch)
+        newest = max(
+            grave.revision if grave else 0,
+            closed.known_revision,
+            *(version.revision for version in versions),
+        )
+        if before is not None:
+            revision = max(before.revision, newest) + 1
+        else:
+            lost = 0 if not in_place or closed.revision else _LOST_REVISIONS
+            revision = max(newest, closed.revision) + 1 + lost
+        last_seq = max(
+            [before.last_seq if before else 0, *(version.last_seq for version in versions)]
+        )
+        return _Continuation(epoch, revision, last_seq, outcomes)
+
+    def _finish(self, store: StoreId, draft: Path, onward: _Continuation) -> int:
+        """Let a draft take the place of the file, and return its revision then. Blocking."""
+        life = self._life
+        file = StoreFile.open(draft, store, disk=life.disk)
+        try:
+            file.apply([], onward.outcomes)
+            file.go_on_from(
+                max(onward.revision, file.meta.revision + 1),
+                time=life.clock_ms(),
+                last_seq=onward.last_seq,
+            )
+            file.take(onward.epoch, life.server, life.id)
+            revision = file.meta.revision
+        finally:
+            file.close()
+        life.gate.check()
+        if self._bucket_only:
+            return self._past_states.publish(draft, store).revision
+        life.disk.place(draft, life.layout.store(store, onward.epoch))
+        return revision
+
+    async def _publish(self, store: StoreId, epoch: int) -> None:
+        """Have the restored state among the versions too. It counts without."""
+        placed = self._life.layout.store(store, epoch)
+        try:
+            await self._life.run_in_thread(lambda: self._past_states.publish(placed, store))
+        except BucketError as error:
+            logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
+
+    async def _versions(self, store: StoreId) -> list[SnapshotVersion]:
+        versions: list[SnapshotVersion] = await self._life.run_in_thread(
+            lambda: self._past_states.versions(store)
+        )
+        return versions
+
+
+def _version_fields(version: SnapshotVersion) -> dict[str, Any]:
+    return {
+        "epoch": version.epoch,
+        "revision": version.revision,
+        "time": version.time,
+        "taken": version.taken,
+        "last_seq": version.last_seq,
+        "count": version.count,
+        "bytes": version.bytes,
+        "stored_bytes": version.length,
+        "key": version.key,
+        "offset": version.offset,
+        "sha256": version.sha256,
+    }
