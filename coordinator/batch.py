@@ -52,7 +52,9 @@ from holdfast.coordinator.requests import (
     Vacate,
 )
 from holdfast.coordinator.state.lost_state import SurveyedStore
-from holdfast.coordinator.state.state_file import IncarnationState, StateFile, StoreRow
+from holdfast.coordinator.state.server_records import IncarnationState
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import Grant, ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
@@ -167,25 +169,25 @@ def _commit(
 def _write(state: StateFile, record: Record, now_ms: int) -> None:
     match record:
         case RecordLive(server, incarnation):
-            state.add_incarnation(server, incarnation, now_ms)
+            state.servers.add(server, incarnation, now_ms)
         case RecordDead(server, incarnation, _, released):
             ended = IncarnationState.RELEASED if released else IncarnationState.DEAD
-            state.end_incarnation(server, incarnation, ended, now_ms)
+            state.servers.end(server, incarnation, ended, now_ms)
             if released:
-                state.set_drain(server, False)
+                state.servers.set_drain(server, False)
         case RecordFound(stores):
             for found in stores:
-                state.found(*found)
+                state.stores.found(*found)
         case RecordFoundCold(stores_found):
             for store, epoch, revision in stores_found:
                 if revision is None:
-                    state.found_deleted(store, epoch)
+                    state.stores.found_deleted(store, epoch)
                 else:
-                    state.found_cold(store, epoch, revision)
+                    state.stores.found_cold(store, epoch, revision)
         case RecordSurveyed(with_manifests):
-            state.set_surveying(False)
+            state.cluster.set_surveying(False)
             if with_manifests:
-                state.set_manifests_surveyed()
+                state.cluster.set_manifests_surveyed()
 
 
 class _Transaction:
@@ -196,13 +198,13 @@ class _Transaction:
         self._members = members
         self._now_ms = now_ms
         # Nothing can be assigned to a member that could not be recorded yet.
-        self._recorded = state.present()
+        self._recorded = state.servers.present()
         self._states = {
             key: member.state
             for member in members
             if (key := (member.server, member.incarnation)) in self._recorded
         }
-        self._knows_all_stores = state.knows_all_stores()
+        self._knows_all_stores = state.cluster.knows_all_stores()
         self._made_balancer: Balancer | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -233,15 +235,15 @@ class _Transaction:
             case Created(server, incarnation, created):
                 for store, revision in created:
                     if self._owned(server, incarnation, store) is not None:
-                        self._state.raise_state(store, StoreState.DURABLE)
+                        self._state.stores.raise_state(store, StoreState.DURABLE)
                         if revision is not None:
-                            self._state.set_hot(store, revision)
-                            self._state.raise_revision(store, revision)
+                            self._state.stores.set_hot(store, revision)
+                            self._state.stores.raise_revision(store, revision)
             case Closed(server, incarnation, closed):
                 for store, epoch, revision in closed:
                     row = self._owned(server, incarnation, store)
                     if row is not None and row.epoch == epoch:
-                        self._state.raise_revision(store, revision)
+                        self._state.stores.raise_revision(store, revision)
             case Cool(server, incarnation, cooled):
                 cold = [self._cool(server, incarnation, each) for each in cooled]
                 return {"term": self._state.term, "cold": cold}
@@ -254,28 +256,28 @@ class _Transaction:
                     if row is None or at_epoch not in (None, row.epoch):
                         continue
                     if revision is not None:
-                        self._state.raise_revision(store, revision)
-                    self._state.release(store)
+                        self._state.stores.raise_revision(store, revision)
+                    self._state.stores.release(store)
                     if nothing and row.state != StoreState.DURABLE and row.cold is None:
-                        self._state.forget(store, row.epoch)
+                        self._state.stores.forget(store, row.epoch)
             case Vacate(server, incarnation, number):
-                self._state.vacate(server, incarnation, number, self._now_ms)
+                self._state.servers.vacate(server, incarnation, number, self._now_ms)
             case Drain(server, draining):
                 return self._drain(server, draining)
             case ListServers():
                 return {"term": self._state.term, "servers": self._servers()}
             case ListStores(tenant, kind, prefix, after, limit):
-                page, following = self._state.stores(tenant, kind, prefix, after, limit)
+                page, following = self._state.stores.page(tenant, kind, prefix, after, limit)
                 return {"stores": page, "next": following}
             case ListTenants(after):
-                tenants, next_after = self._state.tenants(after, TENANTS_PAGE_ROWS)
+                tenants, next_after = self._state.stores.tenants(after, TENANTS_PAGE_ROWS)
                 return {"tenants": tenants, "next": next_after}
         return {"term": self._state.term}
 
     def _owner(self, store: StoreId | HoldfastError) -> Sequence[object]:
         if isinstance(store, HoldfastError):
             return _error_slot(store)
-        row = self._state.store(store)
+        row = self._state.stores.get(store)
         if row is not None and row.promised and not self._takes_new(row.server, row.incarnation):
             row = None
         decision = decide(_assignment(row), self._balancer, self._first_epoch())
@@ -284,9 +286,9 @@ class _Transaction:
                 return owner
             case Assign(owner):
                 if row is None or row.promised:
-                    self._state.promise(store, owner)
+                    self._state.stores.promise(store, owner)
                 else:
-                    self._state.assign(store, owner)
+                    self._state.stores.assign(store, owner)
                 return owner
             case _:
                 return _error_slot(NoServerError())
@@ -299,14 +301,14 @@ class _Transaction:
         )
 
     def _first_epoch(self) -> int:
-        return self._state.last_forgotten_epoch() + 1
+        return self._state.cluster.last_forgotten_epoch() + 1
 
     def _grant(
         self, server: str, incarnation: str, opened: OpenStore | HoldfastError
     ) -> Sequence[object]:
         if isinstance(opened, HoldfastError):
             return _error_slot(opened)
-        row = self._state.store(opened.store)
+        row = self._state.stores.get(opened.store)
         member_state = self._states.get((server, incarnation))
         decision = decide_open(
             _assignment(row), server, incarnation, member_state, self._first_epoch()
@@ -318,11 +320,11 @@ class _Transaction:
             owner = owner._replace(epoch=max(owner.epoch, opened.known_epoch + 1))
         promised = row is not None and row.promised
         if promised or isinstance(decision, Assign) or owner != decision.owner:
-            self._state.assign(opened.store, owner)
+            self._state.stores.assign(opened.store, owner)
         before = known = StoreState.UNKNOWN if row is None else StoreState(row.state)
         if opened.create and known is StoreState.UNKNOWN:
             known = StoreState.CREATED
-            self._state.raise_state(opened.store, known)
+            self._state.stores.raise_state(opened.store, known)
         cold = row.cold if row is not None else None
         if known is not StoreState.DURABLE and not self._knows_all_stores:
             cold = 0
@@ -330,14 +332,14 @@ class _Transaction:
         return _wire_grant(Grant(owner.epoch, known, before, cold, revision))
 
     def _adopt(self, server: str, incarnation: str, store: StoreId) -> Sequence[object]:
-        row = self._state.store(store)
+        row = self._state.stores.get(store)
         decision = decide_adopt(
             _assignment(row), server, incarnation, self._states.get((server, incarnation))
         )
         if row is None or row.promised or isinstance(decision, NotOwner):
             return _error_slot(NotOwnerError(server=server))
         if isinstance(decision, Assign):
-            self._state.assign(store, decision.owner)
+            self._state.stores.assign(store, decision.owner)
         epoch = decision.owner.epoch
         return _wire_grant(Grant(epoch, row.state, row.state, row.cold, row.revision))
 
@@ -345,15 +347,15 @@ class _Transaction:
         row = self._owned(server, incarnation, cooled.store)
         if row is None or row.epoch != cooled.epoch:
             return False
-        self._state.set_cold(cooled.store, cooled.revision)
+        self._state.stores.set_cold(cooled.store, cooled.revision)
         return True
 
     def _forget(self, server: str, incarnation: str, deleted: ReleasedStore) -> bool:
-        row = self._state.store(deleted.store)
+        row = self._state.stores.get(deleted.store)
         if row is None or row.epoch != deleted.epoch:
             return False
         if (row.server, row.incarnation) == (server, incarnation):
-            self._state.set_deleted(deleted.store)
+            self._state.stores.set_deleted(deleted.store)
             return True
         # Asked again, because the answer was lost.
         return not row.server and row.state == StoreState.UNKNOWN
@@ -361,13 +363,13 @@ class _Transaction:
     def _owned(self, server: str, incarnation: str, store: StoreId) -> StoreRow | None:
         """Return what is recorded of a store that is the incarnation's; None of any other, which a
         late repetition may name."""
-        row = self._state.store(store)
+        row = self._state.stores.get(store)
         if row is None or (row.server, row.incarnation) != (server, incarnation):
             return None
         return row
 
     def _drain(self, server: str, draining: bool) -> Reply:
-        drains = self._state.drains()
+        drains = self._state.servers.drains()
         for member in self._members:
             if member.server == server and member.state is not ServerState.DEAD:
                 break
@@ -377,13 +379,13 @@ class _Transaction:
             others = {each.server for each in self._members if each.takes_new_stores} - drains
             if not others - {server}:
                 return LastServerError(server=server)
-        self._state.set_drain(server, draining)
+        self._state.servers.set_drain(server, draining)
         return {"term": self._state.term, "incarnation": member.incarnation}
 
     def _servers(self) -> list[ServerInfo]:
         infos = []
         for member in self._members:
-            known = self._state.incarnation(member.server, member.incarnation)
+            known = self._state.servers.get(member.server, member.incarnation)
             infos.append(
                 ServerInfo(
                     server=member.server,
@@ -401,13 +403,13 @@ class _Transaction:
         return infos
 
     def _has_ended(self, server: str, incarnation: str) -> bool:
-        known = self._state.incarnation(server, incarnation)
+        known = self._state.servers.get(server, incarnation)
         return known is not None and known[0] is not IncarnationState.PRESENT
 
     @property
     def _balancer(self) -> Balancer:
         if self._made_balancer is None:
-            drains = self._state.drains()
+            drains = self._state.servers.drains()
             self._made_balancer = Balancer(
                 Candidate(
                     member.server,

@@ -720,11 +720,11 @@ class _Recorded(NamedTuple):
 def _read(state: StateFile) -> _Recorded:
     with state.transaction():
         return _Recorded(
-            present=state.present(),
-            ended=state.ended(MAX_ENDED_REMEMBERED),
-            drains=state.drains(),
-            files_pending=state.surveying(),
-            manifests_pending=not state.knows_all_stores(),
+            present=state.servers.present(),
+            ended=state.servers.ended(MAX_ENDED_REMEMBERED),
+            drains=state.servers.drains(),
+            files_pending=state.cluster.surveying(),
+            manifests_pending=not state.cluster.knows_all_stores(),
         )
 
 

@@ -15,7 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from holdfast.coordinator.state.state_file import IncarnationState, open_state_file
+from holdfast.coordinator.state.server_records import IncarnationState
+from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
@@ -52,20 +53,20 @@ def record_stores(
     try:
         with closing(open_state_file(layout.coordinator / "state.db", disk)) as state:
             with state.transaction():
-                state.add_incarnation(server, _EARLIER_LIFE, _TIME_MS)
+                state.servers.add(server, _EARLIER_LIFE, _TIME_MS)
             owner = Owner(server, _EARLIER_LIFE, 1)
             for start in range(first, last + 1, _TRANSACTION_STORES):
                 with state.transaction():
                     for number in range(start, min(start + _TRANSACTION_STORES, last + 1)):
                         store = store_named(number)
-                        state.assign(store, owner)
-                        state.raise_state(store, StoreState.DURABLE)
+                        state.stores.assign(store, owner)
+                        state.stores.raise_state(store, StoreState.DURABLE)
                         if cold_revision is not None:
-                            state.set_cold(store, cold_revision)
+                            state.stores.set_cold(store, cold_revision)
                 if (start - first) % _SAY_STORES == 0:
                     say(f"  recorded {start - first:,} of {last - first + 1:,} stores")
             with state.transaction():
-                state.end_incarnation(server, _EARLIER_LIFE, IncarnationState.RELEASED, _TIME_MS)
+                state.servers.end(server, _EARLIER_LIFE, IncarnationState.RELEASED, _TIME_MS)
     finally:
         lock.release()
 

@@ -26,7 +26,7 @@ from holdfast.cli.doctor.checks import (
     Findings,
 )
 from holdfast.coordinator.state.progress import Progress, ProgressFile
-from holdfast.coordinator.state.state_file import APPLICATION_ID, FORMAT_VERSION
+from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk

@@ -13,7 +13,7 @@ Pure: events and `now` (seconds, monotonic) in, effects out. Kept at every step:
 - Silence counts only as far as this coordinator has proof that it hears: see `hearing.Proof`.
 - Nobody is dead for silence alone: a probe that is sent late in it must have failed as well.
 
-What it does not do: assign stores (`assignment.py`), remember (`state_file.py`), speak
+What it does not do: assign stores (`assignment.py`), remember (`server_records.py`), speak
 (`service.py`). A lost or late event delays a decision and never makes a wrong one.
 """
 

@@ -27,12 +27,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.coordinator.state.state_file import (
-    OldStateError,
-    StateFile,
-    is_missing,
-    open_state_file,
-)
+from holdfast.coordinator.state.progress import OldStateError
+from holdfast.coordinator.state.state_file import StateFile, open_state_file
+from holdfast.coordinator.state.state_format import is_missing
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
@@ -92,9 +89,9 @@ def open_state(
                 path, disk, surveying=disk.exists(layout.root / "stores"), progress=progress
             )
             with state.transaction():
-                if not state.surveying():
+                if not state.cluster.surveying():
                     # A new cluster may find a bucket that has stores of the one before.
-                    state.set_surveying(False)
+                    state.cluster.set_surveying(False)
             return state
         state = open_state_file(path, disk, progress=progress)
         if replace_damaged:
@@ -237,13 +234,13 @@ def write_state(
                 with state.transaction():
                     for store, epoch, revision in some:
                         if revision is None:
-                            state.found_deleted(store, epoch)
+                            state.stores.found_deleted(store, epoch)
                         else:
-                            state.found_cold(store, epoch, revision)
+                            state.stores.found_cold(store, epoch, revision)
             # Last: a state that was cut short has its stores surveyed.
             with state.transaction():
-                state.set_surveying(False)
-                state.set_manifests_surveyed()
+                state.cluster.set_surveying(False)
+                state.cluster.set_manifests_surveyed()
         finally:
             state.close()
     finally:

@@ -21,6 +21,10 @@ from typing import Final, NamedTuple
 from holdfast.shared_fs.disk.disk import Disk
 
 
+class OldStateError(Exception):
+    """The file is sound, and an older one: what was committed after it is missing."""
+
+
 class Progress(NamedTuple):
     """How far a state has come; a later one is greater."""
 

@@ -39,7 +39,7 @@ def test_every_store_has_an_entry_and_is_recorded_as_cold(tmp_path: Path, url: s
     layout = Layout(tmp_path / "shared")
     path = layout.coordinator / "state.db"
     with closing(open_state_file(path, Disk())) as state, state.transaction():
-        page, _ = state.stores(TENANT, None, "", None, COUNT + 1)
+        page, _ = state.stores.page(TENANT, None, "", None, COUNT + 1)
     assert len(page) == COUNT
     assert all(each.cold for each in page)
     assert not list(layout.root.rglob("*.stream.*.db"))

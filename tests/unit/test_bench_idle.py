@@ -31,9 +31,9 @@ def test_recorded_stores_are_durable_and_their_owner_has_ended(tmp_path: Path) -
     assert said
     path = layout.coordinator / "state.db"
     with closing(open_state_file(path, Disk())) as state, state.transaction():
-        page, following = state.stores(TENANT, None, "", None, 100)
-        first, none = state.store(store_named(10)), state.store(store_named(9))
-        present = state.present()
+        page, following = state.stores.page(TENANT, None, "", None, 100)
+        first, none = state.stores.get(store_named(10)), state.stores.get(store_named(9))
+        present = state.servers.present()
     assert following is None
     assert {each.name for each in page} == {store_named(number).name for number in range(10, 30)}
     assert none is None

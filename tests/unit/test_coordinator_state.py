@@ -33,9 +33,10 @@ from holdfast.coordinator.requests import (
     Vacate,
     parse,
 )
-from holdfast.coordinator.state import state_file
+from holdfast.coordinator.state import promised_stores
 from holdfast.coordinator.state.lost_state import SurveyedStore
-from holdfast.coordinator.state.state_file import IncarnationState, StateFile, open_state_file
+from holdfast.coordinator.state.server_records import IncarnationState
+from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.protocol.control import ServerState, StoreState
 from holdfast.protocol.errors import (
     FencedError,
@@ -71,10 +72,10 @@ def test_a_restart_keeps_owners_epochs_and_states_and_begins_a_new_term(path: Pa
             (reply,) = run(state, ResolveRequest((ONE,)))
             assert (fields(reply)["term"], fields(reply)["owners"]) == (term, [["a", "a1", 1]])
             with state.transaction():
-                row = state.store(ONE)
+                row = state.stores.get(ONE)
                 assert row is not None
                 assert row.state == StoreState.CREATED
-                assert state.present() == {("a", "a1"): 1}
+                assert state.servers.present() == {("a", "a1"): 1}
 
 
 def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_what_was_committed_survives_a_kill(path: Path, tmp_path: Path) -> None:
         copies.mkdir()
         # As a crash leaves them: the file and its log, never closed. The log is read by itself,
         # the file through SQLite, since closing a descriptor of it would drop its lock.
-        connection = state._connection
+        connection = state._connection._sqlite
         assert connection is not None
         size = connection.pragma("page_size") * connection.pragma("page_count")
         image = connection.read("main", 0, 0, size)[1]
@@ -103,8 +104,8 @@ def test_a_dead_owners_store_moves_with_the_next_epoch_and_the_counts_follow(
     (reply,) = run(state, ResolveRequest((ONE,)), records=(DEAD_A, LIVE_B), members=(member("b"),))
     assert fields(reply)["owners"] == [["b", "b1", 2]]
     with state.transaction():
-        assert state.present() == {("b", "b1"): 1}
-        assert state.incarnation("a", "a1") == (IncarnationState.DEAD, 1)
+        assert state.servers.present() == {("b", "b1"): 1}
+        assert state.servers.get("a", "a1") == (IncarnationState.DEAD, 1)
 
 
 def test_a_suspect_owner_keeps_its_stores_but_gets_no_new_one(state: StateFile) -> None:
@@ -120,7 +121,7 @@ def test_a_burst_of_new_stores_is_spread_over_the_servers(state: StateFile) -> N
     members = (member("a"), member("b"))
     run(state, ResolveRequest(stores), records=(LIVE_A, LIVE_B), members=members)
     with state.transaction():
-        assert state.present() == {("a", "a1"): 5, ("b", "b1"): 5}
+        assert state.servers.present() == {("a", "a1"): 5, ("b", "b1"): 5}
 
 
 def test_a_member_that_is_not_recorded_gets_no_store(state: StateFile) -> None:
@@ -194,10 +195,10 @@ def test_a_released_store_keeps_epoch_and_state_and_moves(state: StateFile) -> N
     assert fields(replies[5])["grants"] == [[None, "not_owner", {"server": "a"}]]
     assert fields(replies[6])["owners"] == [["a", "a1", 2]]
     with state.transaction():
-        row = state.store(ONE)
+        row = state.stores.get(ONE)
         assert row is not None
         assert row.state == StoreState.DURABLE
-        assert state.present() == {("a", "a1"): 1, ("b", "b1"): 0}
+        assert state.servers.present() == {("a", "a1"): 1, ("b", "b1"): 0}
 
 
 def test_a_drain_of_an_unknown_a_dead_or_the_last_server_is_refused(state: StateFile) -> None:
@@ -210,7 +211,7 @@ def test_a_drain_of_an_unknown_a_dead_or_the_last_server_is_refused(state: State
     )
     assert [type(reply) for reply in replies] == [NotFoundError, NotFoundError, LastServerError]
     with state.transaction():
-        assert state.drains() == set()
+        assert state.servers.drains() == set()
 
 
 def test_of_two_drains_at_once_the_one_that_would_leave_nobody_is_refused(
@@ -241,7 +242,7 @@ def test_a_drain_is_remembered_through_restarts_and_deaths_until_a_release(path:
             if records == (LIVE_A, LIVE_B):
                 run(state, Drain("a", True), members=members)
             with state.transaction():
-                assert state.drains() == expected
+                assert state.servers.drains() == expected
 
 
 def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) -> None:
@@ -311,7 +312,7 @@ def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     assert fields(replies[3]) == {"term": 1}
     assert fields(replies[4])["owners"] == [["b", "b1", 2]]
     with state.transaction():
-        assert state.present() == {("a", "a1"): 0, ("b", "b1"): 1}
+        assert state.servers.present() == {("a", "a1"): 0, ("b", "b1"): 1}
 
 
 def test_a_vacation_that_arrives_again_late_does_not_release_what_was_assigned_since(
@@ -478,7 +479,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
     members = (member("a"),)
     found = SurveyedStore(ONE, 1, StoreState.DURABLE)
     with state.transaction():
-        state.set_surveying(True)
+        state.cluster.set_surveying(True)
     run(state, ResolveRequest((ONE,)), records=(LIVE_A, RecordFound((found,))), members=members)
     replies = run(
         state,
@@ -517,13 +518,13 @@ def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:
     with state.transaction():
         for tenant in reversed(tenants):
             for name in ("one", "two"):
-                state.found(StoreId(tenant, 1, name), 1, StoreState.DURABLE)
+                state.stores.found(StoreId(tenant, 1, name), 1, StoreState.DURABLE)
     for limit in range(1, len(tenants) + 2):
         found: list[str] = []
         after: str | None = ""
         while after is not None:
             with state.transaction():
-                page, after = state.tenants(after, limit)
+                page, after = state.stores.tenants(after, limit)
             assert len(page) <= limit
             found += page
         assert found == tenants
@@ -551,7 +552,7 @@ def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> No
             after = None
             with state.transaction():
                 while True:
-                    page, after = state.stores("acme", kind, prefix, after, limit)
+                    page, after = state.stores.page("acme", kind, prefix, after, limit)
                     assert len(page) <= limit
                     found.extend((info.name, info.kind) for info in page)
                     if after is None:
@@ -562,7 +563,7 @@ def test_stores_are_listed_by_name_and_kind_page_by_page(state: StateFile) -> No
 def test_names_that_are_only_asked_for_leave_no_row_and_are_kept_in_a_bounded_memory(
     state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_file, "MAX_PROMISED_STORES", 4)
+    monkeypatch.setattr(promised_stores, "MAX_PROMISED_STORES", 4)
     members = (member("a"), member("b"))
     names = [StoreId("acme", 1, f"random.{number}") for number in range(100)]
     run(state, records=(LIVE_A, LIVE_B))
@@ -570,9 +571,9 @@ def test_names_that_are_only_asked_for_leave_no_row_and_are_kept_in_a_bounded_me
         (first, again) = run(state, ResolveRequest((name,)), ResolveRequest((name,)), members=members)
         assert fields(first)["owners"] == fields(again)["owners"]
     with state.transaction():
-        assert all(state.store(name) is None for name in names[:-4])
-        assert sum(state.present().values()) == 4
-    connection = state._connection
+        assert all(state.stores.get(name) is None for name in names[:-4])
+        assert sum(state.servers.present().values()) == 4
+    connection = state._connection._sqlite
     assert connection is not None
     assert connection.execute("SELECT count(*) FROM stores").get == 0
     # Whom a client was sent to may open it, and then it is recorded.
@@ -596,8 +597,8 @@ def test_a_store_that_was_only_read_leaves_no_row_and_no_epoch_of_it_is_used_aga
     assert fields(replies[0])["grants"] == [[1, 0, 0]]
     assert fields(replies[1])["stores"] == []
     with state.transaction():
-        assert state.store(ONE) is None
-        assert state.present() == {("a", "a1"): 0}
+        assert state.stores.get(ONE) is None
+        assert state.servers.present() == {("a", "a1"): 0}
     write = Open("a", "a1", (OpenStore(ONE, True),))
     # A late repetition of the release is of the epoch before.
     replies = run(state, write, let_go, read, members=members)
@@ -610,7 +611,7 @@ def test_a_store_that_exists_is_not_forgotten_whatever_a_release_says(state: Sta
     run(state, Created("a", "a1", (CreatedStore(ONE),)))
     run(state, ReleaseRequest("a", "a1", (ReleasedStore(ONE, 1, nothing=True),)))
     with state.transaction():
-        row = state.store(ONE)
+        row = state.stores.get(ONE)
         assert row is not None and row.state == StoreState.DURABLE
 
 
@@ -621,7 +622,7 @@ def test_what_a_dead_server_only_read_is_forgotten_and_what_it_may_have_written_
     run(state, opened, records=(LIVE_A,), members=(member("a"),))
     run(state, records=(DEAD_A, LIVE_B))
     with state.transaction():
-        assert state.store(ONE) is None
-        assert state.store(TWO) is not None
+        assert state.stores.get(ONE) is None
+        assert state.stores.get(TWO) is not None
     (reply,) = run(state, ResolveRequest((ONE, TWO)), members=(member("b"),))
     assert fields(reply)["owners"] == [["b", "b1", 2], ["b", "b1", 2]]

@@ -21,12 +21,8 @@ from holdfast.coordinator.requests import (
     ReleaseAll,
     ResolveRequest,
 )
-from holdfast.coordinator.state.state_file import (
-    APPLICATION_ID,
-    FORMAT_VERSION,
-    StateFile,
-    open_state_file,
-)
+from holdfast.coordinator.state.state_file import StateFile, open_state_file
+from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
@@ -72,8 +68,8 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
             (reply,) = run(state, ResolveRequest((ONE,)))
             assert fields(reply)["owners"] == [["a", "a1", 1]]
             with state.transaction():
-                assert state.drains() == set()
-                assert not state.surveying()
+                assert state.servers.drains() == set()
+                assert not state.cluster.surveying()
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -95,7 +91,7 @@ def test_a_file_that_knows_no_revisions_is_upgraded(path: Path, version: int) ->
         replies = run(state, reopen, Closed("a", "a1", (close,)), members=(member("a"),))
         assert fields(replies[0])["grants"] == [[1, 1, 1]]
         with state.transaction():
-            row = state.store(ONE)
+            row = state.stores.get(ONE)
             assert row is not None and row.revision == 7
 
 
@@ -119,7 +115,7 @@ def test_what_was_committed_while_a_successor_began_is_told_to_nobody(
 ) -> None:
     run(state, records=(LIVE_A,))
     with pytest.raises(DeposedError), state.transaction():
-        state.assign(ONE, Owner("a", "a1", 1))
+        state.stores.assign(ONE, Owner("a", "a1", 1))
         TermFile(Disk(), path.with_name("term")).begin()
     with pytest.raises(DeposedError):
         state.check_term()
@@ -158,7 +154,7 @@ def test_a_term_never_goes_back_when_the_state_file_or_the_term_file_is_lost(pat
 
 def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: StateFile) -> None:
     own(state, ONE, records=(LIVE_A,), members=(member("a"),))
-    connection = state._connection
+    connection = state._connection._sqlite
     assert connection is not None
     names = [StoreId("acme", 1, f"new{number}" * 20) for number in range(500)]
     new = Open("a", "a1", tuple(OpenStore(name, True) for name in names))
@@ -177,7 +173,7 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
     state: StateFile, path: Path
 ) -> None:
     run(state, records=(LIVE_A,))
-    connection = state._connection
+    connection = state._connection._sqlite
     assert connection is not None
     connection.pragma("query_only", True)
     away = path.rename(path.with_name("away.db"))
@@ -193,7 +189,7 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
 def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
     own(state, ONE, records=(LIVE_A,), members=(member("a"),))
     with pytest.raises(StorageFailedError), state.transaction():
-        state.assign(ONE, Owner("a", "a1", 9))
+        state.stores.assign(ONE, Owner("a", "a1", 9))
         raise apsw.IOError("disk gone")
     (reply,) = run(state, ResolveRequest((ONE,)))
     assert fields(reply)["owners"] == [["a", "a1", 1]]
@@ -248,7 +244,7 @@ def test_a_creation_that_was_cut_short_is_begun_anew(path: Path) -> None:
 
 
 def test_the_file_is_durable_and_exclusive(state: StateFile, path: Path) -> None:
-    connection = state._connection
+    connection = state._connection._sqlite
     assert connection is not None
     assert connection.pragma("journal_mode") == "wal"
     assert connection.pragma("synchronous") == 2

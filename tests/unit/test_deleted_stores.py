@@ -74,9 +74,9 @@ def test_a_state_that_is_written_anew_knows_cold_and_deleted_stores(layout: Layo
     write_state(layout, Disk(), [(STORE, 5, 40), (other, 3, None)])
     state = open_state_file(layout.coordinator / "state.db", Disk())
     with state.transaction():
-        assert state.knows_all_stores()
-        cold, gone = state.store(STORE), state.store(other)
-        page, _ = state.stores("acme", None, "", None, 10)
+        assert state.cluster.knows_all_stores()
+        cold, gone = state.stores.get(STORE), state.stores.get(other)
+        page, _ = state.stores.page("acme", None, "", None, 10)
     state.close()
     assert cold is not None
     assert (cold.epoch, cold.state, cold.cold) == (5, StoreState.DURABLE, 40)

@@ -67,9 +67,9 @@ def record_store(
     DISK.make_directory(layout.coordinator)
     state = open_state_file(layout.coordinator / "state.db", DISK)
     with state.transaction():
-        state.add_incarnation("s1", "01", 1)
-        state.assign(store, Owner("s1", "01", epoch))
-        state.raise_state(store, reached)
+        state.servers.add("s1", "01", 1)
+        state.stores.assign(store, Owner("s1", "01", epoch))
+        state.stores.raise_state(store, reached)
     state.close()
 
 
@@ -394,7 +394,7 @@ def test_a_file_that_is_older_than_the_coordinator_knows_is_critical(layout: Lay
     def close(revision: int) -> None:
         state = open_state_file(layout.coordinator / "state.db", DISK)
         with state.transaction():
-            state.raise_revision(NOTES, revision)
+            state.stores.raise_revision(NOTES, revision)
         state.close()
 
     close(3)
@@ -433,9 +433,9 @@ def test_a_state_file_that_was_not_closed_is_read_with_its_wal_and_left_alone(
     state = open_state_file(folder / "state.db", DISK)
     other = NOTES._replace(name="other")
     with state.transaction():
-        state.add_incarnation("s1", "01", 1)
-        state.assign(other, Owner("s1", "01", 2))
-        state.raise_state(other, StoreState.DURABLE)
+        state.servers.add("s1", "01", 1)
+        state.stores.assign(other, Owner("s1", "01", 2))
+        state.stores.raise_state(other, StoreState.DURABLE)
     # As a crash would leave it.
     left = {each: (folder / each).read_bytes() for each in ("state.db", "state.db-wal")}
     state.close()

@@ -123,14 +123,14 @@ def test_a_request_that_raises_fails_alone(
     with closing(open_state_file(tmp_path / "state.db", Disk())) as state:
         execute(state, RequestBatch((LIVE_A, LIVE_B), (), members, now_ms=1))
         requests = [parse("acme", "resolve", payload({"stores": [[1, name]]})) for name in "abc"]
-        plain = state.store
+        plain = state.stores.get
 
         def store(store_id: Any) -> Any:
             if store_id.name == "b":
                 raise RecursionError
             return plain(store_id)
 
-        monkeypatch.setattr(state, "store", store)
+        monkeypatch.setattr(state.stores, "get", store)
         outcome = execute(state, RequestBatch((), requests, members, now_ms=1))
         assert [isinstance(reply, HoldfastError) for reply in outcome.replies] == [False, True, False]
         [mishap] = outcome.mishaps

@@ -61,7 +61,7 @@ def opened(
 
 def surveying(state: StateFile) -> bool:
     with closing(state), state.transaction():
-        return state.surveying()
+        return state.cluster.surveying()
 
 
 def touch(layout: Layout, store: StoreId, generation: int = 1) -> Path:
@@ -126,7 +126,7 @@ def test_a_damaged_state_file_is_replaced_only_when_the_operator_says_so(
     with closing(open_state_file(path, disk)) as state, state.transaction():
         for number in range(2000):
             store = StoreId("acme", 1, f"a.rather.long.name.of.a.store.{number}")
-            state.found(store, 1, StoreState.DURABLE)
+            state.stores.found(store, 1, StoreState.DURABLE)
     content = path.read_bytes()
     bad = {
         "empty": b"",
@@ -163,8 +163,8 @@ def copy(source: Path, target: Path) -> None:
 
 def assign(state: StateFile, epoch: int) -> None:
     with state.transaction():
-        state.add_incarnation("s1", "i1", 1)
-        state.assign(NOTES, Owner("s1", "i1", epoch))
+        state.servers.add("s1", "i1", 1)
+        state.stores.assign(NOTES, Owner("s1", "i1", epoch))
 
 
 @pytest.mark.parametrize("backed_up", ["between two terms", "within a term"])
@@ -195,8 +195,8 @@ def test_an_older_state_counts_as_lost(
         (backup / "term").unlink()
     copy(backup, layout.coordinator)
     with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
-        assert state.surveying()
-        assert state.store(NOTES) is None
+        assert state.cluster.surveying()
+        assert state.stores.get(NOTES) is None
         assert state.term > last_term
     assert not is_open(disk, incarnation)
     assert list((layout.quarantine / "_coordinator").glob("state.db.*/state.db"))
@@ -255,7 +255,7 @@ def test_a_start_that_was_cut_short_before_its_term_was_committed_loses_nothing(
     assert terms.begin() == 2
     with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
         assert state.term == 3
-        assert state.store(NOTES) is not None
+        assert state.stores.get(NOTES) is not None
     assert is_open(disk, incarnation)
 
 
@@ -284,7 +284,7 @@ def test_a_term_that_only_a_server_has_heard_of_makes_the_state_an_old_one(
     state.close()
     with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
         assert state.term > 9
-        assert state.store(NOTES) is None
+        assert state.stores.get(NOTES) is None
     assert not is_open(disk, incarnation)
 
 
@@ -298,7 +298,7 @@ def test_a_term_that_a_successor_has_begun_here_says_nothing_of_the_state(
         state.fall_behind(2)
     state.close()
     with closing(opened(layout, disk, had_past=True)) as state, state.transaction():
-        assert state.store(NOTES) is not None
+        assert state.stores.get(NOTES) is not None
     assert is_open(disk, incarnation)
 
 

@@ -1,0 +1,103 @@
+"""What is recorded of the servers: their incarnations, and which of them an operator has drained."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from holdfast.coordinator.state.cluster_record import Execute
+from holdfast.coordinator.state.promised_stores import PromisedStores
+from holdfast.protocol.control import StoreState
+
+
+class IncarnationState(StrEnum):
+    """What is recorded of an incarnation. The words are in the file: never rename."""
+
+    PRESENT = "present"
+    #: Fenced.
+    DEAD = "dead"
+    #: Ended by itself, with everything released.
+    RELEASED = "released"
+
+
+# The primary keys and `incarnations_present` serve all of these, `stores_unwritten` the last two.
+_DRAINS: Final = "SELECT server FROM drains"
+_ADD_DRAIN: Final = "INSERT INTO drains VALUES (?) ON CONFLICT DO NOTHING"
+_DELETE_DRAIN: Final = "DELETE FROM drains WHERE server = ?"
+_PRESENT: Final = (
+    "SELECT server, incarnation, assigned_stores FROM incarnations WHERE state = 'present'"
+)
+# In the order of ids, which is that of registering; read once, at the start.
+_ENDED: Final = """SELECT server, incarnation FROM incarnations WHERE state <> 'present'
+    ORDER BY id DESC LIMIT ?"""
+_INCARNATION: Final = (
+    "SELECT state, assigned_stores FROM incarnations WHERE server = ? AND incarnation = ?"
+)
+_ADD_INCARNATION: Final = """INSERT INTO incarnations(server, incarnation, state, registered_ms)
+    VALUES (?, ?, 'present', ?) ON CONFLICT DO NOTHING"""
+_END_INCARNATION: Final = """INSERT INTO incarnations(
+        server, incarnation, state, registered_ms, ended_ms) VALUES (?1, ?2, ?3, ?4, ?4)
+    ON CONFLICT DO UPDATE SET state = excluded.state, ended_ms = excluded.ended_ms
+    WHERE state = 'present'"""
+# No incarnation is named with a dot, so what is renamed so can never be taken for one.
+_RETIRE: Final = """UPDATE incarnations
+    SET incarnation = incarnation || '.' || ?3, state = 'released', ended_ms = ?4
+    WHERE server = ?1 AND incarnation = ?2 AND state = 'present' AND NOT EXISTS (
+        SELECT 1 FROM incarnations WHERE server = ?1 AND incarnation = ?2 || '.' || ?3)
+    RETURNING id"""
+_FORGET_EPOCH_OF: Final = f"""UPDATE cluster SET forgotten_epoch = max(forgotten_epoch, (
+        SELECT coalesce(max(epoch), 0) FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
+            SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)))"""
+_FORGET_OF: Final = f"""DELETE FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
+        SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)"""
+
+
+class ServerRecords:
+    """Reads and writes them, always within a transaction."""
+
+    def __init__(self, execute: Execute, promised: PromisedStores) -> None:
+        self._execute = execute
+        self._promised = promised
+
+    def present(self) -> dict[tuple[str, str], int]:
+        """Return the number of assigned stores of each (server, incarnation) that is present."""
+        promised = self._promised.counts()
+        return {
+            (server, incarnation): count + promised[server, incarnation]
+            for server, incarnation, count in self._execute(_PRESENT, ())
+        }
+
+    def ended(self, limit: int) -> list[tuple[str, str]]:
+        """Return the newest `limit` incarnations that ended, oldest first."""
+        return [(row[0], row[1]) for row in self._execute(_ENDED, (limit,))][::-1]
+
+    def get(self, server: str, incarnation: str) -> tuple[IncarnationState, int] | None:
+        """Return the state and the number of assigned stores; None of an unknown one."""
+        for state, count in self._execute(_INCARNATION, (server, incarnation)):
+            return IncarnationState(state), count
+        return None
+
+    def add(self, server: str, incarnation: str, now_ms: int) -> None:
+        """Record an incarnation as present; one that is recorded already stays as it is."""
+        self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
+
+    def end(self, server: str, incarnation: str, state: IncarnationState, now_ms: int) -> None:
+        """Record for ever that an incarnation ended. Its stores are not touched, but for those that
+        nobody ever wrote to, of which it had some open at the most."""
+        self._execute(_FORGET_EPOCH_OF, (server, incarnation))
+        self._execute(_FORGET_OF, (server, incarnation))
+        self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))
+
+    def vacate(self, server: str, incarnation: str, number: int, now_ms: int) -> None:
+        """Record that all stores of a present incarnation are released, and that it lives on; for a
+        `number` that was used already, nothing. O(1): the stores stay with a row that has ended."""
+        if self._execute(_RETIRE, (server, incarnation, number, now_ms)):
+            self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
+
+    def drains(self) -> set[str]:
+        """Return the servers that an operator has drained."""
+        return {server for (server,) in self._execute(_DRAINS, ())}
+
+    def set_drain(self, server: str, draining: bool) -> None:
+        """Record that a server is to be drained, or no longer."""
+        self._execute(_ADD_DRAIN if draining else _DELETE_DRAIN, (server,))

@@ -1,0 +1,191 @@
+"""The format of `state.db`: its schema, how the file is made, upgraded and opened.
+
+- A file that is empty, foreign, corrupt or of a later format is refused and left alone.
+- A new one appears whole, by a rename, or not at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import apsw
+
+from holdfast.coordinator.state.cluster_record import SET_SURVEYING
+from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
+from holdfast.shared_fs.disk.disk import Disk
+
+#: "hfCo": marks the file as ours.
+APPLICATION_ID: Final = 0x6866436F
+FORMAT_VERSION: Final = 5
+
+#: Of stores that were only read, and that do not exist: they are forgotten when their owner ends.
+_UNWRITTEN_INDEX: Final = "CREATE INDEX stores_unwritten ON stores(owner) WHERE state = 0"
+_SCHEMA: Final = (
+    # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
+    # only the manifests in the bucket are. commits: of transactions that changed anything. base: the
+    # commits that the file itself had when the WAL was begun. forgotten_epoch: the highest of a store
+    # whose row went, so that no epoch of a name is ever used twice.
+    """CREATE TABLE cluster(
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        term INTEGER NOT NULL,
+        surveying INTEGER NOT NULL DEFAULT 0,
+        commits INTEGER NOT NULL DEFAULT 0,
+        base INTEGER NOT NULL DEFAULT 0,
+        forgotten_epoch INTEGER NOT NULL DEFAULT 0
+    ) STRICT""",
+    "INSERT INTO cluster(id, term) VALUES (1, 0)",
+    "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
+    """CREATE TABLE incarnations(
+        id INTEGER PRIMARY KEY,
+        server TEXT NOT NULL,
+        incarnation TEXT NOT NULL,
+        state TEXT NOT NULL,
+        registered_ms INTEGER NOT NULL,
+        ended_ms INTEGER,
+        assigned_stores INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (server, incarnation)
+    ) STRICT""",
+    "CREATE INDEX incarnations_present ON incarnations(server) WHERE state = 'present'",
+    # owner: an incarnation's id, or 0 once the store was released. cold, revision: see StoreRow.
+    """CREATE TABLE stores(
+        tenant TEXT NOT NULL,
+        kind INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        owner INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        state INTEGER NOT NULL,
+        cold INTEGER,
+        revision INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (tenant, kind, name)
+    ) STRICT, WITHOUT ROWID""",
+    _UNWRITTEN_INDEX,
+    """CREATE TRIGGER stores_counted AFTER INSERT ON stores BEGIN
+        UPDATE incarnations SET assigned_stores = assigned_stores + 1 WHERE id = new.owner;
+    END""",
+    """CREATE TRIGGER stores_recounted AFTER UPDATE OF owner ON stores
+        WHEN old.owner <> new.owner BEGIN
+        UPDATE incarnations SET assigned_stores = assigned_stores - 1 WHERE id = old.owner;
+        UPDATE incarnations SET assigned_stores = assigned_stores + 1 WHERE id = new.owner;
+    END""",
+)
+
+#: From each format to the one after it.
+_UPGRADES: Final = {
+    1: (
+        "ALTER TABLE cluster ADD COLUMN surveying INTEGER NOT NULL DEFAULT 0",
+        "CREATE TABLE drains(server TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
+    ),
+    2: ("ALTER TABLE stores ADD COLUMN cold INTEGER",),
+    3: (
+        "ALTER TABLE cluster ADD COLUMN commits INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE cluster ADD COLUMN base INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE cluster ADD COLUMN forgotten_epoch INTEGER NOT NULL DEFAULT 0",
+        _UNWRITTEN_INDEX,
+    ),
+    4: ("ALTER TABLE stores ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",),
+}
+
+COMMITS: Final = "SELECT commits FROM cluster"
+#: What the file system or the file can do to us; other apsw errors are bugs here and end the process.
+DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
+REFUSALS: Final = (
+    apsw.IOError,
+    apsw.FullError,
+    apsw.CantOpenError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    apsw.NoMemError,
+    apsw.ProtocolError,
+)
+
+
+def is_missing(path: Path, disk: Disk) -> bool:
+    """Tell if `path` would be made anew. Raises StoreDamagedError if only its log is there."""
+    if disk.exists(path):
+        return False
+    write_ahead_log = path.with_name(path.name + "-wal")
+    if disk.exists(write_ahead_log):
+        raise StoreDamagedError(
+            store=str(path), reason=f"it is missing, but {write_ahead_log.name} is there"
+        )
+    return True
+
+
+def create(path: Path, disk: Disk, surveying: bool) -> None:
+    """Make the file aside and rename it into place, so that a crash leaves no half of it."""
+    new = path.with_name(path.name + ".new")
+    for leftover in (new, new.with_name(new.name + "-journal")):
+        disk.remove(leftover)
+    try:
+        connection = apsw.Connection(str(new), vfs=disk.vfs)
+        try:
+            connection.pragma("synchronous", "FULL")
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", FORMAT_VERSION)
+            with connection:
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.execute(SET_SURVEYING, (int(surveying),))
+        finally:
+            connection.close(True)
+    except REFUSALS as error:
+        raise StorageFailedError(reason=f"{new}: {error}") from error
+    disk.rename(new, path)
+
+
+def connect(path: Path, vfs: str | None) -> apsw.Connection:
+    """Open and lock the file, and bring an older format up to this one. Raises StoreDamagedError,
+    NewerFormatError, StorageFailedError, or an error of SQLite."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
+    try:
+        # Before the first access: then no shared memory is used, which network file systems lack.
+        connection.pragma("locking_mode", "EXCLUSIVE")
+        connection.pragma("synchronous", "FULL")
+        application_id = connection.pragma("application_id")
+        if application_id != APPLICATION_ID:
+            raise StoreDamagedError(
+                store=str(path), reason=f"a foreign file, application_id {application_id}"
+            )
+        version = connection.pragma("user_version")
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(what=str(path), found=version, known=FORMAT_VERSION)
+        mode = connection.pragma("journal_mode", "WAL")
+        if mode != "wal":
+            raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
+        _upgrade(connection, version)
+    except BaseException:
+        connection.close(True)
+        raise
+    return connection
+
+
+def commits_alone(path: Path, vfs: str | None) -> int | None:
+    """Return the commits that the file has without its WAL; None if there is none, or the file is of
+    a format that does not count them. Before it is locked: closing this would drop the lock."""
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags, vfs=vfs)
+    try:
+        if connection.pragma("application_id") != APPLICATION_ID:
+            return None
+        if connection.pragma("user_version") != FORMAT_VERSION:
+            return None
+        return int(connection.execute(COMMITS).get)
+    except (*DAMAGE, apsw.SQLError):
+        # A checkpoint that a power cut tore: with its WAL the file is whole.
+        return None
+    finally:
+        connection.close(True)
+
+
+def _upgrade(connection: apsw.Connection, version: int) -> None:
+    if version == FORMAT_VERSION:
+        return
+    with connection:
+        for older in range(version, FORMAT_VERSION):
+            for statement in _UPGRADES[older]:
+                connection.execute(statement)
+        connection.pragma("user_version", FORMAT_VERSION)
