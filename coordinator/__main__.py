@@ -26,25 +26,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator and return the exit code. Raises SystemExit(2) for wrong usage."""
     parser = server_parser(
         "holdfast coordinator",
-        "Says which persist servers live and which of them owns which store.",
+        "Assigns each store to a persist server and fences dead servers.",
     )
     parser.add_argument(
-        "--standby", action="store_true", help="wait until the running coordinator ends"
+        "--standby", action="store_true", help="wait until the active coordinator ends"
     )
     parser.add_argument(
         "--replace-damaged-state",
         action="store_true",
-        help="put a damaged state file aside and find the stores again",
+        help="move a damaged state file aside and find the stores by their files",
     )
     parser.add_argument(
-        "--bucket", help="file:///FOLDER or s3://NAME/PREFIX, that of the persist servers"
+        "--bucket", help="the bucket of the persist servers: file:///FOLDER or s3://NAME/PREFIX"
     )
     parser.add_argument(
         "--disk",
         choices=("shared", "local"),
         default="shared",
-        help="local: --data is the coordinator's own, and the servers' fences are in the bucket; of "
-        "all parts of a cluster or of none; default: %(default)s",
+        help="local: --data is the coordinator's own, and the bucket has the servers' fences; use "
+        "one kind for all parts of a cluster; default: %(default)s",
     )
     return run_server(parser, arguments, _serve)
 

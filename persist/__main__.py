@@ -52,61 +52,61 @@ _SWITCH_SECONDS: Final = 0.0005
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a persist server and return the exit code. Raises SystemExit(2) for wrong usage."""
-    parser = server_parser("holdfast persist", "Serves the stores that the coordinator assigns it.")
-    parser.add_argument("--name", type=_name, required=True, help="of this server, in the cluster")
+    parser = server_parser("holdfast persist", "Serves the stores that the coordinator assigns.")
+    parser.add_argument("--name", type=_name, required=True, help="a unique name in the cluster")
     parser.add_argument(
         "--durability",
         choices=(Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word),
         default=Durability.SYNCED.word,
-        help="of writes that do not say; default: %(default)s",
+        help="the level of writes that do not ask for one; default: %(default)s",
     )
     parser.add_argument(
         "--max-open-stores",
         type=int,
         default=MAX_OPEN_STORES,
-        help="store files kept open, if memory and descriptors allow; default: %(default)s",
+        help="open stores, fewer if memory or descriptors are short; default: %(default)s",
     )
     parser.add_argument(
         "--idle-close-seconds",
         type=float,
         default=IDLE_CLOSE_SECONDS,
-        help="a store unused for this long is closed; default: %(default)s",
+        help="close a store that is unused for this long; default: %(default)s",
     )
     parser.add_argument(
         "--bucket",
-        help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: for snapshots and cold stores",
+        help="file:///FOLDER or s3://NAME/PREFIX[?endpoint=URL]: snapshots and cold stores",
     )
     parser.add_argument(
         "--disk",
         choices=("shared", "local"),
         default="shared",
-        help="local: --data is this server's own, a cache, and the truth is in the bucket; of all "
-        "parts of a cluster or of none; default: %(default)s",
+        help="local: --data is this server's own, a cache, and the bucket holds all data; use one "
+        "kind for all parts of a cluster; default: %(default)s",
     )
     policy = TierPolicy()
     parser.add_argument(
         "--cold-after-seconds",
         type=float,
         default=policy.cold_after_seconds,
-        help="a store unchanged for this long is left to the bucket; default: %(default)s",
+        help="keep a store that is unchanged this long in the bucket alone; default: %(default)s",
     )
     parser.add_argument(
         "--snapshot-seconds",
         type=float,
         default=policy.snapshot_seconds,
-        help="closed stores wait this long for others to be snapshotted with; default: %(default)s",
+        help="snapshot closed stores together, this often; default: %(default)s",
     )
     parser.add_argument(
         "--keep-snapshots",
         type=int,
         default=policy.keep.count,
-        help="of each store, at most; default: %(default)s",
+        help="keep at most this many snapshots of each store; default: %(default)s",
     )
     parser.add_argument(
         "--keep-snapshot-days",
         type=float,
         default=policy.keep.days,
-        help="how far back a store can be restored; default: %(default)s",
+        help="keep snapshots to restore a store this far back; default: %(default)s",
     )
     return run_server(parser, arguments, _serve)
 

@@ -36,10 +36,10 @@ JsonObject = dict[str, Any]
 def backup(
     settings: Settings, names: tuple[str, ...], every: bool, all_tenants: bool, kind: str | None
 ) -> None:
-    """Snapshot stores to the bucket now, and wait until the snapshots are there.
+    """Snapshot stores to the bucket now.
 
-    Servers snapshot a changed store by themselves when it goes idle. Use this command to keep the
-    state of a certain moment.
+    The command returns once the snapshots are in the bucket. Servers snapshot a changed store by
+    themselves when it goes idle. Use this command to keep the state of a certain moment.
     """
     check_choice(names, every, all_tenants)
     rows, failures = asyncio.run(_backup(settings, names, kind, all_tenants))
@@ -196,7 +196,7 @@ async def _restore(
 @KIND_OPTION
 @client_command
 def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
-    """Remove STORE and every copy of it: its file, its snapshots and its quarantined files.
+    """Remove STORE, its snapshots and its quarantined files.
 
     You cannot undo this. A new store may take the name; it starts at seq 1.
     """

@@ -118,7 +118,7 @@ def _bench_options(*names: str) -> Callable[[_Command], _Command]:
 @bench.command()
 @_bench_options("rounds", "only", *_COMMON)
 def compare(options: BenchOptions, json_file: Path | None) -> None:
-    """Run the same workloads with holdfast and with JetStream, and compare."""
+    """Compare holdfast with JetStream under the same workloads."""
     with _needed_packages():
         from holdfast.bench.compare import compare_jetstream
     _check_only(options, compare_jetstream.WORK_NAMES)
@@ -130,7 +130,7 @@ def compare(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
 def engine(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure the store layer in one process: files, commit log, memory of open stores."""
+    """Measure files, commit log and memory of stores in one process."""
     with _needed_packages():
         from holdfast.bench.store import engine as store_layer
     _finish([_run(lambda: store_layer.run(options), store_layer.table, options)], json_file)
@@ -161,7 +161,7 @@ def users(
     servers: tuple[int, ...],
     traces: Path | None,
 ) -> None:
-    """Let 10,000 users write and follow at the same time, with 1, 2 and 4 servers."""
+    """Let 10,000 users write and follow at the same time."""
     with _needed_packages():
         from holdfast.bench.users import users as crowd
     asked: dict[str, Any] = {
@@ -194,7 +194,7 @@ def idle(
     stores: tuple[int, ...],
     peer_streams: int | None,
 ) -> None:
-    """Measure the cost of unused stores, and a restart with very many of them."""
+    """Measure the cost of very many unused stores."""
     with _needed_packages():
         from holdfast.bench.store import idle as idle_stores
     asked: dict[str, Any] = {"stores": stores or None, "peer_streams": peer_streams}
@@ -219,7 +219,7 @@ def fairness(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 def threads(options: BenchOptions, json_file: Path | None) -> None:
-    """Compare threads on the blocking API with as many tasks on the async client."""
+    """Compare threads on the blocking API with async tasks."""
     with _needed_packages():
         from holdfast.bench.store import threads as blocking_threads
     _finish(
@@ -230,7 +230,7 @@ def threads(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 def large(options: BenchOptions, json_file: Path | None) -> None:
-    """Measure the speed and memory of storing and reading a value of 1 GiB."""
+    """Measure the speed and memory of a value of 1 GiB."""
     with _needed_packages():
         from holdfast.bench.store import large as large_value
     _finish([_run(lambda: large_value.run(options), large_value.table, options)], json_file)
@@ -240,7 +240,7 @@ def large(options: BenchOptions, json_file: Path | None) -> None:
 @_bench_options("rounds", "only", *_COMMON)
 @click.option("--cold-stores", type=click.IntRange(1), help="How many cold stores to list.")
 def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None) -> None:
-    """Measure snapshots, cold stores and `stored` writes, and what they cost."""
+    """Measure snapshots, cold stores, `stored` writes and costs."""
     with _needed_packages():
         from holdfast.bench.tiers import tiers as bucket_tiers
     _check_only(options, bucket_tiers.WORK_NAMES)

@@ -130,7 +130,7 @@ def demo(
     export: bool,
     progress: bool,
 ) -> None:
-    """Store a git repository's history, kill a server meanwhile, and check every byte.
+    """Store a git history, kill a server, and check every byte.
 
     The exit code is 0 only if nothing was lost, duplicated, changed or delivered out of order.
     """

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 @shared_options("json")
 @pass_settings
 def doctor(settings: Settings, data: Path, deep: bool) -> None:
-    """Check a data directory: files, logs and fences, and whether they agree.
+    """Check a data directory: files, logs and fences.
 
+    The doctor also checks whether they agree with each other and with the coordinator's records.
     The doctor changes nothing and skips files in use, so you may run it while the cluster runs.
     The exit code is 0 if all is well, 1 after warnings, and 2 if data is in danger.
     """

@@ -54,7 +54,7 @@ def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> 
 @OUTPUT_OPTION
 @client_command
 def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
-    """Write the value of KEY to stdout, byte for byte, or to a file."""
+    """Write the value of KEY to stdout or to a file."""
 
     async def show() -> bool:
         async with settings.connect() as client:
@@ -90,9 +90,10 @@ def set_entry(
     ttl: float | None,
     durability: Durability | None,
 ) -> None:
-    """Set KEY to VALUE, or to the content of stdin if VALUE is missing or -.
+    """Set KEY to VALUE.
 
-    The command prints the new revision once the value is stored.
+    If VALUE is missing or -, the value is the content of stdin. The command prints the new revision
+    once the value is stored.
     """
     if file is not None and value is not None:
         raise click.UsageError("--file and VALUE exclude each other")
@@ -148,9 +149,10 @@ def keys(settings: Settings, name: str, key_prefix: str) -> None:
 def watch(
     settings: Settings, name: str, key_prefix: str, start_revision: int | None, limit: int | None
 ) -> None:
-    """Print the keys that start with KEY_PREFIX and their values, then each change, until Ctrl-C.
+    """Print keys and values, then each change, until Ctrl-C.
 
-    NAME is a kv, or a pattern such as `user.*.settings` that stands for all kvs that match it.
+    The keys are those that start with KEY_PREFIX. NAME is a kv, or a pattern such as
+    `user.*.settings` that stands for all kvs that match.
     """
     if start_revision is not None and is_pattern(name):
         raise click.UsageError("--start-revision needs the name of one kv, not a pattern")

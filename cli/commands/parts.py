@@ -185,7 +185,7 @@ def persist(
     fence_read: str,
     log_level: str,
 ) -> None:
-    """Run a persist server, which owns stores and serves their reads and writes."""
+    """Run a persist server, which owns and serves stores."""
     arguments = ["--name", name, *_common(settings, data, log_level), "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]

@@ -30,10 +30,11 @@ from holdfast.protocol.errors import InvalidArgumentError
 @shared_options("json")
 @pass_settings
 def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
-    """Build a new cluster from the bucket: every snapshot, and every `stored` write since.
+    """Build a new cluster from the bucket.
 
-    First stop the coordinator and the servers that still run. The command fences them, and writes
-    that they acknowledge later, or below level `stored`, are lost. Then start them with DATA.
+    It has every snapshot, and every `stored` write since. First stop the coordinator and the
+    servers that still run. The command fences them, and writes that they acknowledge later, or
+    below level `stored`, are lost. Then start them with DATA.
     """
     with needed_server_packages():
         from holdfast.shared_fs.disk.privacy import private_files

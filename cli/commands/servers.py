@@ -68,7 +68,10 @@ async def _servers(settings: Settings) -> list[ServerInfo]:
 @click.option("--limit", type=click.IntRange(1), help="List at most this many.")
 @client_command
 def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | None) -> None:
-    """List the tenant's stores whose names start with NAME_PREFIX, with their owners."""
+    """List stores and their owners.
+
+    The list has the stores of the tenant whose names start with NAME_PREFIX.
+    """
     chosen = None if kind is None else StoreKind[kind.upper()]
     found = asyncio.run(list_stores(settings, chosen, name_prefix, limit))
     rows = [store_row(one) for one in found]

@@ -64,7 +64,7 @@ def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> 
 @click.argument("name")
 @client_command
 def info(settings: Settings, name: str) -> None:
-    """Show a stream's size, first and last seq, revision and owner."""
+    """Show a stream's size, seqs, revision and owner."""
 
     async def ask() -> Head:
         async with settings.connect() as client:
@@ -211,9 +211,10 @@ def append(
     ttl: float | None,
     durability: Durability | None,
 ) -> None:
-    """Append VALUE, or the content of stdin if VALUE is missing or -, as one message.
+    """Append VALUE as one message.
 
-    The command prints the new seq once the message is stored.
+    If VALUE is missing or -, the message is the content of stdin. The command prints the new seq
+    once the message is stored.
     """
     if file is not None and (lines or value is not None):
         raise click.UsageError("--file, --lines and VALUE exclude each other")
@@ -284,7 +285,7 @@ def _show_lines(settings: Settings, ends: list[Ack]) -> None:
 @OUTPUT_OPTION
 @client_command
 def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
-    """Write the value of message SEQ to stdout, byte for byte, or to a file."""
+    """Write the value of message SEQ to stdout or to a file."""
 
     async def show() -> bool:
         async with settings.connect() as client:
@@ -352,7 +353,10 @@ def tail(
     limit: int | None,
     raw: bool,
 ) -> None:
-    """Follow a stream, or all streams of a pattern (`project.*.chat`), until Ctrl-C."""
+    """Follow a stream until Ctrl-C.
+
+    NAME is a stream, or a pattern such as `project.*.chat` that stands for all streams that match.
+    """
     if start_revision is not None and start is not None:
         raise click.UsageError("--start-revision and --start exclude each other")
     if start_revision is not None and is_pattern(name):

@@ -62,7 +62,10 @@ def export_command(
     compact: bool,
     keep_hours: int,
 ) -> None:
-    """Export everything new in the bucket since the last export to a Delta table."""
+    """Export what is new in the bucket to a Delta table.
+
+    The command exports all changes since the last export, including deletes and overwrites.
+    """
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     # Told before Spark starts, which takes seconds.
@@ -141,7 +144,7 @@ def import_command(
     renumber: bool,
     master: str | None,
 ) -> None:
-    """Write the content of a table or of Parquet files to the stores of a cluster.
+    """Write a table or Parquet files to stores.
 
     If it is interrupted, run it again to resume.
     """

@@ -66,10 +66,11 @@ def up(
     cold_after_seconds: float | None,
     verbose: bool,
 ) -> None:
-    """Run a whole cluster on this machine: NATS, a coordinator and persist servers.
+    """Run a whole cluster on this machine.
 
-    It starts a nats-server unless --nats or HOLDFAST_NATS names a running one, and restarts parts
-    that die. Ctrl-C stops everything. Run the same command later to continue with the same data.
+    The cluster has NATS, a coordinator and persist servers. The command starts a nats-server unless
+    --nats or HOLDFAST_NATS names a running one, and restarts parts that die. Ctrl-C stops
+    everything. Run the same command later to continue with the same data.
     """
     options = ClusterOptions(
         data=data.resolve(),

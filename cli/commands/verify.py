@@ -46,8 +46,9 @@ def verify(
     bucket: str | None,
     kind: str | None,
 ) -> None:
-    """Verify stores: every page of the file, the newest snapshot, and the log for gaps.
+    """Verify the files, snapshots and logs of stores.
 
+    The command reads every page of the file and the newest snapshot, and looks for gaps in the log.
     It changes nothing and skips files in use, so you may run it while the cluster runs. The exit
     code is 1 if anything is wrong.
     """

@@ -50,14 +50,17 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--nats", default=DEFAULT_NATS, help="default: %(default)s")
     parser.add_argument(
-        "--prefix", type=_prefix, default=DEFAULT_PREFIX, help="of all subjects; default: hf"
+        "--prefix",
+        type=_prefix,
+        default=DEFAULT_PREFIX,
+        help="the first token of all subjects; default: hf",
     )
     parser.add_argument(
         "--fence-read",
         choices=("auto", "direct", "plain"),
         default="auto",
-        help="how fences, terms and the logs of the dead are read: past this host's cache (direct), "
-        "through it (plain), or past it unless the file system is local; default: %(default)s",
+        help="how to read fences, terms and dead logs: past this host's cache (direct), through it "
+        "(plain), or past it unless the file system is local; default: %(default)s",
     )
     parser.add_argument(
         "--log-level",
