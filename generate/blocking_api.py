@@ -63,12 +63,14 @@ MADE_ON_LOOP: Final = {"Consumer", "LiveKV", "LiveStream", "PatternSubscription"
 
 
 class Twin(NamedTuple):
-    """A class of the asyncio API, and where the blocking one keeps it."""
+    """A class of the asyncio API, and the class for blocking code that keeps it as an attribute."""
 
+    #: Where the blocking one is written, and of which class in which module of the client it is
+    #: one.
+    written: str
     module: str
     original: str
     attribute: str
-    name: str = ""
     #: Its methods work on the event loop's thread alone, even those that do not wait; but for
     #: these.
     on_loop: bool = False
@@ -76,82 +78,50 @@ class Twin(NamedTuple):
 
     @property
     def blocking(self) -> str:
-        return self.name or self.original
+        return "_LiveReplica" if self.original == "LiveReplica" else self.original
+
+    @property
+    def path(self) -> str:
+        return f"client/{self.module.replace('.', '/')}.py"
 
 
-#: What the replicas are like for threads.
-LIVE: Final = """Live replicas, for blocking code.
+_READ_ANYWHERE: Final = ("__getitem__", "__len__", "__contains__", "entry", "unsaved_count")
+#: All classes that are written, in the order in which they are.
+TWINS: Final = (
+    Twin("client", "connection", "Client", "_client"),
+    Twin("consumer", "handles.consumer", "Delivery", "_delivery"),
+    Twin("consumer", "handles.consumer", "Consumer", "_consumer"),
+    Twin("kv", "handles.kv", "KV", "_kv"),
+    Twin("live", "live.live_replica", "LiveReplica", "_replica", True, frozenset({"connected"})),
+    Twin("live", "live.live_kv", "LiveKV", "_kv", True, frozenset(_READ_ANYWHERE)),
+    Twin(
+        *("live", "live.live_stream", "LiveStream", "_stream", True),
+        frozenset({"start_seq", "unsaved_count"}),
+    ),
+    Twin("stream", "handles.stream", "Stream", "_stream"),
+    Twin("subscription", "following.subscription", "Subscription", "_subscription"),
+    Twin("subscription", "following.pattern", "PatternSubscription", "_subscription"),
+    Twin("transaction", "handles.transaction", "_Transaction", "_transaction"),
+    Twin("transaction", "handles.transaction", "KVTransaction", "_transaction"),
+    Twin("transaction", "handles.transaction", "StreamTransaction", "_transaction"),
+)
+#: The modules they are written to, and the docstring of each.
+MODULES: Final = {
+    "client": "The client, for blocking code.",
+    "consumer": "A consumer, for blocking code.",
+    "kv": "A kv, for blocking code.",
+    "live": """Live replicas, for blocking code.
 
 The replicas live on the background's thread, which alone changes them. Reads and writes run there,
 take some tens of microseconds and never wait for a server; a single key of a kv is read in the
 calling thread. Callbacks and merges run on that thread too. They may read and write any replica,
-and must not block (BackgroundThreadError), because every client of the process waits meanwhile.
-"""
-#: The modules to be written: the docstring of each, and its classes.
-MODULES: Final = {
-    "blocking_client": (
-        "The client, for blocking code.",
-        [Twin("connection", "Client", "_client")],
-    ),
-    "blocking_consumer": (
-        "A consumer, for blocking code.",
-        [
-            Twin("handles.consumer", "Delivery", "_delivery"),
-            Twin("handles.consumer", "Consumer", "_consumer"),
-        ],
-    ),
-    "blocking_kv": ("A kv, for blocking code.", [Twin("handles.kv", "KV", "_kv")]),
-    "blocking_live": (
-        LIVE,
-        [
-            Twin(
-                "live.live_replica",
-                "LiveReplica",
-                "_replica",
-                name="_LiveReplica",
-                on_loop=True,
-                anywhere=frozenset({"connected"}),
-            ),
-            Twin(
-                "live.live_kv",
-                "LiveKV",
-                "_kv",
-                on_loop=True,
-                anywhere=frozenset(
-                    {"__getitem__", "__len__", "__contains__", "entry", "unsaved_count"}
-                ),
-            ),
-            Twin(
-                "live.live_stream",
-                "LiveStream",
-                "_stream",
-                on_loop=True,
-                anywhere=frozenset({"start_seq", "unsaved_count"}),
-            ),
-        ],
-    ),
-    "blocking_stream": (
-        "A stream, for blocking code.",
-        [Twin("handles.stream", "Stream", "_stream")],
-    ),
-    "blocking_subscription": (
-        "Subscriptions, for blocking code.",
-        [
-            Twin("following.subscription", "Subscription", "_subscription"),
-            Twin("following.pattern", "PatternSubscription", "_subscription"),
-        ],
-    ),
-    "blocking_transaction": (
-        "Transactions, for blocking code.",
-        [
-            Twin("handles.transaction", "_Transaction", "_transaction"),
-            Twin("handles.transaction", "KVTransaction", "_transaction"),
-            Twin("handles.transaction", "StreamTransaction", "_transaction"),
-        ],
-    ),
+and must not block (BackgroundThreadError), because every client of the process waits meanwhile.""",
+    "stream": "A stream, for blocking code.",
+    "subscription": "Subscriptions, for blocking code.",
+    "transaction": "Transactions, for blocking code.",
 }
-#: The blocking classes that are generated, and where, and by hand.
-GENERATED: Final = {twin.blocking: name for name, (_, twins) in MODULES.items() for twin in twins}
+GENERATED: Final = {twin.blocking: twin.written for twin in TWINS}
+#: The classes whose asyncio objects are never handed out by blocking code.
 WRAPPED: Final = {name for name in GENERATED if not name.startswith("_")} | {"ValueReader"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -209,7 +179,8 @@ class BlockingClass:
 
     def text(self) -> str:
         """Return the class as Python, not formatted yet."""
-        parts = [self._docstring(self._own_or_theirs(self._class, self._original), "    ")]
+        documented = self._original if ast.get_docstring(self._class) is None else self._class
+        parts = [self._docstring(documented, "    ")]
         there = list(self._members())
         names = {name for name, _ in there}
         own = [
@@ -220,7 +191,7 @@ class BlockingClass:
         ]
         parts += [self._bodies.text(node) for node in own if not _is_private(node)]
         for name, functions in there:
-            overloads = [self._overload(name, each) for each in functions[:-1]]
+            overloads = [f"{self._head(name, each)} ..." for each in functions[:-1]]
             parts.append("\n".join([*overloads, self._method(name, functions[-1])]))
         parts += [self._bodies.text(node) for node in own if _is_private(node)]
         bases = ", ".join(map(ast.unparse, self._class.bases))
@@ -242,15 +213,10 @@ class BlockingClass:
     def _method(self, name: str, function: Function) -> str:
         own = self._own.get(name)
         body = self._body(name, function) if own is None else self._bodies.body(own)
-        documented: Function | None = function
-        if own is not None and ast.get_docstring(own) is not None:
-            documented = own
-        docstring = self._docstring(documented, "        ")
+        has_words = own is not None and ast.get_docstring(own) is not None
+        docstring = self._docstring(own if has_words else function, "        ")
         parts = [_indented(part) for part in (docstring, body) if part]
         return "\n".join([self._head(name, function), *parts])
-
-    def _overload(self, name: str, function: Function) -> str:
-        return f"{self._head(name, function)} ..."
 
     def _head(self, name: str, function: Function) -> str:
         decorators = [f"@{ast.unparse(each)}" for each in function.decorator_list]
@@ -290,9 +256,7 @@ class BlockingClass:
 
     def _returned(self, name: str, call: str, bound: str, function: Function | None) -> str:
         """Return what calls a method that waits for nothing."""
-        returns = (
-            "" if function is None or function.returns is None else ast.unparse(function.returns)
-        )
+        returns = "" if function is None else _text(function.returns)
         if self._twin.on_loop and name not in self._twin.anywhere:
             takes_none = function is not None and len(function.args.args) == 1
             is_plain = takes_none and not name.startswith("__")
@@ -303,7 +267,7 @@ class BlockingClass:
 
     def _wrapped(self, call: str, returns: ast.expr | None) -> str:
         """Return what makes the blocking object of what `call` gives."""
-        text = "" if returns is None else ast.unparse(returns)
+        text = _text(returns)
         if text == "None":
             return call
         found = re.fullmatch(r"(list\[)?(\w+)\b(?:\[.*?\])?\]?( \| None)?", text)
@@ -362,11 +326,6 @@ class BlockingClass:
         if any(name.startswith("_") for name in names):
             raise GenerationError(f"{self._twin.original}.{function.name}: give it a body")
         return text
-
-    def _own_or_theirs(
-        self, own: ast.ClassDef | Function, theirs: ast.ClassDef | Function
-    ) -> ast.ClassDef | Function:
-        return theirs if ast.get_docstring(own) is None else own
 
     def _docstring(self, node: ast.ClassDef | Function | None, indent: str) -> str:
         text = None if node is None else ast.get_docstring(node)
@@ -447,6 +406,10 @@ def _call(original: str, function: Function) -> str:
     return f"{original}.{function.name}({', '.join(passed)})"
 
 
+def _text(annotation: ast.expr | None) -> str:
+    return "" if annotation is None else ast.unparse(annotation)
+
+
 def _classes_in(annotation: ast.expr | None) -> set[str]:
     if annotation is None:
         return set()
@@ -501,7 +464,7 @@ class Names:
 
     def _import(self, name: str) -> str | None:
         if GENERATED.get(name, self._module) != self._module:
-            return f"from {BLOCKING}.{GENERATED[name]} import {name}"
+            return f"from {BLOCKING}.blocking_{GENERATED[name]} import {name}"
         for source in [self._bodies, *self._originals]:
             if name in source.imports:
                 return source.imports[name]
@@ -538,40 +501,26 @@ def _bound(tree: ast.Module) -> set[str]:
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Yield each module of the blocking API with what it shall hold."""
-    bodies = _read("generate/blocking_bodies.py", "")
-    for name, (subject, twins) in MODULES.items():
+    bodies = Source((ROOT / "generate" / "blocking_bodies.py").read_text(), "")
+    for name, subject in MODULES.items():
+        twins = [twin for twin in TWINS if twin.written == name]
         originals = {
-            twin.module: _read(
-                f"client/{twin.module.replace('.', '/')}.py", f"holdfast.client.{twin.module}"
-            )
+            twin.path: Source((ROOT / twin.path).read_text(), f"holdfast.client.{twin.module}")
             for twin in twins
         }
-        classes = [BlockingClass(each, originals[each.module], bodies).text() for each in twins]
+        classes = [BlockingClass(each, originals[each.path], bodies).text() for each in twins]
         text = "\n\n\n".join(classes)
         imports, variables = Names(name, bodies, originals.values()).origins(text)
-        sources = [f"client/{module.replace('.', '/')}.py" for module in originals]
-        head = f"{subject}\n\nGenerated by `make generate` from {_listed(sources)}."
+        made_of = f"Generated by `make generate` from {' and '.join(originals)}."
         parts = [
-            f'"""{_filled_all(head)}\n"""',
+            f'"""{subject}\n\n{_filled(made_of, LINE_LENGTH)}\n"""',
             "from __future__ import annotations",
             "\n".join(sorted(imports)),
             "\n".join(variables),
             text,
         ]
-        path = ROOT / "client" / "blocking" / f"{name}.py"
+        path = ROOT / "client" / "blocking" / f"blocking_{name}.py"
         yield path, _formatted("\n\n".join(part for part in parts if part) + "\n", path)
-
-
-def _filled_all(text: str) -> str:
-    return "\n\n".join(_filled(each, LINE_LENGTH) for each in text.split("\n\n"))
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _read(path: str, name: str) -> Source:
-    return Source((ROOT / path).read_text(), name)
 
 
 def _formatted(text: str, path: Path) -> str:

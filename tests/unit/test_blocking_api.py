@@ -26,7 +26,7 @@ def written(generator: ModuleType, original: str, bodies: str = "    pass", **ho
     """Return the blocking class `Stream` of an asyncio class with these members."""
     there = f"class Stream:\n{textwrap.indent(textwrap.dedent(original), '    ')}"
     own = f"class Stream:\n{textwrap.indent(textwrap.dedent(bodies), '    ')}"
-    twin = generator.Twin("handles.stream", "Stream", "_stream", **how)
+    twin = generator.Twin("stream", "handles.stream", "Stream", "_stream", **how)
     source = generator.Source
     text: str = generator.BlockingClass(twin, source(there, "there"), source(own, "own")).text()
     return text
