@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
@@ -23,19 +22,11 @@ from typing import Any, Final, Generic, Self
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.queue_feed import QueueFeed
-from holdfast.client.handles.dead_letters import (
-    DELIVERED,
-    TERMINATED,
-    DeadLetter,
-    copy_message,
-    keep_ids_for_a_day,
-    letter_of,
-    origin_headers,
-    without_origin,
-)
+from holdfast.client.handles.acks import GatheredAcks
+from holdfast.client.handles.dead_letters import DELIVERED, TERMINATED, DeadLetter, DeadLetters
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import message_from_wire, messages_from_wire, range_start
+from holdfast.client.wire.operations import messages_from_wire, range_start
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
 from holdfast.protocol.errors import (
@@ -45,14 +36,10 @@ from holdfast.protocol.errors import (
     NotFoundError,
 )
 from holdfast.protocol.frames import (
-    CONSUMER_ACK,
     CONSUMER_CONFIGURE,
     CONSUMER_DELETE,
     CONSUMER_FETCH,
     CONSUMERS,
-    DELETE_MESSAGES,
-    GET_MESSAGE,
-    GET_MESSAGES,
     GET_SEQS,
     VERB_ACK,
     VERB_IN_PROGRESS,
@@ -63,14 +50,11 @@ from holdfast.protocol.frames import (
 from holdfast.protocol.limits import MAX_FETCH
 from holdfast.protocol.messages import Ack, Durability, Message, V
 from holdfast.protocol.names import check_consumer
-from holdfast.protocol.own_headers import DEAD_CONSUMER_HEADER, DEAD_STREAM_HEADER
 
 logger = logging.getLogger("holdfast.client")
 
 #: A delivery that is forgotten is made again, so it need not wait for more than the log's sync.
 _FETCH_DURABILITY: Final = int(Durability.SYNCED)
-
-_Said = list[int]
 
 
 class Delivery(Generic[V]):
@@ -165,14 +149,13 @@ class Consumer(Generic[V]):
         self._id: int | None = None
         #: As of when the consumer was made or changed by this handle.
         self._dead_letter: str | None = None
-        self._ids_kept: set[str] = set()
+        self._dead = DeadLetters(link, key, values, name)
         self._configuring = asyncio.Lock()
         self._follower = follower
         self._feed = QueueFeed(link, follower.listeners, key)
         self._listening = asyncio.Lock()
         self._followed = False
-        #: What workers said in this turn of the loop, by the consumer's id, and the future of each.
-        self._said: dict[int, list[tuple[_Said, asyncio.Future[bool]]]] = {}
+        self._acks = GatheredAcks(link, key)
         follower.end_with(self, self._feed)
 
     def __repr__(self) -> str:
@@ -301,24 +284,7 @@ class Consumer(Generic[V]):
         Raises NotFoundError if the letter no longer exists.
         """
         await self._made(timeout_seconds)
-        dead = self._dead_key(self._dead_letter)
-        wire, *_ = await self._link.call(
-            dead, pack([GET_MESSAGE, letter.message.seq]), False, 0, timeout_seconds
-        )
-        row = None if wire is None else message_from_wire(wire)
-        if row is None or row.headers.get(DEAD_STREAM_HEADER) != self._key[1]:
-            raise NotFoundError(what="dead letter", name=str(letter.message.seq))
-        ack = await copy_message(
-            self._link,
-            dead,
-            self._key,
-            row,
-            without_origin(row.headers),
-            f"requeue {dead[1]} {row.seq} {row.revision}",
-            timeout_seconds,
-        )
-        await self._link.call(dead, pack([DELETE_MESSAGES, [row.seq]]), True, 0, timeout_seconds)
-        return ack
+        return await self._dead.requeue(self._dead_letter, letter, timeout_seconds)
 
     # Inside
     async def _dead_pages(
@@ -326,26 +292,11 @@ class Consumer(Generic[V]):
     ) -> AsyncGenerator[list[DeadLetter[V]], None]:
         """Yield what `dead_letters` does, page by page."""
         await self._made(timeout_seconds)
-        next_seq: int | None = 1 if self._dead_letter is not None else None
-        while next_seq is not None:
-            packed = pack([GET_MESSAGES, next_seq])
-            (rows, next_seq), *_ = await self._link.call(
-                self._dead_key(self._dead_letter), packed, False, 0, timeout_seconds
-            )
-            page: list[DeadLetter[V]] = []
-            for row in messages_from_wire(rows):
-                mine = row.headers.get(DEAD_CONSUMER_HEADER) == self.name
-                if mine and row.headers.get(DEAD_STREAM_HEADER) == self._key[1]:
-                    plain = row._replace(headers=without_origin(row.headers))
-                    letter = letter_of(row, self._values.listed_message(plain))
-                    if letter is not None:
-                        page.append(letter)
-            yield page
-
-    def _dead_key(self, name: str | None) -> StoreKey:
-        if name is None:
-            raise InvalidArgumentError(argument="dead_letter", reason=f"{self!r} has none")
-        return (self._key[0], name)
+        if self._dead_letter is not None:
+            pages = self._dead.pages(self._dead_letter, timeout_seconds)
+            async with contextlib.aclosing(pages):
+                async for page in pages:
+                    yield page
 
     async def _terminate(self, delivery: Delivery[V]) -> bool:
         """Do what `Delivery.term` does."""
@@ -353,7 +304,7 @@ class Consumer(Generic[V]):
             # Only whose it is may move it; and it has the ack wait for that.
             if not await self._said_of(delivery, VERB_IN_PROGRESS):
                 return False
-            await self._bury(
+            await self._dead.bury(
                 self._dead_letter,
                 delivery._consumer_id,
                 delivery._row,
@@ -363,24 +314,6 @@ class Consumer(Generic[V]):
             )
         return await self._said_of(delivery, VERB_TERM)
 
-    async def _bury(
-        self,
-        dead_letter: str,
-        id_: int,
-        row: Message,
-        delivery_count: int,
-        reason: str,
-        timeout_seconds: float | None,
-    ) -> None:
-        """Have the dead-letter stream hold a message, once."""
-        stream, dead = self._key[1], self._dead_key(dead_letter)
-        if dead_letter not in self._ids_kept:
-            await keep_ids_for_a_day(self._link, dead, timeout_seconds)
-            self._ids_kept.add(dead_letter)
-        headers = origin_headers(row, stream, self.name, delivery_count, reason)
-        identity = f"dead {stream} {id_} {row.seq}"
-        await copy_message(self._link, self._key, dead, row, headers, identity, timeout_seconds)
-
     async def _bury_all(
         self, dead_letter: str, id_: int, dead: list[list[int]], timeout_seconds: float | None
     ) -> None:
@@ -389,7 +322,7 @@ class Consumer(Generic[V]):
         for row in await self._read(list(counts), timeout_seconds):
             count = counts[row.seq]
             try:
-                await self._bury(dead_letter, id_, row, count, DELIVERED, timeout_seconds)
+                await self._dead.bury(dead_letter, id_, row, count, DELIVERED, timeout_seconds)
                 await self._said_of(Delivery(self, id_, row, count), VERB_TERM)
             except (HoldfastError, OSError) as error:
                 self._link.check_open()
@@ -464,31 +397,9 @@ class Consumer(Generic[V]):
         return found
 
     def _said_of(self, delivery: Delivery[V], verb: int, delay: int = 0) -> asyncio.Future[bool]:
-        """Say it at the end of this turn; return what will tell if it counted."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        said = [verb, delivery._row.seq, delivery.delivery_count]
-        if delay:
-            said.append(delay)
-        if not self._said:
-            loop.call_soon(self._send_said)
-        self._said.setdefault(delivery._consumer_id, []).append((said, future))
-        return future
-
-    def _send_said(self) -> None:
-        """Send what was said in this turn, in as few operations as it fits in."""
-        waiting, self._said = self._said, {}
-        for id_, said in waiting.items():
-            for start in range(0, len(said), MAX_FETCH):
-                part = said[start : start + MAX_FETCH]
-                packed = pack([CONSUMER_ACK, id_, [each for each, _ in part]])
-                futures = [future for _, future in part]
-                try:
-                    answer = self._link.submit(self._key, packed, True)
-                except HoldfastError as error:
-                    _fail(futures, error)
-                    continue
-                answer.add_done_callback(functools.partial(_settle, futures))
+        return self._acks.say(
+            delivery._consumer_id, delivery._row.seq, delivery.delivery_count, verb, delay
+        )
 
 
 async def consumer_infos(
@@ -498,22 +409,3 @@ async def consumer_infos(
     packed = pack([CONSUMERS, name])
     wire, *_ = await link.call(key, packed, False, 0, timeout_seconds)
     return [ConsumerInfo.from_wire(each) for each in wire]
-
-
-def _settle(futures: list[asyncio.Future[bool]], answer: asyncio.Future[Any]) -> None:
-    try:
-        (counted, _), *_ = Link.unwrap(answer.result())
-        if len(counted) != len(futures):
-            raise MalformedFrameError(reason=f"{len(counted)} answers to {len(futures)} acks")
-    except HoldfastError as error:
-        _fail(futures, error)
-        return
-    for future, each in zip(futures, counted, strict=True):
-        if not future.done():
-            future.set_result(bool(each))
-
-
-def _fail(futures: list[asyncio.Future[bool]], error: HoldfastError) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_exception(type(error)(**error.fields))

@@ -18,15 +18,29 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple
 
 from holdfast.client.handles.large_value import ValueReader, put_file, write_file
+from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import Value, append_operation
+from holdfast.client.wire.operations import (
+    Value,
+    append_operation,
+    message_from_wire,
+    messages_from_wire,
+)
 from holdfast.client.wire.store_queue import StoreKey
-from holdfast.protocol.frames import CONFIG, CONFIGURE, pack
+from holdfast.protocol.errors import InvalidArgumentError, NotFoundError
+from holdfast.protocol.frames import (
+    CONFIG,
+    CONFIGURE,
+    DELETE_MESSAGES,
+    GET_MESSAGE,
+    GET_MESSAGES,
+    pack,
+)
 from holdfast.protocol.limits import MAX_DEDUPE_WINDOW_SECONDS, UPLOAD_ID_BYTES
 from holdfast.protocol.messages import Ack, Durability, LargeValue, Message, V
 from holdfast.protocol.own_headers import (
@@ -60,16 +74,96 @@ class DeadLetter(NamedTuple, Generic[V]):
     reason: str
 
 
-def without_origin(headers: Mapping[str, str]) -> dict[str, str]:
+class DeadLetters(Generic[V]):
+    """The dead letters of one consumer, in whatever stream they are."""
+
+    def __init__(self, link: Link, key: StoreKey, values: Values[V], consumer: str) -> None:
+        """`key` is the stream of the consumer."""
+        self._link = link
+        self._key = key
+        self._values = values
+        self._consumer = consumer
+        #: The streams that remember long enough what was moved to them.
+        self._ids_kept: set[str] = set()
+
+    async def bury(
+        self,
+        dead_letter: str,
+        consumer_id: int,
+        row: Message,
+        delivery_count: int,
+        reason: str,
+        timeout_seconds: float | None,
+    ) -> None:
+        """Have the stream `dead_letter` hold a message, once."""
+        stream, dead = self._key[1], self._dead_key(dead_letter)
+        if dead_letter not in self._ids_kept:
+            await _keep_ids_for_a_day(self._link, dead, timeout_seconds)
+            self._ids_kept.add(dead_letter)
+        headers = _origin_headers(row, stream, self._consumer, delivery_count, reason)
+        identity = f"dead {stream} {consumer_id} {row.seq}"
+        await _copy_message(self._link, self._key, dead, row, headers, identity, timeout_seconds)
+
+    async def pages(
+        self, dead_letter: str, timeout_seconds: float | None
+    ) -> AsyncGenerator[list[DeadLetter[V]], None]:
+        """Yield what the stream `dead_letter` has of this consumer, page by page."""
+        next_seq: int | None = 1
+        while next_seq is not None:
+            packed = pack([GET_MESSAGES, next_seq])
+            (rows, next_seq), *_ = await self._link.call(
+                self._dead_key(dead_letter), packed, False, 0, timeout_seconds
+            )
+            page: list[DeadLetter[V]] = []
+            for row in messages_from_wire(rows):
+                mine = row.headers.get(DEAD_CONSUMER_HEADER) == self._consumer
+                if mine and row.headers.get(DEAD_STREAM_HEADER) == self._key[1]:
+                    plain = row._replace(headers=_without_origin(row.headers))
+                    letter = _letter_of(row, self._values.listed_message(plain))
+                    if letter is not None:
+                        page.append(letter)
+            yield page
+
+    async def requeue(
+        self, dead_letter: str | None, letter: DeadLetter[Any], timeout_seconds: float | None
+    ) -> Ack:
+        """Do what `Consumer.requeue` does."""
+        dead = self._dead_key(dead_letter)
+        wire, *_ = await self._link.call(
+            dead, pack([GET_MESSAGE, letter.message.seq]), False, 0, timeout_seconds
+        )
+        row = None if wire is None else message_from_wire(wire)
+        if row is None or row.headers.get(DEAD_STREAM_HEADER) != self._key[1]:
+            raise NotFoundError(what="dead letter", name=str(letter.message.seq))
+        ack = await _copy_message(
+            self._link,
+            dead,
+            self._key,
+            row,
+            _without_origin(row.headers),
+            f"requeue {dead[1]} {row.seq} {row.revision}",
+            timeout_seconds,
+        )
+        await self._link.call(dead, pack([DELETE_MESSAGES, [row.seq]]), True, 0, timeout_seconds)
+        return ack
+
+    def _dead_key(self, name: str | None) -> StoreKey:
+        if name is None:
+            reason = f"Consumer({self._consumer!r}) has none"
+            raise InvalidArgumentError(argument="dead_letter", reason=reason)
+        return (self._key[0], name)
+
+
+def _without_origin(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a message had before it was dead."""
     return {name: text for name, text in headers.items() if name not in DEAD_HEADERS}
 
 
-def origin_headers(
+def _origin_headers(
     row: Message, stream: str, consumer: str, delivery_count: int, reason: str
 ) -> dict[str, str]:
     """Return the headers of the copy of `row`."""
-    return without_origin(row.headers) | {
+    return _without_origin(row.headers) | {
         DEAD_STREAM_HEADER: stream,
         DEAD_SEQ_HEADER: str(row.seq),
         DEAD_CONSUMER_HEADER: consumer,
@@ -78,7 +172,7 @@ def origin_headers(
     }
 
 
-def letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
+def _letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
     """Return the dead letter that `stored` is, None if it is none; `told` is it as applications see it."""
     headers = stored.headers
     try:
@@ -94,7 +188,7 @@ def letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
         return None
 
 
-async def keep_ids_for_a_day(link: Link, key: StoreKey, timeout_seconds: float | None) -> None:
+async def _keep_ids_for_a_day(link: Link, key: StoreKey, timeout_seconds: float | None) -> None:
     """Have a dead-letter stream remember every `msg_id` for a day, unless it was told how long."""
     config, *_ = await link.call(key, pack([CONFIG]), False, 0, timeout_seconds)
     if "dedupe_window_seconds" not in config:
@@ -102,7 +196,7 @@ async def keep_ids_for_a_day(link: Link, key: StoreKey, timeout_seconds: float |
         await link.call(key, pack([CONFIGURE, wanted]), True, 0, timeout_seconds)
 
 
-async def copy_message(
+async def _copy_message(
     link: Link,
     source: StoreKey,
     target: StoreKey,
