@@ -173,5 +173,5 @@ def test_on_a_terminal_there_is_a_bar_on_stderr_and_none_on_stdout(tmp_path: Pat
         os.close(terminal)
         os.close(main)
     assert ended.returncode in (0, 1)
-    assert b"looking" in shown
-    assert b"looking" not in ended.stdout and b"\x1b" not in ended.stdout
+    assert b"checking" in shown
+    assert b"checking" not in ended.stdout and b"\x1b" not in ended.stdout
