@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Self
 
 import pytest
 from coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
+from forked_process import ForkedProcess
 from nats_server import NatsServer, running_nats_server
 
 from holdfast.coordinator.state.term import TermFile
@@ -21,6 +22,8 @@ from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -35,33 +38,29 @@ def layout(tmp_path: Path) -> Layout:
 
 
 class CoordinatorProcess:
-    """`python -m holdfast.coordinator`, ended by its own handle."""
+    """A coordinator's process, ended with the body."""
 
     part = "coordinator"
 
     def __init__(self, nats: NatsServer, layout: Layout, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", f"holdfast.{self.part}"),
-                *("--data", str(layout.root), "--nats", nats.url),
-                *options,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._log = layout.root.with_name(f"{self.part}-{next(_numbers)}.log")
+        self._log.touch()
+        arguments = ["--data", str(layout.root), "--nats", nats.url, *options]
+        self.process = ForkedProcess(f"holdfast.{self.part}.__main__", arguments, self._log)
 
     def wait_for_log(self, event: str) -> None:
-        assert self.process.stderr is not None
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        for line in self.process.stderr:
-            if event in line:
-                return
-            assert time.monotonic() < deadline
-        raise AssertionError(f"ended without {event}")
+        give_up_at = time.monotonic() + DEADLINE_SECONDS
+        while event not in (log := self._log.read_text()):
+            assert self.process.poll() is None, f"ended without {event}: {log}"
+            assert time.monotonic() < give_up_at, log
+            time.sleep(0.01)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
 
     def wait(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, errors
+        """Return the exit code and what was written, once it has ended."""
+        return self.process.wait(DEADLINE_SECONDS), self._log.read_text()
 
     def __enter__(self) -> Self:
         return self
@@ -69,11 +68,11 @@ class CoordinatorProcess:
     def __exit__(self, *exc_info: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.wait()
 
 
 class PersistProcess(CoordinatorProcess):
-    """`python -m holdfast.persist`."""
+    """A persist server's process."""
 
     part = "persist"
 
@@ -98,7 +97,7 @@ def test_a_server_that_waits_for_a_coordinator_ends_at_once_when_it_is_asked_to(
 ) -> None:
     with PersistProcess(nats, layout, "--name", "s1") as server:
         server.wait_for_log("server.waiting")
-        server.process.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         assert server.wait()[0] == 0
 
 
@@ -110,7 +109,7 @@ def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: L
         assert code == 1
         assert errors.count("\n") == 1
         assert "already running" in errors
-        first.process.send_signal(signal.SIGTERM)
+        first.send_signal(signal.SIGTERM)
         assert first.wait()[0] == 0
     assert not (layout.coordinator / "state.db-wal").exists()
 
@@ -152,7 +151,7 @@ def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
 
     with coordinator_and_standby(nats, layout) as (first, standby):
         asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
-        standby.process.send_signal(signal.SIGINT)
+        standby.send_signal(signal.SIGINT)
         assert standby.wait()[0] == 0
 
 
@@ -179,7 +178,7 @@ def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standb
 
     with coordinator_and_standby(nats, layout) as (first, standby):
         asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
-        standby.process.send_signal(signal.SIGTERM)
+        standby.send_signal(signal.SIGTERM)
         _, log = standby.wait()
         assert "reason=nobody listens on its subject" in log
         assert "reason=silent" not in log
@@ -232,7 +231,7 @@ def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:
         first.wait_for_log("coordinator.started")
         with CoordinatorProcess(nats, layout, "--standby") as standby:
             standby.wait_for_log("coordinator.standing_by")
-            standby.process.send_signal(signal.SIGTERM)
+            standby.send_signal(signal.SIGTERM)
             assert standby.wait()[0] == 0
 
 

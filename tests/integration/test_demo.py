@@ -57,14 +57,6 @@ def test_everything_survives_the_kill_and_nothing_is_left_behind(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_demo_without_kill_on_the_first_versions_only(repository: Path, tmp_path: Path) -> None:
-    options = ("--no-kill", "--limit", "40", "--servers", "1", "--writers", "2")
-    result = run_demo(repository, tmp_path / "temporary", *options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    report = json.loads(result.stdout)
-    assert (report["messages"], report["killed_server"]) == (40, None)
-
-
 def test_ctrl_c_leaves_no_process_and_no_file(repository: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -92,8 +84,11 @@ def test_kept_data_is_there_for_a_later_up_and_the_judge_sees_every_fault(
     repository: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
-    kept = run_demo(repository, tmp_path / "temporary", "--data", str(data), "--limit", "60")
+    options = ("--no-kill", "--servers", "1", "--writers", "2", "--limit", "60")
+    kept = run_demo(repository, tmp_path / "temporary", "--data", str(data), *options)
     assert kept.returncode == 0, kept.stdout + kept.stderr
+    report = json.loads(kept.stdout)
+    assert (report["messages"], report["killed_server"]) == (60, None)
     again = run_demo(repository, tmp_path / "temporary", "--data", str(data), "--limit", "60")
     assert again.returncode == 1
     assert json.loads(again.stderr.splitlines()[-1])["error"] == "demo_used"

@@ -48,21 +48,27 @@ def test_with_the_bucket_alone_a_cluster_comes_back_with_every_stored_write(
 
     async def before(processes: Processes) -> None:
         async with client(processes) as hf:
-            for name in ("a", "b", "c"):
-                stream = hf.stream(name)
-                for number in range(20):
-                    ack = await stream.append(f"{name}{number}".encode(), durability="stored")
+
+            async def append_to(name: str) -> None:
+                # Each ack takes as long as an object of the log is gathered and put.
+                for number in range(6):
+                    value = f"{name}{number}".encode()
+                    ack = await hf.stream(name).append(value, durability="stored")
                     assert ack.durability is Durability.STORED
-            await hf.kv("settings").set("theme", b"dark", durability="stored")
-            await hf.kv("settings").set("theme", b"light", durability="stored")
+
+            async def set_theme() -> None:
+                await hf.kv("settings").set("theme", b"dark", durability="stored")
+                await hf.kv("settings").set("theme", b"light", durability="stored")
+
+            await asyncio.gather(*map(append_to, ("a", "b", "c")), set_theme())
 
     async def after(processes: Processes) -> None:
         async with client(processes) as hf:
             for name in ("a", "b", "c"):
                 found = [message.value.decode() async for message in hf.stream(name).get_all()]
-                assert found == [f"{name}{number}" for number in range(20)]
+                assert found == [f"{name}{number}" for number in range(6)]
             ack = await hf.stream("a").append(b"more", durability="stored")
-            assert ack.seq == 21
+            assert ack.seq == 7
             entry = await hf.kv("settings").get("theme")
             assert entry is not None
             assert entry.value == b"light"

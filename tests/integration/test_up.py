@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def pids_of(cluster: RunningUp) -> list[int]:
 
 def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with running_up(data) as cluster:
+    with running_up(data, "--verbose") as cluster:
         assert cluster.live_servers() == {"s1", "s2"}
         for number in range(3):
             cluster.output("stream", "append", "notes", f"message {number}")
@@ -43,6 +44,10 @@ def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> Non
         assert not any(map(is_running, pids))
         assert not (data / "run" / "cluster.json").exists()
         assert "killed" not in cluster.stderr
+        assert "s1 | " in cluster.stderr
+    logs = {path.name: path.read_text() for path in (data / "run").glob("*.log")}
+    assert set(logs) == {"nats-server.log", "coordinator.log", "s1.log", "s2.log"}
+    assert "server.started" in logs["s1.log"]
     with running_up(data) as cluster:
         assert cluster.output("stream", "read", "notes", "--raw") == "message 0message 1message 2"
         assert cluster.output("kv", "get", "settings", "theme") == "dark"
@@ -103,29 +108,23 @@ def test_the_printed_command_adds_a_server(tmp_path: Path) -> None:
             assert added.wait(DEADLINE_SECONDS) == 0
 
 
-@pytest.mark.parametrize("part", ["s1", "coordinator", "nats-server"])
-def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path, part: str) -> None:
+def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as cluster:
-        cluster.output("stream", "append", "notes", "before")
-        before = cluster.pids()[part]
-        assert before is not None
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda: cluster.pids()[part] not in (before, None), f"{part} runs again")
-        wait_until(lambda: cluster.holdfast("servers").returncode == 0, "the cluster answers")
-        assert cluster.json("stream", "append", "notes", "after")["seq"] == 2
-        assert cluster.output("stream", "read", "notes", "--raw") == "beforeafter"
-        assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
+
+        def runs_again(part: str, before: int) -> bool:
+            return cluster.pids()[part] not in (before, None)
+
+        cluster.output("stream", "append", "notes", "0")
+        for number, part in enumerate(("s1", "coordinator", "nats-server"), start=1):
+            before = cluster.pids()[part]
+            assert before is not None
+            os.kill(before, signal.SIGKILL)
+            wait_until(partial(runs_again, part, before), f"{part} runs again")
+            wait_until(lambda: cluster.holdfast("servers").returncode == 0, "the cluster answers")
+            assert cluster.json("stream", "append", "notes", f"{number}")["seq"] == number + 1
+            assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
+        assert cluster.output("stream", "read", "notes", "--raw") == "0123"
         assert cluster.stop() == 0
-
-
-def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data") as cluster:
-        result = run_holdfast("up", "--data", str(cluster.data), "--port", "0")
-        assert result.returncode == 1
-        [line] = result.stderr.decode().splitlines()
-        assert "already running" in line
-        assert "Try: " in line
-        assert cluster.live_servers() == {"s1", "s2"}
 
 
 def test_a_port_in_use_is_told_before_anything_is_started(tmp_path: Path) -> None:
@@ -142,8 +141,14 @@ def test_a_port_in_use_is_told_before_anything_is_started(tmp_path: Path) -> Non
     assert not list((tmp_path / "data" / "run").glob("*.log"))
 
 
-def test_a_second_cluster_on_the_same_nats_and_prefix_is_refused(tmp_path: Path) -> None:
+def test_a_second_up_on_the_same_folder_or_nats_and_prefix_is_refused(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as cluster:
+        result = run_holdfast("up", "--data", str(cluster.data), "--port", "0")
+        assert result.returncode == 1
+        [line] = result.stderr.decode().splitlines()
+        assert "already running" in line
+        assert "Try: " in line
+        assert cluster.live_servers() == {"s1", "s2"}
         other = ("up", "--data", str(tmp_path / "other"))
         result = run_holdfast("--nats", cluster.nats, *other)
         assert result.returncode == 1
@@ -177,14 +182,6 @@ def test_a_part_that_cannot_start_ends_up_with_its_own_words(tmp_path: Path) -> 
     assert "Try: " in last
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children outlive a killed parent")
-def test_the_parts_die_with_an_up_that_is_killed(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data") as cluster:
-        pids = pids_of(cluster)
-        cluster.process.kill()
-        wait_until(lambda: not any(map(is_running, pids)), "all parts have ended")
-
-
 def test_an_up_that_was_killed_goes_on_with_all_data(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running_up(data) as cluster:
@@ -207,17 +204,3 @@ def test_interrupted_while_it_starts_up_leaves_no_process(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_SECONDS) == 0
     assert not any(is_running(pid) for pid in parts.values() if pid is not None)
-
-
-def test_logs_of_the_parts_lie_in_the_run_folder_and_are_told_when_asked(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data", "--verbose") as cluster:
-        assert cluster.stop() == 0
-    run = tmp_path / "data" / "run"
-    assert {path.name for path in run.glob("*.log")} == {
-        "nats-server.log",
-        "coordinator.log",
-        "s1.log",
-        "s2.log",
-    }
-    assert "s1 | " in cluster.stderr
-    assert "server.started" in (run / "s1.log").read_text()
