@@ -17,7 +17,7 @@ committed, and a slot where something else is found ends its incarnation. Invari
 4. A put that got no answer is made again with the same bytes; what is found then says by its put id
    whose it is. Nothing is concluded before that.
 
-tests/unit/test_bucket_log_model.py looks at every order of the steps of two fencers, an owner and a
+tests/unit/shared_fs/test_bucket_log_model.py looks at every order of the steps of two fencers, an owner and a
 zombie. Calls block, as the bucket's do. Raises BucketError everywhere.
 """
 

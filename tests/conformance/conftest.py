@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from holdfast_up import RunningUp, running_up
+from support.holdfast_up import RunningUp, running_up
 
 from holdfast.client import Client, connect
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from conforming import State
+from conformance.conforming import State
 
 from holdfast.client import Change, ChangeKind
 

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from conforming import Run
+from conformance.conforming import Run
 
 from holdfast.client import Client
 

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from conforming import State, apply, stored
-from holdfast_up import RunningUp
-from lossy_bus import LossyBus
-from model import Model, Read, Step
+from conformance.conforming import State, apply, stored
+from conformance.lossy_bus import LossyBus
+from conformance.model import Model, Read, Step
+from support.holdfast_up import RunningUp
 
 from holdfast.client import (
     KV,

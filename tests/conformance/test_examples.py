@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from examples import DOCUMENTS, ROOT, Program, programs
+from conformance.examples import DOCUMENTS, ROOT, Program, programs
 
 _tenants = itertools.count(1)
 

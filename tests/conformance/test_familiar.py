@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from conforming import Run, state_of, stored, take, take_until
+from conformance.conforming import Run, state_of, stored, take, take_until
 
 from holdfast.client import (
     DELETE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conforming import Run
+from conformance.conforming import Run
 
 from holdfast.client import KV, Client, Entry, InvalidNameError, WrongRevisionError
 

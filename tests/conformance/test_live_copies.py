@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from conforming import Run
+from conformance.conforming import Run
 
 from holdfast.client import (
     DELETE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conforming import State
-from model import Model, Read, Step
+from conformance.conforming import State
+from conformance.model import Model, Read, Step
 
 from holdfast.client import Change, ChangeKind, Entry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conforming import Run, stored, take
+from conformance.conforming import Run, stored, take
 
 from holdfast.client import (
     ChangeKind,

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from conforming import Run, State, apply, state_of, stored, take, take_until
+from conformance.conforming import Run, State, apply, state_of, stored, take, take_until
 
 from holdfast.client import (
     Change,

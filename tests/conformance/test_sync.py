@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conforming import apply
+from conformance.conforming import apply
 
 from holdfast.client import (
     ChangeKind,

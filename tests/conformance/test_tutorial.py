@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from transcripts import replay
+from conformance.transcripts import replay
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 

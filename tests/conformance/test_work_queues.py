@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from conforming import Run
+from conformance.conforming import Run
 
 from holdfast.client import (
     Client,

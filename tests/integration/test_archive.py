@@ -16,9 +16,9 @@ from typing import Any
 
 import duckdb
 import pytest
-from archive_world import EAGER_SERVER, compacted, exported
 from deltalake import DeltaTable
-from persist_processes import (
+from support.archive_world import EAGER_SERVER, compacted, exported
+from support.persist_processes import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from moto_server import running_moto
+from support.moto_server import running_moto
 
 from holdfast.protocol.errors import ArchiveMissingError, UnavailableError
 from holdfast.shared_fs.archive.archive_table import Archive

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from holdfast_up import call_holdfast
-from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from support.holdfast_up import call_holdfast
+from support.persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind

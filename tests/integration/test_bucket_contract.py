@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faulty_bucket import Fault, FaultyBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moto_server import running_moto
 from support.effort import examples
+from support.faulty_bucket import Fault, FaultyBackend
+from support.moto_server import running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.shared_fs.bucket import bucket_writing

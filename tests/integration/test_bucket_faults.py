@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from faulty_bucket import Fault, FaultyBackend
+from support.faulty_bucket import Fault, FaultyBackend
 
 from holdfast.protocol.errors import StorageError, StorageFailedError
 from holdfast.shared_fs.bucket import bucket_writing

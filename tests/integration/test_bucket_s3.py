@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from moto_server import BUCKET, REGION, running_moto
+from support.moto_server import BUCKET, REGION, running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket import bucket_s3

@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from nats_server import NatsServer, running_nats_server
-from raw_nats import raw_nats
-from stalling_proxy import stalling_proxy
+from support.nats_server import NatsServer, running_nats_server
+from support.raw_nats import raw_nats
+from support.stalling_proxy import stalling_proxy
 
 from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError

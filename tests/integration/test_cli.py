@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from holdfast_up import (
+from support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
     read_line,

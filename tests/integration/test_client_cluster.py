@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_persist import until
-from holdfast_up import RunningUp, running_up
+from support.fake_persist import until
+from support.holdfast_up import RunningUp, running_up
 
 from holdfast.client import (
     KV,

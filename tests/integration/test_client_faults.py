@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from client_of_fakes import STREAM, all_of, run, take, values
-from fake_persist import FakeCluster, fake_cluster, until
-from nats_server import NatsServer, running_nats_server
-from stalling_proxy import stalling_proxy
+from support.client_of_fakes import STREAM, all_of, run, take, values
+from support.fake_persist import FakeCluster, fake_cluster, until
+from support.nats_server import NatsServer, running_nats_server
+from support.stalling_proxy import stalling_proxy
 
 from holdfast.client import (
     BusyError,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_of_fakes import KV, STREAM, all_of, run, take, values
-from fake_persist import FakeCluster, fake_cluster, until
-from nats_server import NatsServer, running_nats_server
+from support.client_of_fakes import KV, STREAM, all_of, run, take, values
+from support.fake_persist import FakeCluster, fake_cluster, until
+from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import (
     Change,

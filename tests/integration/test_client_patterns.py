@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fake_persist import FakeCluster, until
+from support.fake_persist import FakeCluster, until
 
 from holdfast.client import (
     Change,

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from coordinator_peers import SUBJECTS, Cluster, eventually
-from nats_server import NatsServer, running_nats_server
-from raw_nats import raw_nats
+from support.coordinator_peers import SUBJECTS, Cluster, eventually
+from support.nats_server import NatsServer, running_nats_server
+from support.raw_nats import raw_nats
 
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import StoreInfo, StoreState

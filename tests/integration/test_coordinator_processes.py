@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
-from forked_process import ForkedProcess
-from nats_server import NatsServer, running_nats_server
+from support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
+from support.forked_process import ForkedProcess
+from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError

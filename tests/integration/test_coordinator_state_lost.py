@@ -11,8 +11,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from load import Load, running_load
-from persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from support.load import Load, running_load
+from support.persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.client.wire.router import Router

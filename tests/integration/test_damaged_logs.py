@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from persist_processes import Peer, Process, Processes, refusal, until
-from test_reliability_gaps import run_processes, values
+from integration.test_reliability_gaps import run_processes, values
+from support.persist_processes import Peer, Process, Processes, refusal, until
 
 from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
 from holdfast.cli.doctor.examination import Examination

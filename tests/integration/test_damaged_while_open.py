@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from persist_processes import TENANT, until
-from test_reliability_gaps import World, run, values
+from integration.test_reliability_gaps import World, run, values
+from support.persist_processes import TENANT, until
 
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames

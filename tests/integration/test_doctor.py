@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from holdfast_up import (
+from support.holdfast_up import (
     COMMAND,
     DEADLINE_SECONDS,
     RunningUp,

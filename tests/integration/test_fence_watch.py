@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from persist_processes import connected_peer, running_processes
+from support.persist_processes import connected_peer, running_processes
 
 from holdfast.protocol import frames
 from holdfast.shared_fs.disk.disk import Disk

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
-from persist_processes import Process, Processes, running_processes, until
+from support.persist_processes import Process, Processes, running_processes, until
 
 from holdfast.client import Client, Durability, ValueReplacedError, connect
 from holdfast.protocol.limits import MIB

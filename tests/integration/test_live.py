@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from fake_persist import until
-from holdfast_up import RunningUp, running_up
+from support.fake_persist import until
+from support.holdfast_up import RunningUp, running_up
 from torture.editing_trace import EditingTrace, replay, traces
 
 from holdfast.client import (

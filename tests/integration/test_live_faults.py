@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from fake_persist import FakeCluster, fake_cluster, until
-from nats_server import NatsServer, running_nats_server
+from support.fake_persist import FakeCluster, fake_cluster, until
+from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import (
     Client,

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from persist_processes import connected_peer, running_processes
+from support.persist_processes import connected_peer, running_processes
 
 from holdfast.persist.service import PersistServer
 from holdfast.persist.threads.loop_watch import LoopWatch

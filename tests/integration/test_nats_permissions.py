@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_persist import fake_cluster
-from nats_server import NatsServer, running_nats_server
+from support.fake_persist import fake_cluster
+from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import Client, NotAllowedError, connect
 from holdfast.protocol.bus.bus import NoRespondersError

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from holdfast_up import call_holdfast
-from persist_processes import (
+from support.holdfast_up import call_holdfast
+from support.persist_processes import (
     SUBJECTS,
     TENANT,
     Peer,

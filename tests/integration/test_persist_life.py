@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from persist_processes import (
+from support.persist_processes import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from persist_processes import (
+from support.persist_processes import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persist_processes import DEADLINE_SECONDS, Processes, running_processes
+from support.persist_processes import DEADLINE_SECONDS, Processes, running_processes
 
 from holdfast.client import connect
 from holdfast.protocol.messages import Durability

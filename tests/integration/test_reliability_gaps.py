@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persist_processes import (
+from integration.test_failover import run_in_cluster
+from support.persist_processes import (
     SUBJECTS,
     TENANT,
     Peer,
@@ -26,7 +27,6 @@ from persist_processes import (
     running_processes,
     until,
 )
-from test_failover import run_in_cluster
 
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client

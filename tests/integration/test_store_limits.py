@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_failover import pid_of, run_in_cluster
+from integration.test_failover import pid_of, run_in_cluster
 
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import (

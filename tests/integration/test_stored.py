@@ -14,8 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from nats_server import running_nats_server
-from persist_processes import (
+from support.nats_server import running_nats_server
+from support.persist_processes import (
     DEADLINE_SECONDS,
     TENANT,
     Process,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from persist_processes import (
+from support.persist_processes import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,

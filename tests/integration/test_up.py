@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from holdfast_up import (
+from support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
     is_running,
@@ -23,7 +23,7 @@ from holdfast_up import (
     started_holdfast,
     wait_until,
 )
-from nats_server import running_nats_server
+from support.nats_server import running_nats_server
 
 
 def pids_of(cluster: RunningUp) -> list[int]:

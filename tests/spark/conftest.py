@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from holdfast_up import RunningUp, running_up
 from pyspark.sql import SparkSession
+from support.holdfast_up import RunningUp, running_up
 
 from holdfast.spark.errors import JavaMissingError
 from holdfast.spark.java import use_java

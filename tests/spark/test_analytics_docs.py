@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from bucket_world import BucketWorld, entry, kv, message, stream
 from pyspark.sql import SparkSession
+from support.bucket_world import BucketWorld, entry, kv, message, stream
 
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.shared_fs.archive.table_location import default_table

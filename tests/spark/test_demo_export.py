@@ -14,9 +14,9 @@ from typing import Any
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from holdfast_up import COMMAND, RunningUp
 from pyspark.sql import SparkSession
-from small_repository import FILE_COUNT, make_repository
+from support.holdfast_up import COMMAND, RunningUp
+from support.small_repository import FILE_COUNT, make_repository
 
 from holdfast.cli.demo import export as demo_export
 from holdfast.cli.demo.export import judge, missing_for_export

@@ -16,10 +16,10 @@ from typing import Any
 
 import duckdb
 import pytest
-from bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, state_of, stream
 from deltalake import DeltaTable
-from moto_server import running_moto
 from pyspark.sql import SparkSession
+from support.bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, state_of, stream
+from support.moto_server import running_moto
 
 from holdfast.protocol import frames
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from holdfast_up import RunningUp
+from support.holdfast_up import RunningUp
 
 from holdfast.client import Client, Durability, Message, connect
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import pyarrow as pa
-from bucket_world import kv, stream
+from support.bucket_world import kv, stream
 
 from holdfast.protocol.names import StoreId
 from holdfast.spark.rows.rows import (

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from holdfast_up import RunningUp
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from support.holdfast_up import RunningUp
 
 from holdfast.client import Message, connect
 from holdfast.spark.sink.chunks import CHUNK_HEADER

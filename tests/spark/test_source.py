@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucket_world import BucketWorld, entry, kv, message, rows_of, stream
-from holdfast_up import RunningUp
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from support.bucket_world import BucketWorld, entry, kv, message, rows_of, stream
+from support.holdfast_up import RunningUp
 
 import holdfast.spark
 from holdfast.client import Client, connect

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from holdfast_up import RunningUp, wait_until
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from support.holdfast_up import RunningUp, wait_until
 
 from holdfast.client import Client, connect
 from holdfast.spark.options import Connection, NamePattern

@@ -12,12 +12,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from bucket_world import BucketWorld, entry, kv, message, state_of, stream
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
-from holdfast_up import RunningUp
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
+from support.bucket_world import BucketWorld, entry, kv, message, state_of, stream
+from support.holdfast_up import RunningUp
 
 from holdfast.cli.command import holdfast
 from holdfast.client import connect

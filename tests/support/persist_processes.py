@@ -1,0 +1,279 @@
+"""Real coordinator and persist processes around a real nats-server, and a peer that speaks to them in
+raw frames, as a client in any language would.
+
+with running_processes(tmp_path) as processes:
+    server = processes.start_persist("s1")
+    async with connected_peer(processes) as peer:
+        await peer.write("notes", 1, [frames.APPEND, b"hello"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.forked_process import ForkedProcess
+from support.nats_server import NatsServer, running_nats_server
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.errors import HoldfastError, UnavailableError, error_from_wire
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.layout import Layout
+
+DEADLINE_SECONDS = 30.0
+TENANT = "acme"
+SUBJECTS = Subjects()
+
+
+class Process:
+    """One server process and what it wrote to stderr."""
+
+    def __init__(self, part: str, log_file: Path, arguments: list[str]) -> None:
+        self.log_file = log_file
+        log_file.touch()
+        self._process = ForkedProcess(f"holdfast.{part}.__main__", arguments, log_file)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Return the exit code, once it has ended."""
+        return self._process.wait(DEADLINE_SECONDS)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def stop(self) -> int:
+        """Ask it to end and return the exit code."""
+        self.terminate()
+        return self.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.wait()
+
+
+class Processes:
+    """What was started for one test; all of it is ended with it."""
+
+    def __init__(self, directory: Path, nats: NatsServer) -> None:
+        self.directory = directory
+        self.nats = nats
+        self.data = directory / "data"
+        self.layout = Layout(self.data)
+        self._started: list[Process] = []
+        self.coordinator = self.start("coordinator", "coordinator")
+
+    def start(self, part: str, name: str, *arguments: str, data: Path | None = None) -> Process:
+        number = len(self._started) if hasattr(self, "_started") else 0
+        process = Process(
+            part,
+            self.directory / f"{name}-{number}.log",
+            ["--data", str(data or self.data), "--nats", self.nats.url, *arguments],
+        )
+        self._started.append(process)
+        return process
+
+    def start_persist(self, name: str, *arguments: str, data: Path | None = None) -> Process:
+        return self.start("persist", name, "--name", name, *arguments, data=data)
+
+    def living(self, name: str) -> list[Process]:
+        """What was started under a name and still runs."""
+        return [
+            each
+            for each in self._started
+            if each.log_file.name.startswith(f"{name}-") and each.running
+        ]
+
+    def incarnations(self, server: str) -> list[str]:
+        """The incarnations of a server that have a folder."""
+        home = self.layout.server(server)
+        return sorted(each.name for each in home.iterdir() if each.is_dir())
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.running:
+                process.kill()
+
+
+@contextmanager
+def running_processes(directory: Path) -> Iterator[Processes]:
+    """Run a nats-server and a coordinator around the body, with what else it starts."""
+    with running_nats_server(directory) as nats:
+        processes = Processes(directory, nats)
+        try:
+            yield processes
+        finally:
+            processes.end()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Return once `condition` holds."""
+    give_up_at = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up_at, f"still not so: {what}"
+        await asyncio.sleep(0.02)
+
+
+class Peer:
+    """A client in raw frames. Every answer is kept under the reply subject it came to."""
+
+    def __init__(self, bus: Bus, writer: bytes = b"peer") -> None:
+        self.bus = bus
+        self.writer = writer
+        #: How long one try waits for its answer.
+        self.try_seconds = 1.0
+        #: By the tenant in whose name it asks.
+        self._inboxes: dict[str, str] = {}
+        self._numbers = itertools.count()
+        self._replies: dict[str, asyncio.Queue[BusMessage]] = {}
+
+    async def _inbox(self, tenant: str) -> str:
+        if tenant not in self._inboxes:
+            self._inboxes[tenant] = self.bus.new_inbox(tenant)
+            await self.bus.subscribe(f"{self._inboxes[tenant]}.*", self._on_reply)
+        return self._inboxes[tenant]
+
+    def _on_reply(self, message: BusMessage) -> None:
+        queue = self._replies.get(message.subject)
+        if queue is not None:
+            queue.put_nowait(message)
+
+    async def ask(
+        self,
+        payload: bytes,
+        *,
+        groups: int = 1,
+        server: str = "s1",
+        tenant: str = TENANT,
+        timeout_seconds: float = DEADLINE_SECONDS,
+    ) -> list[list[Any]]:
+        """Send any bytes as a frame and return the elements of the reply, by index.
+
+        Raises BusTimeoutError, NoRespondersError.
+        """
+        reply = f"{await self._inbox(tenant)}.{next(self._numbers)}"
+        queue = self._replies[reply] = asyncio.Queue()
+        elements: dict[int, list[Any]] = {}
+        try:
+            await self.bus.publish(SUBJECTS.server(tenant, server), payload, reply)
+            async with asyncio.timeout(timeout_seconds):
+                while len(elements) < groups and -1 not in elements:
+                    message = await queue.get()
+                    if message.no_responders:
+                        raise NoRespondersError(subject=SUBJECTS.server(tenant, server))
+                    for element in frames.decode(message.payload):
+                        elements[element[0]] = element
+        except TimeoutError as error:
+            raise BusTimeoutError(subject=reply, timeout_seconds=timeout_seconds) from error
+        finally:
+            del self._replies[reply]
+        return [elements[index] for index in sorted(elements)]
+
+    async def group(self, group: tuple[Any, ...], **options: Any) -> frames.Outcome:
+        """Send one group and return its outcome. Raises what it was refused with."""
+        payload = frames.encode_request(options.pop("writer", self.writer), [group])
+        (element,) = await self.ask(payload, **options)
+        if element[1] != 0:
+            raise error_from_wire(element[2], element[3])
+        outcome = frames.decode_outcome(element[2])
+        if isinstance(outcome.results, frames.Run):
+            acks = outcome.results.acks(outcome.time, Durability.SYNCED)
+            return outcome._replace(results=[[ack.seq or 0, ack.revision] for ack in acks])
+        return outcome
+
+    async def write(
+        self,
+        name: str,
+        counter: int,
+        *operations: list[Any],
+        kind: StoreKind = StoreKind.STREAM,
+        first_unacked: int | None = None,
+        durability: int = 0,
+        **options: Any,
+    ) -> frames.Outcome:
+        """Send one group of writes until it is answered, as a client does."""
+        first_unacked = counter if first_unacked is None else first_unacked
+        group = (kind, name, counter, first_unacked, durability, list(operations))
+        return await self._patiently(name, kind, group, options)
+
+    async def read(
+        self, name: str, *operations: list[Any], kind: StoreKind = StoreKind.STREAM, **options: Any
+    ) -> list[Any]:
+        """Send one group of reads until it is answered and return the results."""
+        group = (kind, name, 0, 0, 0, list(operations))
+        return (await self._patiently(name, kind, group, options)).results
+
+    async def _patiently(
+        self, name: str, kind: StoreKind, group: tuple[Any, ...], options: dict[str, Any]
+    ) -> frames.Outcome:
+        give_up_at = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                owner = await self.resolve(name, kind)
+                return await self.group(group, server=owner, timeout_seconds=self.try_seconds, **options)
+            except UnavailableError:
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def resolve(self, name: str, kind: StoreKind = StoreKind.STREAM) -> str:
+        """Return the server that owns a store, by the coordinator."""
+        answer = await self.bus.request(
+            SUBJECTS.coordinator(TENANT, "resolve"),
+            frames.encode_control(stores=[[kind, name]]),
+            2.0,
+            TENANT,
+        )
+        owner = frames.decode_control(answer)["owners"][0]
+        if owner[0] is None:
+            raise error_from_wire(owner[1], owner[2])
+        return str(owner[0])
+
+    async def live(self, server: str = "s1") -> None:
+        """Return once the server answers frames."""
+        await self.read("is-it-there", [frames.HEAD])
+
+
+@asynccontextmanager
+async def connected_peer(processes: Processes, writer: bytes = b"peer") -> AsyncIterator[Peer]:
+    """Connect a peer around the body."""
+    bus = await connect_nats(processes.nats.url, name="test-peer")
+    try:
+        yield Peer(bus, writer)
+    finally:
+        await bus.close()
+
+
+def all_files(processes: Processes, name: str, kind: StoreKind = StoreKind.STREAM) -> list[str]:
+    """The names of all files of a store."""
+    folder = processes.layout.store(StoreId(TENANT, kind, name)).parent
+    return sorted(each.name for each in folder.iterdir()) if folder.exists() else []
+
+
+async def refusal(asked: Any) -> HoldfastError:
+    """Return the error that an awaitable raises."""
+    try:
+        await asked
+    except HoldfastError as error:
+        return error
+    raise AssertionError("it was not refused")

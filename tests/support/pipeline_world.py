@@ -1,0 +1,92 @@
+"""A pipeline on real files, two streams, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from support.write_path_parts import WritePath, a_life
+
+from holdfast.persist.store.open_stores import Arrival
+from holdfast.persist.store.store import Store
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+
+class World(WritePath):
+    """A pipeline on real files, two streams, and what is answered."""
+
+    def __init__(self, layout: Layout) -> None:
+        disk = Disk()
+        network = MemoryNetwork()
+        disk.make_directory(layout.incarnation("a", "1"))
+        create_fence(disk, layout.fence("a", "1"))
+        self.peer = network.connect("peer")
+        life = a_life(layout, bus=network.connect("server"))
+        super().__init__(life, CommitLog(disk, layout.log("a", "1")))
+        self.stores = [self.open(layout, name) for name in ("a", "b")]
+        self.answers: dict[str, list[Any]] = {}
+        self._arrived = asyncio.Event()
+        self._counters: dict[StoreId, int] = {}
+
+    def open(self, layout: Layout, name: str, tenant: str = "acme") -> Store:
+        id_ = StoreId(tenant, StoreKind.STREAM, name)
+        path = layout.store(id_, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
+        self.open_stores.opened(store)
+        return store
+
+    def _on_reply(self, message: BusMessage) -> None:
+        self.answers[message.subject] = frames.decode(message.payload)
+        self._arrived.set()
+
+    def arrival(self, store: Store, *wanted: list[Any], writer: bytes = b"w") -> Arrival:
+        counter = 0
+        if wanted[0][0] < frames.FIRST_READ:
+            counter = self._counters[store.id] = self._counters.get(store.id, 0) + 1
+            writer += b"%d" % counter
+        group = frames.Group(store.id.kind, store.id.name, int(counter > 0), 0, 0, list(wanted))
+        number = len(self.answers)
+        return Arrival(f"reply.{store.id.name}.{counter}.{number}", 0, writer, store.id, group, 9)
+
+    async def ask(self, *arrivals: Arrival) -> list[Any]:
+        """Submit groups together; return for each its results, or `(code, fields)` of its refusal."""
+        self.inbox.submit(list(arrivals))
+        while not all(each.reply in self.answers for each in arrivals):
+            self._arrived.clear()
+            await self._arrived.wait()
+        found: list[Any] = []
+        for each in arrivals:
+            [[_, status, *rest]] = self.answers[each.reply]
+            found.append(tuple(rest) if status else frames.decode_outcome(rest[0]).results)
+        return found
+
+
+def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World(open_layout(tmp_path, Disk()))
+        await world.peer.subscribe("reply.>", world._on_reply)
+        running = asyncio.create_task(world.pipeline.run())
+        try:
+            async with asyncio.timeout(20):
+                await body(world)
+            assert not running.done()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            for store in world.stores:
+                if store.file is not None:
+                    store.file.abandon()
+            world.log.close()
+
+    asyncio.run(main())

@@ -1,0 +1,209 @@
+"""Opening stores: what takes long holds up nobody else, and is done in threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.opening_world import STREAM, Life, new_layout
+
+from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.store import Store
+from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.frames import Group
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
+
+
+def named(name: str) -> StoreId:
+    return StoreId("acme", StoreKind.STREAM, name)
+
+
+class World:
+    """A queue whose openings end when the test says so."""
+
+    def __init__(self, max_open_stores: int = 1000) -> None:
+        self.open_stores = OpenStores()
+        self.opening: dict[str, asyncio.Event] = {}
+        self.opened: list[str] = []
+        self.most_at_once = 0
+        self.queue = OpenQueue(
+            server="s1",
+            open_stores=self.open_stores,
+            inbox=SimpleNamespace(submit_again=self._submitted),  # type: ignore[arg-type]
+            coordination=SimpleNamespace(open=self._grant),  # type: ignore[arg-type]
+            checkpointer=lambda: SimpleNamespace(),  # type: ignore[arg-type]
+            opener=lambda: self,
+            tier=lambda: None,
+            refresh_logs=self._refresh,
+            opens_nothing=lambda: False,
+            release=self._refresh,
+            spawn=lambda work: None,
+            max_open_stores=max_open_stores,
+        )
+
+    async def _refresh(self, *arguments: object) -> None:
+        return None
+
+    async def _grant(self, wanted: list[Any], known: object = None) -> list[list[Any]]:
+        return [[1, 1, 1, None] for _ in wanted]
+
+    def _submitted(self, arrivals: list[Arrival]) -> None:
+        self.opened += [arrival.store.name for arrival in arrivals]
+
+    async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
+        self.most_at_once = max(self.most_at_once, len(self.opening) + 1)
+        if store.name.startswith("large"):
+            await self.opening.setdefault(store.name, asyncio.Event()).wait()
+            del self.opening[store.name]
+        return Store(store, grant.epoch, None, lambda: pytest.fail("no file is wanted"))
+
+    def want(self, *names: str) -> None:
+        for name in names:
+            group = Group(1, name, 1, 0, 0, [])
+            self.open_stores.wait(Arrival("reply", 0, b"", named(name), group))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@in_loop
+async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:
+    world = World()
+    running = asyncio.create_task(world.queue.run())
+    large = [f"large{number}" for number in range(20)]
+    world.want(*large, "small1")
+    # Far more than are opened at once, and all of them are still being opened.
+    await until(lambda: "small1" in world.opened)
+    world.want("small2")
+    await until(lambda: "small2" in world.opened)
+    assert world.queue.opens.count == len(large)
+    for event in world.opening.values():
+        event.set()
+    await until(lambda: len(world.opened) == len(large) + 2)
+    running.cancel()
+
+
+@in_loop
+async def test_who_wants_nothing_to_be_opened_waits_for_what_is() -> None:
+    world = World()
+    running = asyncio.create_task(world.queue.run())
+    world.want("large")
+    await until(lambda: world.queue.opens.count == 1)
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        async with world.queue.opens:
+            assert world.queue.opens.count == 0
+            held.set()
+            await asyncio.sleep(0)
+            assert "later" not in world.opened
+
+    holding = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    world.want("later")
+    await asyncio.sleep(0)
+    assert not held.is_set()
+    await until(lambda: "large" in world.opening)
+    world.opening["large"].set()
+    await holding
+    await until(lambda: world.opened == ["large", "later"])
+    running.cancel()
+
+
+def left_open(root: Path, value_bytes: int) -> Life:
+    """A store that its owner, which is dead, left open; return who is to open it."""
+    layout = new_layout(root)
+
+    async def live() -> None:
+        old = Life(layout, "01")
+        store = await old.open(1, StoreState.CREATED)
+        old.append(store, *[bytes(value_bytes)] * 3)
+        store.materialise(old.tick)
+        assert store.file is not None
+        store.file.abandon()
+        old.fence()
+
+    asyncio.run(live())
+    return Life(layout, "02")
+
+
+@pytest.mark.parametrize(("value_bytes", "is_large"), [(100, False), (100_000, True)])
+@in_loop
+async def test_a_large_file_that_was_left_open_is_checked_in_a_thread_for_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_large: bool
+) -> None:
+    life = await asyncio.to_thread(left_open, tmp_path / "data", value_bytes)
+    in_thread = False
+    checked: list[bool] = []
+    written: list[bool] = []
+    check, take = StoreFile.quick_check, StoreFile.take
+
+    async def run_large(function: Callable[[], Any]) -> Any:
+        nonlocal in_thread
+        in_thread = True
+        try:
+            return function()
+        finally:
+            in_thread = False
+
+    def note_check(file: StoreFile) -> None:
+        checked.append(in_thread)
+        check(file)
+
+    def note_take(file: StoreFile, *owner: Any) -> None:
+        written.append(in_thread)
+        take(file, *owner)
+
+    monkeypatch.setattr(StoreFile, "quick_check", note_check)
+    monkeypatch.setattr(StoreFile, "take", note_take)
+    life.run_large = run_large
+    store = await life.open(2, store=STREAM)
+    assert store.count == 3
+    assert checked == written == [is_large]
+    assert store.file is not None
+    store.file.close()
+
+
+@in_loop
+async def test_an_opening_that_is_cancelled_lets_go_of_its_file(tmp_path: Path) -> None:
+    life = await asyncio.to_thread(left_open, tmp_path / "data", 100_000)
+    go_on = asyncio.Event()
+    began = asyncio.Event()
+
+    async def run_large(function: Callable[[], Any]) -> Any:
+        began.set()
+        await go_on.wait()
+        return function()
+
+    life.run_large = run_large
+    opening = asyncio.create_task(life.open(2))
+    await began.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    go_on.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    heir = Life(life.layout, "03")
+    store = await heir.open(3)
+    assert store.count == 3
+    assert store.file is not None
+    store.file.close()

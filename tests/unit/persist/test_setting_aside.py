@@ -1,0 +1,391 @@
+"""A store that turns out to be damaged while it is open is set aside alone, with all it acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import apsw
+import pytest
+from support.faulty_vfs import FaultyVfs
+from support.opening_world import DISK, STREAM, Life, at_once, new_layout
+
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.releasing import Releaser
+from holdfast.persist.write_path.setting_aside import SettingAside
+from holdfast.protocol import frames
+from holdfast.protocol.control import StoreState
+from holdfast.protocol.errors import FencedError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.quarantine import quarantine, quarantined
+from holdfast.shared_fs.disk.record_spool import RecordSpool
+from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+OTHER = StoreId("acme", StoreKind.STREAM, "other")
+
+
+class Waiting(Inbox):
+    """What waits for the files of stores."""
+
+    def __init__(self) -> None:
+        super().__init__("s1")
+        self.turned_away: dict[StoreId, Exception] = {}
+
+    def turn_away(self, store: StoreId, error: Exception) -> None:
+        self.turned_away[store] = error
+
+
+class AllSynced:
+    """Everything is synced at once, and has left."""
+
+    async def settled(self, tick: int) -> None: ...
+
+
+class Server:
+    """A life with its log, its stores and what maintains them."""
+
+    def __init__(self, root: Path, incarnation: str = "1", disk: Disk = DISK) -> None:
+        self.life = Life(new_layout(root), incarnation, disk)
+        self.open_stores = OpenStores()
+        self.inbox = Waiting()
+        progress = LogProgress()
+        progress.synced_tick = 1 << 62
+        self.open_stores.leases.attach(self.inbox)
+        self.setting_aside = SettingAside(
+            server=self.life.server,
+            incarnation=incarnation,
+            disk=disk,
+            layout=self.life.layout,
+            gate=self.life.gate,
+            open_stores=self.open_stores,
+            releaser=cast(Releaser, AllSynced()),
+            run_in_thread=at_once,
+            clock_ms=lambda: 5000,
+            settle_bucket_log=None,
+        )
+        self.checkpointer = Checkpointer(
+            log=self.life.log,
+            gate=self.life.gate,
+            open_stores=self.open_stores,
+            progress=progress,
+            materialiser=Materialiser(
+                self.open_stores.leases, progress, at_once, SpawnedTasks()
+            ),
+            run_in_thread=at_once,
+            confirm=self.life._confirm,
+            set_aside=self.setting_aside.run_pass,
+        )
+
+    async def open(self, store: StoreId = STREAM, epoch: int = 1) -> Store:
+        opened = await self.life.open(epoch, StoreState.CREATED, store)
+        self.open_stores.opened(opened)
+        return opened
+
+    async def fill(self, store: Store) -> Path:
+        """Write more than the cache holds and make it durable; return where."""
+        for start in range(0, 1200, 100):
+            self.life.append(store, *(bytes([start // 100]) * 900 for _ in range(100)))
+        await self.checkpointer._checkpoint([store])
+        assert store.file is not None
+        assert store.file.meta.revision == 1200
+        assert store.oldest_segment is None
+        return store.file.path
+
+    def trim(self, store: Store) -> None:
+        """Delete everything, acknowledged."""
+        life = self.life
+        store.begin()
+        store.trim(store.last_seq, store.count, store.bytes)
+        assert store.mark is not None
+        previous = store.mark.revision
+        payload = frames.encode_changes(store.epoch, previous, store.time, store.changes)
+        life.tick += 1
+        record = LogRecord(store.id, store.epoch, previous, store.revision, [payload], [])
+        life.log.append(life.tick, [record])
+        life.log.prepare_sync()()
+        store.finish_tick(life.tick, life.log.segment)
+
+    def end(self) -> None:
+        for store in self.open_stores.stores():
+            if store.file is not None:
+                store.file.abandon()
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 1)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    with path.open("r+b") as file:
+        file.seek(len(content) // 2)
+        file.write(content[len(content) // 2 :][:1])
+
+
+async def damaged(server: Server) -> tuple[Store, Path]:
+    """A store of which a bit flipped in its open file, and everything was deleted then."""
+    store = await server.open()
+    path = await server.fill(store)
+    flip_a_bit(path)
+    server.trim(store)
+    return store, path
+
+
+def test_a_damaged_store_does_not_pin_the_log_and_its_changes_are_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        store, path = await damaged(server)
+        good = await server.open(OTHER)
+        for _ in range(20):
+            server.life.append(good, b"good")
+        await server.checkpointer.run_pass(0.0)
+        log = server.life.log
+        assert log.oldest_segment > 13, "the segment with the trim may go"
+        assert server.open_stores.find(store.id) is None
+        assert isinstance(server.inbox.turned_away[store.id], StoreDamagedError)
+        assert good.file is not None
+        assert good.file.meta.revision > 0
+        (folder,) = quarantined(DISK, server.life.layout, STREAM)
+        assert sorted(each.name for each in folder.iterdir() if each.suffix != ".log") == [
+            path.name,
+            path.name + "-wal",
+            "report.json",
+        ]
+        assert not path.exists()
+        # Its own server and the next one refuse it, and never take it for a new one.
+        server.life.dead_logs.refresh()
+        assert server.life.dead_logs.records(STREAM)[-1].revision == 1201
+        with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
+            await server.life.open(1)
+        server.end()
+        server.life.fence()
+        heir = Life(server.life.layout, "2")
+        with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
+            await heir.open(2)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_never_durable_is_made_anew_from_what_was_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        store = await server.open()
+        for _ in range(12):
+            server.life.append(store, *(b"x" * 900 for _ in range(100)))
+        store.materialise(server.life.tick)
+        assert store.file is not None
+        store.file.checkpoint()
+        flip_a_bit(store.file.path)
+        server.trim(store)
+        await server.checkpointer._checkpoint([store])
+        await server.setting_aside.run_pass()
+        server.checkpointer.retire()
+        assert server.life.log.oldest_segment == server.life.log.segment
+        again = await server.open()
+        assert again is not store
+        assert (again.revision, again.last_seq, again.count) == (1201, 1200, 0)
+        server.end()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_file_put_back_is_brought_up_to_date_from_what_was_kept(
+    tmp_path: Path, rewritten: bool
+) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        store = await server.open()
+        path = await server.fill(store)
+        content = path.read_bytes()
+        flip_a_bit(path)
+        server.life.append(store, b"later")
+        server.trim(store)
+        server.life.append(store, b"last")
+        if rewritten:
+            # The owner's memory has all that the log lacks.
+            for segment in (tmp_path / "servers/s1/1/log").iterdir():
+                if int(segment.stem) < server.life.log.segment:
+                    segment.unlink()
+        await server.checkpointer._checkpoint([store])
+        await server.setting_aside.run_pass()
+        assert server.open_stores.find(STREAM) is None
+        path.write_bytes(content)
+        server.end()
+        server.life.fence()
+        heir = Life(server.life.layout, "2")
+        opened = await heir.open(2)
+        assert (opened.revision, opened.last_seq, opened.count) == (1203, 1202, 1)
+        assert opened.file is not None
+        assert [row[3] for row in opened.file.messages(1, None, 10)] == [b"last"]
+        opened.file.close()
+        # What was kept is not applied again, nor to what came after it.
+        third = await Life(server.life.layout, "3").open(3)
+        assert third.revision == 1203
+        assert third.file is not None
+        third.file.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_older_file_put_back_is_refused_as_long_as_changes_in_between_are_missing(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        store = await server.open()
+        server.life.append(store, b"first")
+        await server.checkpointer._checkpoint([store])
+        assert store.file is not None
+        early = store.file.path.read_bytes()
+        path = store.file.path
+        for _ in range(12):
+            server.life.append(store, *(b"x" * 900 for _ in range(100)))
+        await server.checkpointer._checkpoint([store])
+        server.checkpointer.retire()
+        flip_a_bit(path)
+        server.trim(store)
+        await server.checkpointer._checkpoint([store])
+        await server.setting_aside.run_pass()
+        path.write_bytes(early)
+        with pytest.raises(StoreDamagedError, match="neither in its file nor in any log"):
+            await server.life.open(2)
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def vfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyVfs]:
+    monkeypatch.setattr(sys, "unraisablehook", lambda *details: None)
+    monkeypatch.setattr(sys, "excepthook", lambda *details: None)
+    vfs = FaultyVfs()
+    yield vfs
+    vfs.heal()
+    vfs.unregister()
+
+
+@pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
+def test_a_disk_that_is_full_or_fails_sets_nothing_aside(
+    tmp_path: Path, vfs: FaultyVfs, error: int
+) -> None:
+    async def scenario() -> None:
+        disk = Disk()
+        disk.vfs = vfs.name_of_it
+        server = Server(tmp_path, disk=disk)
+        store = await server.open()
+        server.life.append(store, b"one")
+        store.materialise(server.life.tick)
+        server.life.append(store, b"x" * 5000)
+        vfs.fail(0, error, "write")
+        vfs.remaining = 0
+        for _ in range(3):
+            await server.checkpointer._checkpoint([store])
+            await server.setting_aside.run_pass()
+        assert vfs.failed
+        assert server.open_stores.find(STREAM) is store
+        assert server.open_stores.upkeep.damaged() == []
+        vfs.heal()
+        await server.checkpointer._checkpoint([store])
+        assert store.file is not None
+        assert store.file.meta.revision == 2
+        server.end()
+
+    asyncio.run(scenario())
+
+
+def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> Any:
+        server = Server(tmp_path)
+        store, good = await server.open(), await server.open(OTHER)
+        server.life.append(store, b"one")
+        store.materialise(server.life.tick)
+        # It can be packed, and SQLite has no number that large.
+        store.begin()
+        store.time = 1 << 63
+        store.append_messages([b"two"])
+        store.finish_tick(server.life.tick, server.life.log.segment)
+        server.life.append(good, b"good")
+        await server.checkpointer._checkpoint([store, good])
+        await server.setting_aside.run_pass()
+        assert server.open_stores.find(STREAM) is None
+        assert server.open_stores.find(OTHER) is good
+        server.end()
+        return server.inbox.turned_away[STREAM]
+
+    error = asyncio.run(scenario())
+    assert "cannot be applied: OverflowError" in str(error)
+
+
+def test_a_fenced_server_sets_nothing_aside(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        store, path = await damaged(server)
+        server.life.fence()
+        with pytest.raises(StoreDamagedError):
+            store.materialise(server.life.tick)
+        with pytest.raises(FencedError):
+            await server.setting_aside.run_pass()
+        assert path.exists()
+        assert quarantined(DISK, server.life.layout, STREAM) == []
+        server.end()
+
+    asyncio.run(scenario())
+
+
+def test_older_generations_leave_with_the_newest(tmp_path: Path) -> None:
+    layout = new_layout(tmp_path)
+    paths = [layout.store(STREAM, generation) for generation in (1, 2)]
+    DISK.make_directory(paths[0].parent)
+    for path in paths:
+        StoreFile.create(path, STREAM, time=1).close()
+    folder = quarantine(
+        DISK, layout, STREAM, paths[1], reason="torn", time=5, server="s1", others=paths[:1]
+    )
+    assert layout.generations(DISK, STREAM) == []
+    assert all((folder / path.name).exists() for path in paths)
+
+
+def test_a_restore_reads_what_was_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        await damaged(server)
+        await server.checkpointer.run_pass(0.0)
+        await server.checkpointer._checkpoint(list(server.open_stores.stores()))
+        await server.setting_aside.run_pass()
+        server.checkpointer.retire()
+        layout = server.life.layout
+        manifests = Manifests(Bucket(MemoryBackend()))
+        past_states = PointInTimeRestore(
+            lambda: manifests,
+            disk=DISK,
+            layout=layout,
+            incarnation="2",
+            clock_ms=lambda: 5000,
+            keep=KeepPolicy(),
+        )
+        with RecordSpool() as spool:
+            records = past_states._records(STREAM, spool)
+        assert [record.revision for record in records] == [1201]
+        server.end()
+
+    asyncio.run(scenario())

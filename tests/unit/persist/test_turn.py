@@ -1,0 +1,253 @@
+"""The turn builder: what waits in the inbox goes in, a tick comes out. No loop, no clock, no files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
+
+from holdfast.persist.operations import operations
+from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.states import OpenState, Standing
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path import inbox as inbox_module
+from holdfast.persist.write_path.inbox import TENANT_TURN_OPERATIONS, TURN_OPERATIONS, Inbox
+from holdfast.persist.write_path.tick import Tick
+from holdfast.persist.write_path.turn import Conditions, Promises, TurnBuilder, Work
+from holdfast.protocol import frames
+from holdfast.protocol.errors import BusyError, FencedError
+from holdfast.protocol.limits import MAX_INBOX_BYTES
+from holdfast.protocol.messages import Durability
+
+HEAD = [frames.HEAD]
+
+
+class World:
+    """A builder over two open streams, and how often it was said that there is something to do."""
+
+    def __init__(self, promises: Promises | None = None) -> None:
+        self.inbox = Inbox("s1")
+        self.open_stores = OpenStores()
+        self.stores = [store_named("a"), store_named("b")]
+        for store in self.stores:
+            self.open_stores.opened(store)
+        self.builder = TurnBuilder("s1", self.inbox, self.open_stores, promises or Promises())
+        self.wakes = 0
+        self.inbox.on_work(self._wake)
+        self._number = 0
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def submit(self, *arrivals: Arrival, size_bytes: int = 10) -> None:
+        for each in arrivals:
+            self.inbox.submit([each._replace(size_bytes=size_bytes)])
+
+    def build(self, **conditions: Any) -> Tick:
+        """Build a tick and have the log take it."""
+        self._number += 1
+        tick = self.builder.build(self._number, Conditions(1000, 50.0, **conditions))
+        if tick.records():
+            tick.committed(segment=1)
+        return tick
+
+    @property
+    def waits_bytes(self) -> int:
+        return self.inbox.room.taken
+
+
+def no_file() -> Any:
+    pytest.fail("this test needs no file")
+
+
+def read(store: Store, reply: str = "read") -> Arrival:
+    return arrival(store, 0, HEAD, reply=reply)
+
+
+def test_what_waits_is_executed_in_one_tick_and_counts_no_more() -> None:
+    world = World()
+    a, b = world.stores
+    world.submit(arrival(a, 1, append()), arrival(b, 1, append(), append(), reply="other"))
+    assert world.wakes == 2
+    tick = world.build()
+    assert codes(tick.synced) == {"reply": ["ok"], "other": ["ok"]}
+    assert world.builder.operation_count == 3
+    assert (a.used_at, b.used_at) == (50.0, 50.0)
+    assert world.waits_bytes == 0
+    assert not world.inbox
+
+
+def test_a_read_waits_for_the_tick_before_it_and_counts_until_it_is_answered() -> None:
+    world = World()
+    [a, _] = world.stores
+    world.submit(arrival(a, 1, append()), read(a))
+    tick = world.build()
+    assert [(store, each.reply) for store, each in tick.reads] == [(a, "read")]
+    assert tick.wait_for == tick.number
+    assert world.waits_bytes == 10
+    world.inbox.waits_no_longer(tick.reads[0][1])
+    assert world.waits_bytes == 0
+
+
+def test_what_needs_a_store_that_is_not_open_waits_for_it_and_asks_for_it() -> None:
+    world = World()
+    closed = store_named("closed")
+    world.submit(arrival(closed, 1, append()))
+    tick = world.build()
+    assert codes(tick.synced) == {}
+    assert world.open_stores.wanted.is_set()
+    assert world.open_stores.waiting_count == 1
+    world.inbox.submit_again(world.open_stores.opened(closed))
+    assert codes(world.build().synced) == {"reply": ["ok"]}
+    assert world.waits_bytes == 0
+
+
+def test_a_store_that_may_only_be_read_answers_reads_and_is_asked_for_by_a_write() -> None:
+    world = World()
+    [a, _] = world.stores
+    a = Store(a.id, 7, None, no_file, standing=Standing.UNWRITTEN)
+    world.open_stores.opened(a)
+    world.submit(read(a), arrival(a, 1, append()))
+    assert len(world.build().reads) == 1
+    assert [each.create for each in world.open_stores.take_wanted(9)] == [True]
+
+
+def test_what_needs_a_file_that_somebody_has_waits_in_order_and_appends_go_on() -> None:
+    world = World()
+    [a, _] = world.stores
+    world.submit(arrival(a, 1, append()))
+    world.build()
+    a.enter(OpenState.LENT)
+    world.submit(arrival(a, 2, append(), reply="first"))
+    assert codes(world.build().synced) == {"first": ["ok"]}
+    world.submit(read(a), arrival(a, 3, append(), reply="second"))
+    tick = world.build()
+    # Not before the read, which came first.
+    assert codes(tick.synced) == {}
+    assert world.inbox.holds(a.id)
+    a.enter(OpenState.SERVING)
+    world.inbox.unhold(a.id)
+    tick = world.build()
+    assert codes(tick.synced) == {"second": ["ok"]}
+    assert [each.reply for _, each in tick.reads] == ["read"]
+
+
+def test_a_file_that_does_not_come_back_turns_away_what_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_HELD_GROUPS", 1)
+    world = World()
+    [a, _] = world.stores
+    a.enter(OpenState.HELD)
+    world.submit(read(a, "held"), read(a, "one too many"))
+    assert codes(world.build().synced) == {"one too many": ["busy"]}
+    world.inbox.turn_away(a.id, FencedError(server="s1", incarnation="1"))
+    assert codes(world.build().synced) == {"held": ["fenced"]}
+    assert world.waits_bytes == 0
+
+
+def test_a_turn_ends_and_tenants_have_theirs() -> None:
+    world = World()
+    [a, _] = world.stores
+    quiet = store_named("quiet")
+    quiet = Store(quiet.id._replace(tenant="quiet"), 7, None, no_file)
+    world.open_stores.opened(quiet)
+    world.submit(*[read(a, f"{number}") for number in range(TURN_OPERATIONS)])
+    world.submit(read(quiet, "quiet"))
+    tick = world.build()
+    replies = [each.reply for _, each in tick.reads]
+    assert replies.index("quiet") <= TENANT_TURN_OPERATIONS
+    assert 0 < len(replies) < TURN_OPERATIONS
+    assert world.inbox
+    # A sync that is under way shall not wait for long.
+    assert len(world.build(beside_sync=True).reads) < len(replies)
+
+
+def test_over_the_bound_of_the_inbox_the_answer_is_busy() -> None:
+    world = World()
+    [a, b] = world.stores
+    world.submit(read(a), size_bytes=MAX_INBOX_BYTES)
+    world.submit(read(b, "refused"))
+    tick = world.build()
+    assert codes(tick.synced) == {"refused": ["busy"]}
+    assert len(tick.reads) == 1
+
+
+def test_pings_and_refusals_are_answered_with_the_tick() -> None:
+    world = World()
+    world.inbox.answer_empty("ping")
+    world.inbox.refuse("refused", -1, BusyError(what="x"))
+    tick = world.build()
+    assert tick.synced["ping"] == []
+    assert codes(tick.synced) == {"refused": ["busy"]}
+    assert world.wakes == 2
+    assert world.inbox.is_answered
+
+
+def test_a_full_log_refuses_writes_and_not_reads() -> None:
+    world = World()
+    [a, _] = world.stores
+    world.submit(arrival(a, 1, append()), read(a))
+    tick = world.build(log_is_full=True)
+    assert codes(tick.synced) == {"reply": ["busy"]}
+    assert len(tick.reads) == 1
+
+
+@pytest.mark.parametrize("error", [FULL, ZeroDivisionError("a bug")])
+def test_a_group_that_fails_takes_back_its_store_and_nothing_else(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    a, b = world.stores
+    execute = operations.execute
+
+    def fail(store: Store, group: Any, mishaps: list[Exception]) -> Any:
+        if len(group) == 2:
+            raise error
+        return execute(store, group, mishaps)
+
+    monkeypatch.setattr(operations, "execute", fail)
+    world.submit(
+        arrival(a, 1, append(), reply="before"),
+        arrival(b, 1, append(), reply="other"),
+        arrival(a, 2, append(), append(), reply="failed"),
+    )
+    tick = world.build()
+    code = "storage_failed" if error is FULL else "internal_error"
+    # What the tick did before to the same store is taken back with it.
+    assert codes(tick.synced) == {"before": [code], "other": ["ok"], "failed": [code]}
+    assert (a.revision, b.revision) == (0, 1)
+    assert [each.work for each in world.builder.failures] == [Work.WRITE] * (error is FULL)
+    assert tick.mishaps == [error] * (error is not FULL)
+    # And the next one is as any.
+    world.submit(arrival(a, 1, append(), reply="again"))
+    assert codes(world.build().synced) == {"again": ["ok"]}
+    assert world.builder.failures == []
+
+
+def test_what_is_due_goes_first_and_a_turn_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    [a, _] = world.stores
+    done = iter([False, True])
+    monkeypatch.setattr(Tick, "expire", lambda tick, store: next(done))
+    a.retention = DueRetention()  # type: ignore[assignment]
+    world.submit(read(a))
+    assert world.build().reads == []
+    assert world.inbox
+    assert len(world.build().reads) == 1
+
+
+class DueRetention:
+    """Limits of which something is due."""
+
+    def is_due(self, now: int) -> bool:
+        return True
+
+
+def test_the_level_that_nobody_asked_for_is_the_servers() -> None:
+    world = World(Promises(Durability.APPLIED))
+    [a, _] = world.stores
+    world.submit(arrival(a, 1, append()))
+    tick = world.build()
+    assert outcome_of(tick.applied).durability == Durability.APPLIED

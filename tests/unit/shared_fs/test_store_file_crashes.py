@@ -1,0 +1,221 @@
+"""Store files whose process dies or whose disk fails: a whole prefix is left, and busy is busy."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from support.faulty_vfs import FaultyVfs
+from support.small_store_files import KV, STREAM, appends, rows_of
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import BusyError, StorageFailedError
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.b.stream.1.db"
+
+
+def test_a_file_that_this_process_has_open_is_busy_to_others(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    assert run_program(OPEN_AND_REPORT, path).communicate(timeout=60)[0] == b"busy\n"
+    file.close()
+
+
+def test_a_file_stays_busy_while_its_process_is_stopped_and_is_free_once_it_died(
+    path: Path,
+) -> None:
+    StoreFile.create(path, STREAM, time=1).close()
+    process = run_program(HOLD_OPEN, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(BusyError):
+        StoreFile.open(path, STREAM)
+    process.kill()
+    process.communicate(timeout=60)
+    StoreFile.open(path, STREAM).close()
+
+
+# Crashes
+PROGRAM_HEAD = """
+import os, sys
+from pathlib import Path
+from holdfast.protocol.errors import BusyError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file.store_file import AppliedBatch, StoreFile
+path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
+def say(text):
+    os.write(1, text.encode() + b"\\n")
+"""
+OPEN_AND_REPORT = """
+try:
+    StoreFile.open(path, store)
+except BusyError:
+    say("busy")
+"""
+HOLD_OPEN = """
+file = StoreFile.open(path, store)
+say("held")
+sys.stdin.read()
+"""
+APPLY_UNTIL_KILLED = """
+file = StoreFile.create(path, store, time=1)
+file.take(1, "s1", "i1")
+file.checkpoint()
+start = 1
+while True:
+    changes = [[1, start + i, b"v" * 700] for i in range(7)]
+    file.apply([AppliedBatch(start - 1, 1000, changes)])
+    start += 7
+    say(str(start - 1))
+    if start % 70 == 1:
+        file.checkpoint()
+    if len(sys.argv) > 2 and start > int(sys.argv[2]):
+        os._exit(9)
+"""
+
+
+def run_program(body: str, *arguments: object) -> subprocess.Popen[bytes]:
+    program = textwrap.dedent(PROGRAM_HEAD) + textwrap.dedent(body)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("lines", [1, 23, 60])
+def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(
+    path: Path, lines: int
+) -> None:
+    process = run_program(APPLY_UNTIL_KILLED, path)
+    assert process.stdout is not None
+    for _ in range(lines):
+        applied = int(process.stdout.readline())
+    process.kill()
+    rest = process.communicate(timeout=60)[0].splitlines()
+    applied = int(rest[-1]) if rest else applied
+    file = StoreFile.open(path, STREAM)
+    assert file.meta.revision == file.meta.last_seq == file.meta.count
+    assert file.meta.revision >= applied
+    assert file.meta.revision % 7 == 0
+    assert [row[0] for row in rows_of(file)] == list(range(1, file.meta.last_seq + 1))
+    file.quick_check()
+    file.close()
+
+
+def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path) -> None:
+    process = run_program(APPLY_UNTIL_KILLED, path, 100)
+    applied = int(process.communicate(timeout=60)[0].splitlines()[-1])
+    assert process.returncode == 9
+    file = StoreFile.open(path, STREAM)
+    assert file.meta.revision == applied
+    file.close()
+
+
+# Faults
+@pytest.fixture
+def vfs() -> Iterator[FaultyVfs]:
+    vfs = FaultyVfs()
+    yield vfs
+    vfs.heal()
+    vfs.unregister()
+
+
+@pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
+@pytest.mark.parametrize("after", range(12))
+def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
+    path: Path, vfs: FaultyVfs, after: int, error: int, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    file.apply([appends(1, 3)])
+    meta, rows = file.meta, rows_of(file)
+    batch = appends(4, 5, size_bytes=2000)
+    vfs.fail(after, error, "write")
+    with pytest.raises(StorageFailedError):
+        file.apply([batch], [WriterOutcome(b"w", 1, 1, 1, b"o")])
+    assert vfs.failed
+    vfs.heal()
+    assert (file.meta, rows_of(file), file.outcomes(b"w")) == (meta, rows, [])
+    file.apply([batch], [WriterOutcome(b"w", 1, 1, 1, b"o")])
+    assert file.meta.last_seq == 8
+    file.close()
+    again = StoreFile.open(path, STREAM)
+    assert [row[0] for row in rows_of(again)] == list(range(1, 9))
+    again.quick_check()
+    again.close()
+
+
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_checkpoint_that_fails_loses_nothing_and_can_be_repeated(
+    path: Path, vfs: FaultyVfs, call: str, after: int, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    file.apply([appends(1, 50, size_bytes=500)])
+    vfs.fail(after, apsw.SQLITE_IOERR, call)
+    try:
+        file.checkpoint()
+    except StorageFailedError:
+        assert vfs.failed
+    else:
+        assert not vfs.failed
+    vfs.heal()
+    file.apply([appends(51, 1)])
+    file.checkpoint()
+    file.abandon()
+    again = StoreFile.open(path, STREAM)
+    assert again.meta.last_seq == 51
+    again.quick_check()
+    again.close()
+
+
+@pytest.mark.parametrize("after", range(0, 12, 2))
+def test_a_file_that_could_not_be_created_is_gone_and_can_be_created_later(
+    path: Path, vfs: FaultyVfs, after: int, unraisable: list[Any]
+) -> None:
+    vfs.fail(after, apsw.SQLITE_FULL, "write")
+    try:
+        StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it).close()
+    except StorageFailedError:
+        assert list(path.parent.iterdir()) == []
+        vfs.heal()
+        StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it).close()
+    vfs.heal()
+    StoreFile.open(path, STREAM).close()
+
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """apsw reports what a VFS method raises twice: as SQLite's error, and as unraisable."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *details: seen.append(details))
+    return seen
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_large_batch_of_a_kv_leaves_the_cache_as_small_as_it_was(
+    path: Path, vfs: FaultyVfs, fails: bool, unraisable: list[Any]
+) -> None:
+    file = StoreFile.create(path, KV, time=1, vfs=vfs.name_of_it)
+    before = file._connection.pragma("cache_size")
+    batch = AppliedBatch(0, 1000, [[frames.CHANGE_SET_ENTRY, f"k{n}", b"v"] for n in range(1000)])
+    if fails:
+        vfs.fail(3, apsw.SQLITE_FULL, "write")
+        with pytest.raises(StorageFailedError):
+            file.apply([batch])
+        vfs.heal()
+    else:
+        file.apply([batch])
+    assert file._connection.pragma("cache_size") == before
+    file.close()

@@ -1,0 +1,147 @@
+"""Store files of earlier formats are upgraded when they are opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from support.small_store_files import STREAM, appends, rows_of
+
+from holdfast.protocol import frames
+from holdfast.protocol.errors import StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_rows import GoingOrder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.b.stream.1.db"
+
+
+_FORMAT_1_META = """
+CREATE TABLE meta(
+    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
+    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
+    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    changes_from INTEGER NOT NULL) STRICT;
+CREATE TABLE changes(
+    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
+CREATE TABLE outcomes(
+    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
+    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
+"""
+_FORMAT_1 = {
+    StoreKind.STREAM: _FORMAT_1_META
+    + """
+CREATE TABLE messages(
+    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    value BLOB NOT NULL, headers BLOB, replaced INTEGER) STRICT;
+CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
+CREATE TABLE msg_ids(
+    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
+    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES (1, 'acme', 1, 'a.b', 5, 3, 's1', 'i1', 2, 9, 2, 2, 2, 0);
+INSERT INTO messages VALUES (1, 1, 8, x'61', NULL, NULL), (2, 2, 9, x'62', NULL, 1);
+""",
+    StoreKind.KV: _FORMAT_1_META
+    + """
+CREATE TABLE entries(
+    revision INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, time INTEGER NOT NULL,
+    value BLOB NOT NULL, headers BLOB) STRICT;
+INSERT INTO meta VALUES (1, 'acme', 2, 'a.b', 5, 3, 's1', 'i1', 2, 9, 0, 2, 4, 0);
+INSERT INTO entries VALUES (1, 'j', 8, x'61', NULL), (2, 'k', 9, x'62', NULL);
+""",
+}
+
+
+def write_format_1(path: Path, kind: StoreKind) -> None:
+    connection = apsw.Connection(str(path), vfs=checksum_vfs())
+    connection.pragma("page_size", schema.PAGE_BYTES)
+    connection.reserve_bytes("main", schema.CHECKSUM_BYTES)
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("application_id", schema.APPLICATION_ID)
+    connection.pragma("user_version", 1)
+    connection.execute(_FORMAT_1[kind])
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_file_of_format_1_is_upgraded_when_it_is_opened(path: Path, kind: StoreKind) -> None:
+    write_format_1(path, kind)
+    store = StoreId("acme", kind, "a.b")
+    file = StoreFile.open(path, store)
+    assert (file.meta.epoch, file.meta.revision, file.meta.count) == (3, 2, 2)
+    before = rows_of(file)
+    assert [row[3] for row in before] == [b"a", b"b"]
+    assert file.limits()[0] == {}
+    change: list[Any] = (
+        [frames.CHANGE_SET_MESSAGE, 3, b"c", None, None, 5000]
+        if kind is StoreKind.STREAM
+        else [frames.CHANGE_SET_ENTRY, "l", b"c", None, 5000]
+    )
+    configure = [frames.CHANGE_CONFIGURE, {"max_messages": 9}]
+    file.apply([AppliedBatch(2, 1000, [change, configure])])
+    file.close()
+    again = StoreFile.open(path, store)
+    assert rows_of(again)[:2] == before
+    assert [row.expires for row in again.going(GoingOrder.EXPIRES)] == [5000]
+    assert again.limits()[0] == {"max_messages": 9}
+    again.quick_check()
+    again.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.FORMAT_VERSION,)
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_an_upgraded_file_has_the_columns_of_a_new_one(tmp_path: Path, kind: StoreKind) -> None:
+    old, new, store = tmp_path / "old.db", tmp_path / "new.db", StoreId("acme", kind, "a.b")
+    write_format_1(old, kind)
+    StoreFile.open(old, store).close()
+    StoreFile.create(new, store, time=5).close()
+    columns = []
+    for each in (old, new):
+        connection = sqlite3.connect(each)
+        columns.append(
+            [
+                (table, connection.execute(f"PRAGMA table_info({table})").fetchall())
+                for (table,) in connection.execute(
+                    "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
+                ).fetchall()
+            ]
+        )
+        connection.close()
+    assert columns[0] == columns[1]
+
+
+def test_a_file_of_format_1_of_another_store_is_left_as_it_is(path: Path) -> None:
+    write_format_1(path, StoreKind.STREAM)
+    with pytest.raises(StoreDamagedError, match="the file is of"):
+        StoreFile.open(path, StoreId("acme", StoreKind.STREAM, "other"))
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    connection.close()
+
+
+def test_a_store_without_ttl_has_no_index_for_it(path: Path) -> None:
+    file = StoreFile.create(path, STREAM, time=1)
+    file.apply([appends(1, 10)])
+    assert not file.limits()[1]
+    assert list(file.going(GoingOrder.EXPIRES)) == []
+    expiring = [frames.CHANGE_SET_MESSAGE, 11, b"v", None, None, 7]
+    file.apply([AppliedBatch(10, 2000, [expiring])])
+    assert file.limits()[1]
+    plan = file._connection.execute(
+        f"EXPLAIN QUERY PLAN {schema.SELECT_MESSAGES_BY_EXPIRES}"
+    ).fetchall()
+    assert "by_expires" in plan[0][3]
+    assert len(plan) == 1, "nothing is sorted"
+    file.close()
