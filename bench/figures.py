@@ -1,4 +1,5 @@
-"""Figures for people: one row for each figure of each side, in the unit that its name ends with. Pure.
+"""Figures for people: one row for each figure of each side, in the unit that its name ends with.
+Pure.
 
 For the benchmarks of holdfast by itself, whose works have little in common; the comparison with its
 peers has a table of its own.

@@ -1,5 +1,5 @@
-"""What a benchmark measures and how that is told: figures of rounds, medians and spread, targets, and
-one JSON document. Pure.
+"""What a benchmark measures and how that is told: figures of rounds, medians and spread, targets,
+and one JSON document. Pure.
 
 A *work* is done by several *sides* (holdfast and its peers, or holdfast in several sizes), each in
 several rounds. A round yields named figures, units last. What is said of a side is the median of
@@ -38,7 +38,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` of the ascending values do not exceed (nearest rank)."""
+    """Return the smallest value that `share` of the ascending values do not exceed (nearest
+    rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

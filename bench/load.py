@@ -66,7 +66,8 @@ async def closed_loop(
     limit: Limit,
     first_number: int = 0,
 ) -> Load:
-    """Run `concurrency` callers, each of which has the next operation done once its last is answered."""
+    """Run `concurrency` callers, each of which has the next operation done once its last is
+    answered."""
     clock = time.perf_counter
     began_at = clock()
     load = Load(first_number, began_at)
@@ -104,8 +105,8 @@ async def windowed(
     """Run one producer that keeps `window` operations under way. Answers are taken in the order in
     which the operations were started: one waits for those before it.
 
-    `take` is given the number and the answer of each instead of the load, which then keeps none: what
-    is kept is what the garbage collector goes through again and again.
+    `take` is given the number and the answer of each instead of the load, which then keeps none:
+    what is kept is what the garbage collector goes through again and again.
     """
     clock = time.perf_counter
     began_at = clock()
@@ -154,7 +155,8 @@ async def paced(
     limit: Limit,
     first_number: int = 0,
 ) -> Load:
-    """Start operations at a fixed rate, whether or not earlier ones are answered, up to MAX_OUTSTANDING.
+    """Start operations at a fixed rate, whether or not earlier ones are answered, up to
+    MAX_OUTSTANDING.
 
     Latencies count from the moment when an operation was due (`due_at`), so a stall is felt by all
     that it held up.

@@ -1,4 +1,5 @@
-"""The facts of the machine that a run's numbers belong to: cores, kernel, versions, cost of a sync."""
+"""The facts of the machine that a run's numbers belong to: cores, kernel, versions, cost of a
+sync."""
 
 from __future__ import annotations
 

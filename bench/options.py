@@ -1,4 +1,5 @@
-"""What every benchmark is told: where its files may lie, how often to measure, which programs to run."""
+"""What every benchmark is told: where its files may lie, how often to measure, which programs to
+run."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ class BenchProcess:
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as log:
-            # A session of its own: Ctrl-C reaches the benchmark alone, which then ends its processes.
+            # A session of its own: Ctrl-C reaches the benchmark alone, which then ends its
+            # processes.
             self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -142,7 +143,8 @@ def usage_of(pid: int) -> ProcessUsage:
 
 
 class NatsServer:
-    """A nats-server. Made by `running_nats`. Keeps its port and its files from one start to the next."""
+    """A nats-server. Made by `running_nats`. Keeps its port and its files from one start to the
+    next."""
 
     def __init__(
         self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None

@@ -57,7 +57,8 @@ class BackgroundTasks:
             task.cancel()
 
     async def blocking(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Return what `function` returns, run elsewhere; also when cancelled, not before its end."""
+        """Return what `function` returns, run elsewhere; also when cancelled, not before its
+        end."""
         running = asyncio.ensure_future(self._run_blocking(function, *arguments))
         try:
             return await asyncio.shield(running)

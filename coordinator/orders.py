@@ -1,8 +1,8 @@
 """What the coordinator does to one server: probes it, fences it, tells it to register or to drain.
 
-Each order is one request or one write, with a deadline, and ends in an event for `membership.py` or in
-nothing. A server that has heard of a later coordinator refuses, and DeposedError ends the service:
-see `term.py`, and `progress.py` for when that coordinator began on no disk of ours.
+Each order is one request or one write, with a deadline, and ends in an event for `membership.py` or
+in nothing. A server that has heard of a later coordinator refuses, and DeposedError ends the
+service: see `term.py`, and `progress.py` for when that coordinator began on no disk of ours.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Orders:
     async def write_fence(
         self, order: WriteFence
     ) -> FenceWritten | tuple[FenceFailed, StorageError]:
-        """Fence durably, or return why not. Raises DeposedError: who has a successor fences nobody."""
+        """Fence durably, or return why not. Raises DeposedError: who has a successor fences
+        nobody."""
         server, incarnation = order.server, order.incarnation
         logger.info(
             "coordinator.fencing server=%s incarnation=%s reason=%s",

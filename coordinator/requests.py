@@ -155,8 +155,9 @@ class DeletedRequest:
 
 
 class ReleasedStore(NamedTuple):
-    """With an epoch, only if that is still the store's: a late repetition changes nothing. `nothing`:
-    there is no file of it, nor any record in a log. `revision`: that of the closed, durable file."""
+    """With an epoch, only if that is still the store's: a late repetition changes nothing.
+    `nothing`: there is no file of it, nor any record in a log. `revision`: that of the closed,
+    durable file."""
 
     store: StoreId
     epoch: int | None = None

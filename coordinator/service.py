@@ -6,10 +6,10 @@ of it in one transaction (`batch.py`) and only then replies. Kept:
 - One coordinator at a time: the lock is held from before the state file is opened until after it
   is closed. A standby waits for it, and listens (`hearing.py`).
 - Nothing is answered before what it says is durable.
-- Requests that wait are bounded, tenants have their turns, and none can fill the queue alone; beyond
-  its part the answer is `busy`. Whatever is malformed is refused
-  by itself, and so is what raises an exception that nobody expected. A failing disk fails requests, and
-  the service goes on.
+- Requests that wait are bounded, tenants have their turns, and none can fill the queue alone;
+  beyond its part the answer is `busy`. Whatever is malformed is refused
+  by itself, and so is what raises an exception that nobody expected. A failing disk fails requests,
+  and the service goes on.
 
 What it does not do: judge who lives (`membership.py`), choose owners (`assignment.py`).
 """
@@ -101,8 +101,8 @@ from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Requests that wait, by their bytes or for the membership's judgement; a client has one in flight, so
-#: this is a burst of as many clients.
+#: Requests that wait, by their bytes or for the membership's judgement; a client has one in flight,
+#: so this is a burst of as many clients.
 MAX_WAITING_REQUESTS: Final = 16384
 #: What a request takes besides its payload, at least: so many of them fill the inbox.
 _REQUEST_BYTES: Final = MAX_INBOX_BYTES // MAX_WAITING_REQUESTS
@@ -204,7 +204,9 @@ class Coordinator:
             self._had_past = await self._background_tasks.blocking(
                 has_past, self._layout, self._disk, self._fences
             )
-            await self._background_tasks.blocking(self._disk.make_directory, self._layout.coordinator)
+            await self._background_tasks.blocking(
+                self._disk.make_directory, self._layout.coordinator
+            )
             lock = await self._take_lock()
             if lock is None:
                 return
@@ -254,7 +256,8 @@ class Coordinator:
         return make_cluster_id(self._disk, self._layout)
 
     async def _refuse_another_cluster(self) -> None:
-        """Raise OtherClusterError if the coordinator of another cluster answers here: it was first."""
+        """Raise OtherClusterError if the coordinator of another cluster answers here: it was
+        first."""
         payload = encode_control(cluster=self._cluster)
         try:
             answer = await self._bus.request(
@@ -576,7 +579,9 @@ class Coordinator:
         count = missing.missing_own_messages(self._own_message_count)
         if count >= MAX_MISSING_OWN_MESSAGES:
             logger.error("coordinator.deaf missing=%d", count)
-            reason = f"it is connected and delivers nothing: {count} messages of this coordinator to "
+            reason = (
+                f"it is connected and delivers nothing: {count} messages of this coordinator to "
+            )
             raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
         self._own_message_count += 1
         payload = encode_control(
@@ -629,8 +634,8 @@ class Coordinator:
             self._step(OwnMessageArrived(number, sent_at))
 
     def _meet(self, cluster: object, active_seconds: float) -> None:
-        """Another coordinator is here. Of two clusters the one that has been active for longer stays;
-        if that is not clear, the one with the lower id."""
+        """Another coordinator is here. Of two clusters the one that has been active for longer
+        stays; if that is not clear, the one with the lower id."""
         if type(cluster) is not str or not cluster or cluster == self._cluster:
             return
         if not self._active or not active_seconds > 0:

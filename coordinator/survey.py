@@ -1,7 +1,7 @@
 """The survey: finding the stores again after the coordinator's state was lost (`lost_state.py`).
 
-Beside the service's work, a few stores at a time, each slice recorded before the next is looked for. That
-it is done is recorded too: until then it begins anew with each coordinator.
+Beside the service's work, a few stores at a time, each slice recorded before the next is looked
+for. That it is done is recorded too: until then it begins anew with each coordinator.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Survey:
         self._record = record
 
     async def run(self, files_pending: bool) -> None:
-        """Look where it is still to be done: among the files if `files_pending`, and in the bucket."""
+        """Look where it is still to be done: among the files if `files_pending`, and in the
+        bucket."""
         logger.info("coordinator.survey_started")
         count = 0
         if files_pending:

@@ -3,8 +3,8 @@
     python docs/generate_api.py [--check]
 
 Sources are read as syntax trees, so Spark need not be installed. The page has every name of
-`holdfast.client.__all__` exactly once. With `--check` nothing is written, and the exit code is 1 if the
-page differs.
+`holdfast.client.__all__` exactly once. With `--check` nothing is written, and the exit code is 1 if
+the page differs.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ INTERNAL: Final = frozenset(
 INTRODUCTION: Final = """\
 # API reference
 
-`make generate` writes this page from the docstrings. [guide.md](guide.md) shows how the parts are used
-together.
+`make generate` writes this page from the docstrings. [guide.md](guide.md) shows how the parts are
+used together.
 
 The page describes the asyncio API, `holdfast.client`. [The blocking API](#the-blocking-api),
 `holdfast.client.sync`, has the same names. [Spark](#spark) has functions of its own.
@@ -86,8 +86,9 @@ itself until the timeout of the call, except RateLimitedError.
 BLOCKING: Final = """\
 ## The blocking API
 
-`holdfast.client.sync` has the same functions, classes and methods as `holdfast.client`, with the same
-arguments, results and errors. Leave out `await` and `async`, and call `close` instead of `aclose`:
+`holdfast.client.sync` has the same functions, classes and methods as `holdfast.client`, with the
+same arguments, results and errors. Leave out `await` and `async`, and call `close` instead of
+`aclose`:
 
 | `holdfast.client` | `holdfast.client.sync` |
 |---|---|
@@ -308,7 +309,9 @@ def rendered(module: Module, name: str, bases: Sequence[tuple[Module, ast.ClassD
                 rows.append((code(field), code(kind), code(default), meaning))
     if rows:
         is_enum = any("Enum" in ast.unparse(base) for base in node.bases)
-        titles = ("member", "type", "value", "") if is_enum else ("attribute", "type", "default", "")
+        titles = (
+            ("member", "type", "value", "") if is_enum else ("attribute", "type", "default", "")
+        )
         parts.append(table(rows, *titles))
     for owner, each in owners:
         for function in methods(each):

@@ -1,8 +1,8 @@
 """`python -m holdfast.persist`: one persist server process, until SIGTERM or SIGINT.
 
 SIGTERM stops cleanly: everything is made durable, closed and released. Exit codes are those of
-`protocol/serving/process.py`; a fenced incarnation exits with 1, and its supervisor starts the next.
-"""
+`protocol/serving/process.py`; a fenced incarnation exits with 1, and its supervisor starts the
+next. """
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _BUCKET_RETRY: Final = Retry(max_tries=5, timeout_seconds=10.0)
 #: Between lives that were fenced before they owned anything, doubling to the maximum.
 _NEXT_LIFE_SECONDS: Final = 0.2
 _MAX_LIFE_SECONDS: Final = 10.0
-#: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants it
-#: back: at the default of 5 ms a busy loop would make each sync ten times as long.
+#: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants
+#: it back: at the default of 5 ms a busy loop would make each sync ten times as long.
 _SWITCH_SECONDS: Final = 0.0005
 
 
@@ -186,8 +186,8 @@ def _stop(server: PersistServer, running: asyncio.Future[None], stopping: asynci
 
 
 def _open_bucket(url: str) -> Bucket:
-    """Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError. One that is away is no reason
-    not to start: what is hot does not need it."""
+    """Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError. One that is away is no
+    reason not to start: what is hot does not need it."""
     bucket = open_bucket(url, retry=_BUCKET_RETRY)
     try:
         probe(bucket)

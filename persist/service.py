@@ -7,8 +7,8 @@
     leave     `leaving.py`, drained by the coordinator or stopped: opens nothing, hands over what is
               open, answers what has arrived, leaves nothing behind
 
-An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing more;
-its supervisor starts the next one, which is a new incarnation like any other.
+An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing
+more; its supervisor starts the next one, which is a new incarnation like any other.
 """
 
 from __future__ import annotations
@@ -520,7 +520,8 @@ class PersistServer:
             self._stored.snapshotted(store, version.epoch, version.revision)
 
     async def _confirm_files(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Tell the coordinator of files that are durable; on a disk of our own that says nothing."""
+        """Tell the coordinator of files that are durable; on a disk of our own that says
+        nothing."""
         if self._bucket_mode is None:
             await self._coordination.created(stores)
 
@@ -541,7 +542,9 @@ class PersistServer:
         try:
             async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 if self._loop_watch is not None:
-                    stack.enter_context(self._loop_watch.speaking(self._turns, self._heartbeats.words))
+                    stack.enter_context(
+                        self._loop_watch.speaking(self._turns, self._heartbeats.words)
+                    )
                 running = [
                     *(tasks.create_task(work) for work in self._bucket_work()),
                     tasks.create_task(self._pipeline.run()),

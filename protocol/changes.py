@@ -1,8 +1,8 @@
 """The rows of changes on the wire, read by names.
 
-A change travels and is kept as an array, `[number, ...]`: `frames.py` lists what follows each number.
-Positions are fixed, trailing elements may be left out when nil, and more may follow in a later version.
-Here those positions are known; everybody else asks for a row by what it is:
+A change travels and is kept as an array, `[number, ...]`: `frames.py` lists what follows each
+number. Positions are fixed, trailing elements may be left out when nil, and more may follow in a
+later version. Here those positions are known; everybody else asks for a row by what it is:
 
     row = message_set(change)      row.seq, row.value, row.headers, row.msg_id, row.expires
 
@@ -80,7 +80,8 @@ class ConsumerConfigured(NamedTuple):
 
 
 class ConsumerFetched(NamedTuple):
-    """Deliveries: for the first time, again with their counts; and what was found gone, or given up."""
+    """Deliveries: for the first time, again with their counts; and what was found gone, or given
+    up."""
 
     id: int
     next_seq: int
@@ -92,7 +93,8 @@ class ConsumerFetched(NamedTuple):
 
 
 class ConsumerAcked(NamedTuple):
-    """What was acknowledged and given up, and `[seq, deadline, count]` of what is due at another time."""
+    """What was acknowledged and given up, and `[seq, deadline, count]` of what is due at another
+    time."""
 
     id: int
     acked: list[int]

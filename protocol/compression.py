@@ -1,9 +1,10 @@
 """Compressed values: what a client makes of a value, and what every reader makes of that.
 
-A value above COMPRESS_ABOVE_BYTES is stored as a zstd frame where that is smaller by an eighth, and the
-header ENCODING_HEADER of its message or entry says so. It travels with the message like any other
-header, so servers, logs, files and followers need know nothing of it: they keep what they got. What a store
-may take counts what is kept, what one message may be what was given (`own_headers.py`). Readers take the header off again.
+A value above COMPRESS_ABOVE_BYTES is stored as a zstd frame where that is smaller by an eighth, and
+the header ENCODING_HEADER of its message or entry says so. It travels with the message like any
+other header, so servers, logs, files and followers need know nothing of it: they keep what they
+got. What a store may take counts what is kept, what one message may be what was given
+(`own_headers.py`). Readers take the header off again.
 
 What is read may be damaged or hostile: a frame says how large it is inside, no more than
 MAX_VALUE_BYTES is taken, and its checksum is compared.
@@ -79,8 +80,8 @@ def compressed_always(value: bytes, headers: Headers | None) -> tuple[bytes, dic
 
 
 def size_inside(value: bytes) -> int:
-    """Return how many bytes a compressed value says that it has inside; its own where that cannot be.
-    Raises ImportError without zstandard."""
+    """Return how many bytes a compressed value says that it has inside; its own where that cannot
+    be. Raises ImportError without zstandard."""
     zstd = _loaded()
     try:
         size_bytes = zstd.size_inside(value)

@@ -21,34 +21,36 @@ Operators to the coordinator, on `hf._.coord.<verb>`, where no tenant's permissi
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
-    register  {server, incarnation} -> {term}           before anything else in an incarnation's life
+    register  {server, incarnation} -> {term}   before anything else in an incarnation's life
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
-              -> {term, grants: [grant | error, ...]}   grant is [epoch, state, state_before, cold, revision],
-              see StoreState; a grant's epoch is above `known_epoch`, what the server found on disk
+              -> {term, grants: [grant | error, ...]}
+              grant is [epoch, state, state_before, cold, revision], see StoreState;
+              a grant's epoch is above `known_epoch`, what the server found on disk
               (or nil); `state_before` is as it was before this request; `cold` is left
               out, or the revision at which the store was left to the bucket (0 also of a store of
-              which a coordinator that lost its state does not know yet if it is in the bucket), or nil;
-              `revision` is left out, or what its file and the logs have reached at least: less is an
-              older file
+              which a coordinator that lost its state does not know yet if it is in the bucket), or
+              nil; `revision` is left out, or what its file and the logs have reached at least: less
+              is an older file
     adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
               those that exist, and that nobody owns any more, are the asker's
     created   {server, incarnation, stores: [[tenant, kind, name, revision], ...]} -> {term}
               their files are durable at that revision; from now on a missing file is damage, and
               what was cold at a lower revision is hot
     closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]} -> {term}
-              their files were closed, durable, at that revision; with another epoch than the store's
-              it changes nothing. May come late, or never
+              their files were closed, durable, at that revision; with another epoch than the
+              store's it changes nothing. May come late, or never
     cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
               -> {term, cold: [bool, ...]}              a verified snapshot in the bucket has all of
               it; true if it is recorded, so that the file may go
     deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
-              -> {term, deleted: [bool, ...]}           nothing of it counts any more, nobody owns it;
+              -> {term, deleted: [bool, ...]}
+              nothing of it counts any more, nobody owns it;
               true if it is recorded. Its next owner has a higher epoch
-    release   {server, incarnation, stores: [[tenant, kind, name, epoch, nothing, revision], ...] | nil}
-              -> {term}
-              closed and checkpointed; with an epoch only if that is still the store's; with `nothing`
-              there is no file and no record of it, and the coordinator keeps nothing either; `revision`,
-              unless it is nil or left out, is as in `closed`;
+    release   {server, incarnation,
+               stores: [[tenant, kind, name, epoch, nothing, revision], ...] | nil} -> {term}
+              closed and checkpointed; with an epoch only if that is still the store's; with
+              `nothing` there is no file and no record of it, and the coordinator keeps nothing
+              either; `revision`, unless it is nil or left out, is as in `closed`;
               nil releases all and ends the incarnation
     vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
               released, and it lives on. A number that was used already changes nothing
@@ -58,10 +60,10 @@ Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
      bucket_requests, cluster, loop_seconds}
 
-Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of the
-cluster that the speaker is of (`shared_fs/bucket/cluster_id.py`), unless it does not know it yet. What is of
-another cluster is refused with OtherClusterError. `cluster {} -> {term}`, asked on the same subjects as
-`register`, asks for nothing else: a coordinator that starts does so.
+Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of
+the cluster that the speaker is of (`shared_fs/bucket/cluster_id.py`), unless it does not know it
+yet. What is of another cluster is refused with OtherClusterError. `cluster {} -> {term}`, asked on
+the same subjects as `register`, asks for nothing else: a coordinator that starts does so.
 
 The coordinator to a server, on `hf._.ctl.<server>`. A command of a lower `term` than the highest
 that the server has heard is refused with DeposedError:
@@ -74,8 +76,9 @@ that the server has heard is refused with DeposedError:
 Operators to a server, on the same subject:
 
     snapshot  {command: "snapshot", stores: [[tenant, kind, name], ...] | nil}
-              -> the same and {snapshots}   so many stores, nil being all that it has open, go to the
-              bucket soon; the manifests tell when they have
+              -> the same and {snapshots}
+              so many stores, nil being all that it has open, go to the bucket soon;
+              the manifests tell when they have
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What holdfast is installed as: the distribution's name, its version, and how to get more of it.
 
-The packages are imported as `holdfast.*` and the command is `holdfast`, but the name `holdfast` on the
-Python package index belongs to an unrelated project: nothing here may ever name it as something to
-install, or take its version for ours.
+The packages are imported as `holdfast.*` and the command is `holdfast`, but the name `holdfast` on
+the Python package index belongs to an unrelated project: nothing here may ever name it as something
+to install, or take its version for ours.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Frames: how requests, replies, changes and control messages are laid out as bytes.
 
-Every payload is one version byte and then msgpack; docs/protocol.md has the same in prose. Positions
-in arrays are fixed, trailing elements may be left out when nil, and more may follow in a later
-version, which older readers ignore.
+Every payload is one version byte and then msgpack; docs/protocol.md has the same in prose.
+Positions in arrays are fixed, trailing elements may be left out when nil, and more may follow in a
+later version, which older readers ignore.
 
-    request    [writer, [group, ...]]         group  [kind, name, counter, first_unacked, durability, ops]
+    request    [writer, [group, ...]]
+    group      [kind, name, counter, first_unacked, durability, ops]
     reply      [[index, 0, outcome] | [index, 1, code, fields], ...]   index -1: the whole frame
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
                [epoch, time, durability, nil, seq, revision, length]       the results of a run
@@ -13,15 +14,15 @@ version, which older readers ignore.
     control    {name: value}
 
 A group is what one client asks of one store in one frame: either writes, with a `counter` that
-grows by one for each write group of this writer and store, or reads, with counter 0. `first_unacked` is the
-lowest counter the writer still waits for: outcomes below it may be forgotten, and a group below it
-that arrives late is refused. A run is what most groups are: each operation set one message at the
-next seq, or (seq 0) one key, at the next revision; so one number of each stands for all results. A request without groups asks whether the server is there; the reply
+grows by one for each write group of this writer and store, or reads, with counter 0.
+`first_unacked` is the lowest counter the writer still waits for: outcomes below it may be
+forgotten, and a group below it that arrives late is refused. A run is what most groups are: each
+operation set one message at the next seq, or (seq 0) one key, at the next revision; so one number
+of each stands for all results. A request without groups asks whether the server is there; the reply
 to it is empty. Decoding checks shape and types of what it names here and raises
-MalformedFrameError; the values inside an operation are checked where it is executed. What comes from the
-bus has no extension types and no keys but text and bytes, and what servers take is bounded in depth
-and width (`check_nesting`).
-"""
+MalformedFrameError; the values inside an operation are checked where it is executed. What comes
+from the bus has no extension types and no keys but text and bytes, and what servers take is bounded
+in depth and width (`check_nesting`)."""
 
 from __future__ import annotations
 
@@ -78,11 +79,11 @@ DROP_UPLOADS: Final = 11
 #: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: there is none), or
 #: [EXPECT, nil, last_seq] of a stream -> [revision]; refused unless it is so
 EXPECT: Final = 15
-#: [CONSUMER_CONFIGURE, name, {setting: value | nil, ...}, start_seq] -> [id, config]; start_seq: of a
-#: new one
+#: [CONSUMER_CONFIGURE, name, {setting: value | nil, ...}, start_seq] -> [id, config]; start_seq: of
+#: a new one
 CONSUMER_CONFIGURE: Final = 16
-#: [CONSUMER_FETCH, id, limit] -> [[[seq, delivery_count], ...], revision, retry_after_ms | nil, blocked];
-#: blocked: max_ack_pending has kept some back; with dead ones a fifth element,
+#: [CONSUMER_FETCH, id, limit] -> [[[seq, delivery_count], ...], revision, retry_after_ms | nil,
+#: blocked]; blocked: max_ack_pending has kept some back; with dead ones a fifth element,
 #: [dead_letter, [[seq, delivery_count], ...]]
 CONSUMER_FETCH: Final = 17
 #: [CONSUMER_ACK, id, [[verb, seq, delivery_count, delay_ms], ...]] -> [[counted, ...], revision]
@@ -108,10 +109,11 @@ HEAD: Final = 36
 CHANGES: Final = 37
 #: [CONFIG] -> config, a map of what is not the default
 CONFIG: Final = 38
-#: [UPLOAD, upload_id] -> [size_bytes, crc32, [seq | 0, revision, time] | nil] | nil; with the last, it is
-#: a value already
+#: [UPLOAD, upload_id] -> [size_bytes, crc32, [seq | 0, revision, time] | nil] | nil; with the last,
+#: it is a value already
 UPLOAD: Final = 39
-#: [READ_CHUNK, upload_id, offset] -> bytes from there on, empty at the end | nil: there is no such value
+#: [READ_CHUNK, upload_id, offset] -> bytes from there on, empty at the end | nil: there is no such
+#: value
 READ_CHUNK: Final = 40
 #: [CONSUMERS, name | nil] -> [info, ...], in order of their names
 CONSUMERS: Final = 42
@@ -172,8 +174,8 @@ CHANGE_DELETE_ENTRIES: Final = 6
 CHANGE_CLEAR: Final = 7
 #: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
 CHANGE_CONFIGURE: Final = 9
-#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes no
-#: state, and is broadcast without its data.
+#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes
+#: no state, and is broadcast without its data.
 CHANGE_PUT_CHUNK: Final = 10
 #: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
 CHANGE_DROP_UPLOADS: Final = 11
@@ -189,8 +191,8 @@ CHANGE_CONSUMER_ACK: Final = 18
 #: [CHANGE_CONSUMER_DELETE, id]
 CHANGE_CONSUMER_DELETE: Final = 19
 
-#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now on, and
-#: no longer in the owner's file. Changes no state.
+#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now
+#: on, and no longer in the owner's file. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
 #: What concerns no message and no entry, and leaves nothing in a change log.
@@ -208,7 +210,8 @@ STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
 WireChange = Sequence[Any]
 
 _first: Final = itemgetter(0)
-#: Makes a NamedTuple in half the time that its class needs, where one is made for each answer or change.
+#: Makes a NamedTuple in half the time that its class needs, where one is made for each answer or
+#: change.
 _new: Final = tuple.__new__
 _LIST: Final = {list}
 _INT: Final = {int}
@@ -229,7 +232,8 @@ class Group(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The results of `length` operations that each took the next seq (or of a kv: 0) and revision."""
+    """The results of `length` operations that each took the next seq (or of a kv: 0) and
+    revision."""
 
     seq: int
     revision: int
@@ -253,7 +257,8 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The answer to a group. `results` is a run, or has one element for each operation, in order."""
+    """The answer to a group. `results` is a run, or has one element for each operation, in
+    order."""
 
     epoch: int
     time: int
@@ -291,8 +296,8 @@ def encode(value: object) -> bytes:
 
 
 def decode(payload: bytes, *, max_length: int = -1) -> Any:
-    """Return what a payload carries, without arrays and maps above `max_length`, -1 being any. Raises
-    UnsupportedVersionError, MalformedFrameError."""
+    """Return what a payload carries, without arrays and maps above `max_length`, -1 being any.
+    Raises UnsupportedVersionError, MalformedFrameError."""
     if not payload:
         raise MalformedFrameError(reason="empty")
     if payload[0] != PROTOCOL_VERSION:
@@ -322,8 +327,8 @@ def is_flat(values: Iterable[Any]) -> bool:
 
 
 def check_nesting(value: Any, levels: int = MAX_NESTING) -> int:
-    """Return how many elements all arrays and maps of `value` have. Raises MalformedFrameError if they
-    lie deeper in each other than `levels`."""
+    """Return how many elements all arrays and maps of `value` have. Raises MalformedFrameError if
+    they lie deeper in each other than `levels`."""
     count = 0
     level = [value]
     while level:
@@ -504,7 +509,8 @@ def cluster_of(payload: bytes, *, max_length: int = -1) -> str | None:
 
 
 def decode_control(payload: bytes, *, max_length: int = -1) -> Mapping[str, Any]:
-    """Return the fields of a control message, without arrays and maps above `max_length`, -1 being any.
+    """Return the fields of a control message, without arrays and maps above `max_length`, -1 being
+    any.
 
     Raises UnsupportedVersionError, MalformedFrameError, and the error that a refusal carries.
     """

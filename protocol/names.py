@@ -1,9 +1,9 @@
 """Names of tenants, stores, servers and keys: one grammar, checked at every edge.
 
-A store name is 1 to 16 tokens joined by dots, at most 200 bytes, so that it is at once a NATS subject
-suffix, a file name and an object key, with room for a suffix within the 255 bytes that file systems
-allow. Text that needs other characters (a path, an e-mail address) goes through `quote`, which is
-percent-encoding with `%` itself always encoded, hence reversible.
+A store name is 1 to 16 tokens joined by dots, at most 200 bytes, so that it is at once a NATS
+subject suffix, a file name and an object key, with room for a suffix within the 255 bytes that file
+systems allow. Text that needs other characters (a path, an e-mail address) goes through `quote`,
+which is percent-encoding with `%` itself always encoded, hence reversible.
 
 Does not map names to subjects (`subjects.py`) or to files (`shared_fs/disk/layout.py`).
 """
@@ -52,7 +52,8 @@ class StoreKind(IntEnum):
 
 
 class StoreId(NamedTuple):
-    """A store anywhere in the cluster. A NamedTuple: it is hashed for every group of every frame."""
+    """A store anywhere in the cluster. A NamedTuple: it is hashed for every group of every
+    frame."""
 
     tenant: str
     kind: int
@@ -95,8 +96,8 @@ def check_consumer(name: str) -> str:
 
 
 def check_pattern(pattern: str) -> str:
-    """Return `pattern`: a store name in which `*` may stand for a token and a last `>` for one or more,
-    as in NATS subjects. Raises InvalidNameError."""
+    """Return `pattern`: a store name in which `*` may stand for a token and a last `>` for one or
+    more, as in NATS subjects. Raises InvalidNameError."""
     tokens = pattern.split(".") if isinstance(pattern, str) else []
     plain = ["x" if token == "*" else token for token in tokens]
     if plain[-1:] == [">"]:
@@ -130,7 +131,8 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return `key`: any text, also empty, of at most MAX_KEY_BYTES in UTF-8. Raises InvalidNameError."""
+    """Return `key`: any text, also empty, of at most MAX_KEY_BYTES in UTF-8. Raises
+    InvalidNameError."""
     if not isinstance(key, str):
         raise InvalidNameError(what="key", name=repr(key)[:80], reason="a key is text")
     try:

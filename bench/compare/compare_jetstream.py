@@ -1,12 +1,13 @@
-"""holdfast beside JetStream, the same work on each, in one go on one machine: ratios are what counts.
+"""holdfast beside JetStream, the same work on each, in one go on one machine: ratios are what
+counts.
 
-Three systems run: holdfast with one persist server, which syncs before each ack; JetStream as it comes,
-which acks first and syncs every two minutes; and JetStream with `sync_interval: always`. One client
-process loads them by turns. Before each turn the others come to rest, and what is dirty in the page
-cache is written, so that nobody works off the debt of the one before.
+Three systems run: holdfast with one persist server, which syncs before each ack; JetStream as it
+comes, which acks first and syncs every two minutes; and JetStream with `sync_interval: always`. One
+client process loads them by turns. Before each turn the others come to rest, and what is dirty in
+the page cache is written, so that nobody works off the debt of the one before.
 
-Does not judge alone: the report says of each target if it was reached, and a wrong read-back raises.
-"""
+Does not judge alone: the report says of each target if it was reached, and a wrong read-back
+raises. """
 
 from __future__ import annotations
 
@@ -121,7 +122,9 @@ PLANS: Final = (
     ),
     ComparisonPlan("append_64", "append, 64 at once", _appends(64)),
     ComparisonPlan("append_1000", "append, 1,000 at once", _appends(1000), _times(6.0, 30.0)),
-    ComparisonPlan("round_robin", "append by turns to 1,000 streams", _round_robin, _times(3.0, 10.0)),
+    ComparisonPlan(
+        "round_robin", "append by turns to 1,000 streams", _round_robin, _times(3.0, 10.0)
+    ),
     ComparisonPlan("kv_set_64", "kv set, 64 at once", _sets(64)),
     ComparisonPlan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _times(3.0, 30.0)),
     ComparisonPlan("kv_get_64", "kv get, 64 at once", _gets(64)),
@@ -134,8 +137,12 @@ PLANS: Final = (
         _times(5.0),
         sides=(HOLDFAST, JETSTREAM),
     ),
-    ComparisonPlan("work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)),
-    ComparisonPlan("work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)),
+    ComparisonPlan(
+        "work_1", "work off a stream, one worker", _workers(1), sides=(HOLDFAST, JETSTREAM)
+    ),
+    ComparisonPlan(
+        "work_8", "work off a stream, 8 workers", _workers(8), sides=(HOLDFAST, JETSTREAM)
+    ),
     ComparisonPlan(
         "follow",
         "follow live, write to delivery",
@@ -270,7 +277,8 @@ def _no_collection() -> Iterator[None]:
 
 
 async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
-    """Return once no server has anything to do and nothing waits to be written, or after a while."""
+    """Return once no server has anything to do and nothing waits to be written, or after a
+    while."""
     if options.quick:
         return
     give_up_at = time.monotonic() + _MAX_REST_SECONDS
@@ -283,7 +291,8 @@ async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
 
 
 def _cpu_seconds(sides: Mapping[str, Side]) -> float:
-    # The two of holdfast share their processes, which then count double: they are to rest all the same.
+    # The two of holdfast share their processes, which then count double: they are to rest all the
+    # same.
     return sum(usage.cpu_seconds for side in sides.values() for usage in side.usage().values())
 
 

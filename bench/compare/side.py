@@ -1,8 +1,8 @@
 """A side of a comparison: what holdfast and each peer can do, in the same words.
 
 The works (`works.py`) are written once against this, so that every side does the same; only how an
-operation is done at its best is the side's own. Where there are several ways, `variants` names them.
-Streams and kvs are made by `open_streams` and `open_kv` outside of what is timed.
+operation is done at its best is the side's own. Where there are several ways, `variants` names
+them. Streams and kvs are made by `open_streams` and `open_kv` outside of what is timed.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class Side(ABC):
     async def work(
         self, name: str, consumer: str, workers: int, limit: Limit, variant: str
     ) -> Load:
-        """Let workers share a new consumer of a stream, each of which takes WORK_BATCH messages at a
-        time and acknowledges them. An operation is such a batch; the answers are lists of rows."""
+        """Let workers share a new consumer of a stream, each of which takes WORK_BATCH messages at
+        a time and acknowledges them. An operation is such a batch; the answers are lists of
+        rows."""
 
     @abstractmethod
     async def open_kv(self, name: str) -> None:

@@ -41,7 +41,9 @@ _SET_ASYNC: Final = "set_async"
 class HoldfastSide(Side):
     """One client of a cluster. Made by `holdfast_side`."""
 
-    def __init__(self, name: str, cluster: BenchCluster, client: Client, durability: Durability) -> None:
+    def __init__(
+        self, name: str, cluster: BenchCluster, client: Client, durability: Durability
+    ) -> None:
         self.name = name
         self._cluster = cluster
         self._client = client

@@ -1,10 +1,10 @@
 """JetStream as a side: nats-py, in each of the ways that might be its best.
 
 Streams are files with one replica and the server's own settings. Appends and sets go out either as
-callers that wait (`publish`), or as one producer that keeps a window of `publish_async` full. Gets use
-JetStream's direct get, through the library's kv or as the bare request under it. Reads use a pull
-consumer without acks, in batches of several sizes; workers acknowledge with or without waiting for the
-server to say that it has the ack.
+callers that wait (`publish`), or as one producer that keeps a window of `publish_async` full. Gets
+use JetStream's direct get, through the library's kv or as the bare request under it. Reads use a
+pull consumer without acks, in batches of several sizes; workers acknowledge with or without waiting
+for the server to say that it has the ack.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class JetStreamSide(Side):
         stream = _stream(name)
         config = ConsumerConfig(durable_name=consumer, ack_policy=AckPolicy.EXPLICIT)
         await self._context.add_consumer(stream, config)
-        # One for each: what a fetch asks for comes to the subscription, to whoever reads that first.
+        # One for each: what a fetch asks for comes to the subscription, to whoever reads that
+        # first.
         subscriptions = [
             await self._context.pull_subscribe_bind(consumer, stream) for _ in range(workers)
         ]

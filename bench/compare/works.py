@@ -1,8 +1,8 @@
 """The works of the comparison: what is done to a side, and how what it stored is read back.
 
-A work is made for one side. `prepare` once, then for each round `load`, which is what is measured, and
-`check`, which is not. Every answer is accounted for: the messages that were acknowledged are counted
-in the store, and the last CHECKED_MESSAGES of a round are read and compared.
+A work is made for one side. `prepare` once, then for each round `load`, which is what is measured,
+and `check`, which is not. Every answer is accounted for: the messages that were acknowledged are
+counted in the store, and the last CHECKED_MESSAGES of a round are read and compared.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     large    one store of five million messages
     small    2,000 stores of fifty messages each
-    traces   editing traces, where a folder of them is given: a store for each, an edit for each message
+    traces   editing traces, if a folder of them is given: a store for each, a message for each edit
 
     holdfast   the export, from snapshots in a directory: fetched, checksummed, unpacked, committed
-    pandas     plain pandas over sqlite3 in one process, to Parquet; store files as they lie on the disk
+    pandas     plain pandas over sqlite3 in one process, to Parquet; store files as they are on disk
     spark      PySpark with a Python function that reads each store file, to Parquet by the JVM
 
-The peers read files that are closed, need no download, and promise nothing about a second run. All write
-zstd. The values of the first two are those of a busy log: some 60 bytes, half of them random.
+The peers read files that are closed, need no download, and promise nothing about a second run. All
+write zstd. The values of the first two are those of a busy log: some 60 bytes, half of them random.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def _traces(folder: Path | None) -> Iterator[tuple[str, Iterator[Sequence[bytes]
 def make_stores(
     folder: Path, contents: Iterable[tuple[str, Iterable[Sequence[bytes]]]]
 ) -> Stores:
-    """Write store files and publish a snapshot of each. `contents` are names, and values tick by tick."""
+    """Write store files and publish a snapshot of each. `contents` are names, and values tick by
+    tick."""
     bucket_url = f"file://{folder}/bucket"
     files: list[tuple[str, Path]] = []
     message_count = 0

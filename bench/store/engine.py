@@ -1,5 +1,5 @@
-"""The store layer by itself, in one process and without NATS: what SQLite and the disk leave of their
-own speed once they hold a store.
+"""The store layer by itself, in one process and without NATS: what SQLite and the disk leave of
+their own speed once they hold a store.
 
     append     batches of messages, into a store file and through a server's Store
     scan       all messages of a large stream, in pages
@@ -10,8 +10,8 @@ own speed once they hold a store.
     memory     what an open store takes of a process that has many
 
 Beside each of the first five stands what the machine itself takes: the same rows through
-`executemany` alone (`engine_rows.py`), the same bytes through write and fdatasync (`engine_files.py`).
-"""
+`executemany` alone (`engine_rows.py`), the same bytes through write and fdatasync
+(`engine_files.py`). """
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Store files and commit logs by themselves: what it takes to create, open, check and close a file, to
-hold it open, and to sync a frame.
+"""Store files and commit logs by themselves: what it takes to create, open, check and close a file,
+to hold it open, and to sync a frame.
 
-Each function that returns Figures does one round in an empty folder, `count` times what it is named for.
-"""
+Each function that returns Figures does one round in an empty folder, `count` times what it is named
+for. """
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Rows into and out of one store file, beside SQLite's own rate at the same.
 
 Each function does one round in an empty folder and returns its figures; what it wrote is read back.
-Rows go in as a server puts them in: in transactions of as many changes as it lets a busy store gather,
-not synced one by one, because the log has made them durable before; `durable_per_second` counts the
-checkpoint in. The yardsticks have the same page size, checksums and pragmas.
+Rows go in as a server puts them in: in transactions of as many changes as it lets a busy store
+gather, not synced one by one, because the log has made them durable before; `durable_per_second`
+counts the checkpoint in. The yardsticks have the same page size, checksums and pragmas.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Fairness: what quiet users feel of a noisy neighbour on the same persist server.
 
-One hundred users append to a stream of their own each, at a fixed rate that leaves the server nearly
-idle. Their latencies are taken alone, beside a process that writes to one stream as fast as it can,
-and beside one that reads a large stream again and again (`noise.py`). Latencies count from when an
-append was due. The noise also takes processors: of two cores the quiet users' client, the noise,
-nats-server and the server all want one, so part of what is measured is the machine's own scheduling.
-"""
+One hundred users append to a stream of their own each, at a fixed rate that leaves the server
+nearly idle. Their latencies are taken alone, beside a process that writes to one stream as fast as
+it can, and beside one that reads a large stream again and again (`noise.py`). Latencies count from
+when an append was due. The noise also takes processors: of two cores the quiet users' client, the
+noise, nats-server and the server all want one, so part of what is measured is the machine's own
+scheduling. """
 
 from __future__ import annotations
 

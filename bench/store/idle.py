@@ -1,8 +1,8 @@
-"""Stores that exist and that nobody uses: what they cost, and how fast a cluster with very many of them
-is there again.
+"""Stores that exist and that nobody uses: what they cost, and how fast a cluster with very many of
+them is there again.
 
-A cluster is started over a shared file system with so many idle stores, 2,000 of them made through the
-client and the others by `idle_stores.py`. In each round, from a clean stop:
+A cluster is started over a shared file system with so many idle stores, 2,000 of them made through
+the client and the others by `idle_stores.py`. In each round, from a clean stop:
 
     first_ack_ms              from starting coordinator and server to the first ack, of an append to
                               one of the idle stores, for a client that waits
@@ -11,9 +11,9 @@ client and the others by `idle_stores.py`. In each round, from a clean stop:
     open_p50_ms               reading a message of a store that is closed and not in the page cache
     first_ack_after_kill_ms   the same as the first, after both were killed
 
-JetStream stands beside it with streams of one message each, which it holds in memory from its start.
-The time to first ack contains what it takes Python to start, which is most of it in a small cluster.
-"""
+JetStream stands beside it with streams of one message each, which it holds in memory from its
+start. The time to first ack contains what it takes Python to start, which is most of it in a small
+cluster. """
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class IdleSettings:
     """How many there are."""
 
     stores: tuple[int, ...] = (100_000, 1_000_000)
-    #: Of these, the ones with a file; also the size of the cluster that the others are held against.
+    #: Of these, the ones with a file; also the size of the cluster that the others are held
+    #: against.
     files: int = 2_000
     #: Cold stores that are opened in each round.
     opened: int = 100

@@ -1,10 +1,10 @@
 """Idle stores by the hundred thousand, made fast: recorded as the coordinator records them.
 
-Writing a million stores through the client takes most of an hour, and what their servers leave of them
-is a row in the coordinator's state file and a file that nobody opens. So a sample goes the whole way,
-and those beyond it are given their rows alone, by the coordinator's own state file: as stores that a
-server of an earlier life created, made durable and released. Nothing may ever ask for one of these: that
-they have no file would be damage, and reported so.
+Writing a million stores through the client takes most of an hour, and what their servers leave of
+them is a row in the coordinator's state file and a file that nobody opens. So a sample goes the
+whole way, and those beyond it are given their rows alone, by the coordinator's own state file: as
+stores that a server of an earlier life created, made durable and released. Nothing may ever ask for
+one of these: that they have no file would be damage, and reported so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Large values: how fast one goes there and back, and what memory that takes.
 
-A file of random bytes is put into a stream and got back into another file, each time in a new cluster of
-one server. Then the store is snapshotted to a bucket, and restored from it as another store. Memory is the
-peak of a process while that goes on, less what it took right before. The sha256 of what came back is
-compared. Beside it, the same file is copied to the same disk in one go, and synced.
-"""
+A file of random bytes is put into a stream and got back into another file, each time in a new
+cluster of one server. Then the store is snapshotted to a bucket, and restored from it as another
+store. Memory is the peak of a process while that goes on, less what it took right before. The
+sha256 of what came back is compared. Beside it, the same file is copied to the same disk in one go,
+and synced. """
 
 from __future__ import annotations
 

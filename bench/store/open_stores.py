@@ -1,8 +1,8 @@
 """What open stores take of a process: `python -m holdfast.bench.store.open_stores FOLDER COUNT`.
 
-A process of its own, since one that has done other work gives new stores the memory that is free in it.
-Opens COUNT store files of FOLDER as a server does, reads and writes each, and prints one JSON object.
-"""
+A process of its own, since one that has done other work gives new stores the memory that is free in
+it. Opens COUNT store files of FOLDER as a server does, reads and writes each, and prints one JSON
+object. """
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Threads: what the blocking API gives to threads that each wait for their appends, beside the same client
-with as many tasks.
+"""Threads: what the blocking API gives to threads that each wait for their appends, beside the same
+client with as many tasks.
 
-One client process, one stream, one server at work: `append` of 128 bytes by 1, 16 and 64 callers, and one
-caller that keeps a thousand under way by `append_async`. Both sides run on the same kind of event loop. What
-is written is read back and compared.
+One client process, one stream, one server at work: `append` of 128 bytes by 1, 16 and 64 callers,
+and one caller that keeps a thousand under way by `append_async`. Both sides run on the same kind of
+event loop. What is written is read back and compared.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ async def _measure(
                     cluster.check()
                     if number:
                         sides[side].append(figures)
-                title = f"append, {callers} at once" if callers else "append_async, a window of 1,000"
+                title = (
+                    f"append, {callers} at once" if callers else "append_async, a window of 1,000"
+                )
                 measured = {side: Measurement(tuple(of)) for side, of in sides.items()}
                 works.append(Work(name, title, measured))
             await _verify([client.stream(work.name) for work in works], next(numbers))

@@ -5,9 +5,9 @@ with running_moto(options, folder) as moto:
     with slowed(options, moto, 25, folder) as slow:
         ... slow.make_bucket("second") ... slow.counted() ...
 
-moto is a development dependency. Where it is missing, `moto_is_missing` says so, and what would need it
-is left out. It holds everything in memory and answers from one Python process, so its own speed says
-little of S3's: what it shows is how many requests something takes, one after the other.
+moto is a development dependency. Where it is missing, `moto_is_missing` says so, and what would
+need it is left out. It holds everything in memory and answers from one Python process, so its own
+speed says little of S3's: what it shows is how many requests something takes, one after the other.
 """
 
 from __future__ import annotations

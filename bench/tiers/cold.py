@@ -1,11 +1,11 @@
 """Cold stores of a real cluster: how fast one is there again, and what a million of them cost.
 
-`open_cold`: a server has made stores cold by itself, their files are gone. Each is then read or written
-to once, by a client that waits: the coordinator's answer, the manifest, the snapshot, sha256,
-quick_check, and of a write the file on the disk and the coordinator's record of it.
+`open_cold`: a server has made stores cold by itself, their files are gone. Each is then read or
+written to once, by a client that waits: the coordinator's answer, the manifest, the snapshot,
+sha256, quick_check, and of a write the file on the disk and the coordinator's record of it.
 
-`many_cold`: a cluster over stores made by `cold_stores.py`: listed through the coordinator by a client,
-listed from the manifests as operators' commands do, and some of them opened.
+`many_cold`: a cluster over stores made by `cold_stores.py`: listed through the coordinator by a
+client, listed from the manifests as operators' commands do, and some of them opened.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Cold stores by the hundred thousand, made fast: in the manifests, and recorded as the coordinator
 records them.
 
-Taking a million snapshots through servers takes hours, and what they leave of a store is an entry in a
-manifest, a few kilobytes in a pack and a row in the coordinator's state file. So a sample goes the
-whole way through `snapshot.py` and `pack.py`, and those beyond it are given entry and row alone. Each has
-values of its own, as long as real ones, so that manifests have the size that they would have. Nothing
-may ever ask for one of these: there are no packs behind them, which would be damage, and reported so.
-"""
+Taking a million snapshots through servers takes hours, and what they leave of a store is an entry
+in a manifest, a few kilobytes in a pack and a row in the coordinator's state file. So a sample goes
+the whole way through `snapshot.py` and `pack.py`, and those beyond it are given entry and row
+alone. Each has values of its own, as long as real ones, so that manifests have the size that they
+would have. Nothing may ever ask for one of these: there are no packs behind them, which would be
+damage, and reported so. """
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _SAY_SHARDS: Final = 64
 def make_cold_stores(
     root: Path, bucket: Bucket, server: str, sample: int, count: int, say: Callable[[str], None]
 ) -> None:
-    """Make the stores 0 to `count` - 1 of a cluster that does not run yet, all cold, of which the first
-    `sample` can be opened. Raises BucketError, StorageError."""
+    """Make the stores 0 to `count` - 1 of a cluster that does not run yet, all cold, of which the
+    first `sample` can be opened. Raises BucketError, StorageError."""
     manifests = open_manifests(bucket)
     with tempfile.TemporaryDirectory(dir=root.parent) as name:
         folder = Path(name)

@@ -1,10 +1,10 @@
 """What a bucket's requests and bytes cost in a month, at the prices of Amazon S3. Pure.
 
-The prices are those of S3 Standard in us-east-1, as https://aws.amazon.com/s3/pricing/ had them in 2025,
-without the free tier: $0.005 for 1,000 PUT, COPY, POST or LIST requests, $0.0004 for 1,000 GET, HEAD
-and other requests, nothing for DELETE, and $0.023 for a GiB held for a month (the first 50 TB).
-Transfer within the region is free. Where a store asks other prices, the counts beside the dollars are
-what matters.
+The prices are those of S3 Standard in us-east-1, as https://aws.amazon.com/s3/pricing/ had them in
+2025, without the free tier: $0.005 for 1,000 PUT, COPY, POST or LIST requests, $0.0004 for 1,000
+GET, HEAD and other requests, nothing for DELETE, and $0.023 for a GiB held for a month (the first
+50 TB). Transfer within the region is free. Where a store asks other prices, the counts beside the
+dollars are what matters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests by what they cost: each LIST and each part of an upload is a put, each HEAD a get."""
+    """Requests by what they cost: each LIST and each part of an upload is a put, each HEAD a
+    get."""
 
     puts: float = 0
     gets: float = 0

@@ -1,16 +1,16 @@
-"""A network and a store that take their time: passes HTTP requests on to an S3 endpoint, each so many
-milliseconds later, and counts them.
+"""A network and a store that take their time: passes HTTP requests on to an S3 endpoint, each so
+many milliseconds later, and counts them.
 
     python -m holdfast.bench.tiers.slow_bucket PORT LATENCY_MS FOLDER
 
 PORT is the endpoint's, on loopback. Once it listens its own port is in FOLDER/port. `GET /-/counts`
-returns what came through, as JSON: {"<method> <prefix>": [requests, bytes of bodies sent, seconds]}, where
-<prefix> is the first part of the object's key, and the seconds are from each request to the end of its
-answer. So a server under measurement is what it always is, and
+returns what came through, as JSON: {"<method> <prefix>": [requests, bytes of bodies sent,
+seconds]}, where <prefix> is the first part of the object's key, and the seconds are from each
+request to the end of its answer. So a server under measurement is what it always is, and
 what it asks of the bucket is counted where it would be charged.
 
-Only what boto3 and moto say to each other is understood: bodies with a length, answers with a length or
-in chunks. Requests on one connection follow one another, as with any HTTP/1.1.
+Only what boto3 and moto say to each other is understood: bodies with a length, answers with a
+length or in chunks. Requests on one connection follow one another, as with any HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class SlowBucket:
             while await self._pass_on(reader, writer, answers, upstream):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
-            # The other end went away between two requests, or within one: it makes a new connection.
+            # The other end went away between two requests, or within one: it makes a new
+            # connection.
             pass
         finally:
             for each in (writer, upstream):

@@ -1,9 +1,9 @@
 """Snapshots to the bucket and back, in one process and one thread: what a server's passes can do.
 
-A round makes snapshots of closed stores as a server does (opened, image, quick_check, zstd, packs for
-the tiny ones, looked at, published) and restores all of them into an empty folder (got, sha256,
-quick_check, synced, in place). What was restored is opened and compared. Values are hexadecimal noise,
-so zstd halves them; a store of an application may shrink more.
+A round makes snapshots of closed stores as a server does (opened, image, quick_check, zstd, packs
+for the tiny ones, looked at, published) and restores all of them into an empty folder (got, sha256,
+quick_check, synced, in place). What was restored is opened and compared. Values are hexadecimal
+noise, so zstd halves them; a store of an application may shrink more.
 """
 
 from __future__ import annotations

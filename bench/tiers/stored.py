@@ -1,18 +1,19 @@
-"""Writes of level `stored`: how many a second, how long until they are acknowledged, and what they cost.
+"""Writes of level `stored`: how many a second, how long until they are acknowledged, and what they
+cost.
 
 `stored`: a thousand writers, each with a stream of its own and a window of appends under way, at
-several latencies of the bucket. A writer that waited for each ack could do no more than one append for
-each object of the log, so without a window it is the interval that would be measured.
+several latencies of the bucket. A writer that waited for each ack could do no more than one append
+for each object of the log, so without a window it is the interval that would be measured.
 
-Both also in a cluster without a shared file system, where every server has a disk of its own and `stored`
-is the only level.
+Both also in a cluster without a shared file system, where every server has a disk of its own and
+`stored` is the only level.
 
 `cost`: so many appends a second, evenly over so many streams, and what that asks of the bucket, by
-what it asked for: `log` objects, and snapshots with their manifests. A month costs what the measured
-seconds cost; values take what zstd leaves of them (half) and are counted for a month.
+what it asked for: `log` objects, and snapshots with their manifests. A month costs what the
+measured seconds cost; values take what zstd leaves of them (half) and are counted for a month.
 
-Requests are counted on their way to the bucket (`slow_bucket.py`). What moto itself takes for one comes on
-top of the latency that is named: `log_put_ms` is both.
+Requests are counted on their way to the bucket (`slow_bucket.py`). What moto itself takes for one
+comes on top of the latency that is named: `log_put_ms` is both.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Writers:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`stored` appends at a fixed rate, one stream after the other. `warm_up_seconds` are not counted."""
+    """`stored` appends at a fixed rate, one stream after the other. `warm_up_seconds` are not
+    counted."""
 
     per_second: float
     streams: int
@@ -94,7 +96,11 @@ async def measure_writers(
 
 
 async def _rounds(
-    options: BenchOptions, load: Writers, cluster: BenchCluster, bucket: SlowEndpoint, client: Client
+    options: BenchOptions,
+    load: Writers,
+    cluster: BenchCluster,
+    bucket: SlowEndpoint,
+    client: Client,
 ) -> list[Figures]:
     streams = [client.stream(f"writer.{number}") for number in range(load.writers)]
     seqs: list[dict[int, int]] = [{} for _ in streams]
@@ -174,8 +180,8 @@ async def _cluster(
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Let the garbage collector look seldom, and not at what is there: as in the servers
-    (`protocol/serving/process.py`). It took a quarter of the client's processor time otherwise, all of it
-    between the answers from one object and the writes for the next."""
+    (`protocol/serving/process.py`). It took a quarter of the client's processor time otherwise, all
+    of it between the answers from one object and the writes for the next."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -225,7 +231,8 @@ def _requests(counted: Counted, seconds: float) -> dict[str, float]:
     log, snapshots = counted.of("log"), counted.of(*_SNAPSHOT_PREFIXES)
     return {
         "puts_per_second": counted.of().puts / seconds,
-        # The pace of these is told, so it is intervals that count: a second holds five quarters' ends.
+        # The pace of these is told, so it is intervals that count: a second holds five quarters'
+        # ends.
         "log_puts_per_second": max(0.0, log.puts - 1) / seconds,
         "snapshot_puts_per_second": snapshots.puts / seconds,
         "gets_per_second": counted.of().gets / seconds,

@@ -6,8 +6,8 @@
     cost       requests of `stored` appends at fixed rates, and what a month of them costs
     many_cold  a million cold stores: listed, and some of them opened
 
-Against a directory, and S3 as moto plays it, whose own 5 to 20 ms for a request come on top of every
-latency (`buckets.py`). What needs moto is left out where it is not installed.
+Against a directory, and S3 as moto plays it, whose own 5 to 20 ms for a request come on top of
+every latency (`buckets.py`). What needs moto is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ QUICK: Final = TiersSettings(
 def run(options: BenchOptions, settings: TiersSettings | None = None) -> Report:
     """Measure the wanted works.
 
-    Raises InvalidArgumentError for more rounds than there are stores to open, or no cold stores beyond
-    those, BenchProcessError, WrongReadBackError, BucketError.
+    Raises InvalidArgumentError for more rounds than there are stores to open, or no cold stores
+    beyond those, BenchProcessError, WrongReadBackError, BucketError.
     """
     settings = settings or (QUICK if options.quick else TiersSettings())
     needed = options.rounds * (settings.opened + 1)

@@ -1,7 +1,8 @@
 """One client process of the users benchmark: `python -m holdfast.bench.users.client TASK`.
 
-TASK is a JSON object (`ClientTask`). The process and the one that started it meet at files in a folder:
-`<phase>.<client>` says that this client is through with a phase, `<phase>` that all are. The phases:
+TASK is a JSON object (`ClientTask`). The process and the one that started it meet at files in a
+folder: `<phase>.<client>` says that this client is through with a phase, `<phase>` that all are.
+The phases:
 
     joined    every user has written to stream and kv once and follows the room
     (begin)   holds the moment, by the machine's monotonic clock, at which all clients begin

@@ -1,7 +1,8 @@
-"""Latencies by the million, from several processes: counted in classes that grow by a fixed ratio. Pure.
+"""Latencies by the million, from several processes: counted in classes that grow by a fixed ratio.
+Pure.
 
-Any quantile is at most 1 % above the true one, a class is one integer, and the histograms of several
-processes add up to that of all, which their quantiles would not.
+Any quantile is at most 1 % above the true one, a class is one integer, and the histograms of
+several processes add up to that of all, which their quantiles would not.
 """
 
 from __future__ import annotations

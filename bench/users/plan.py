@@ -1,7 +1,8 @@
-"""What users do: which one acts when, on what, and what is written. Pure but for reading the traces.
+"""What users do: which one acts when, on what, and what is written. Pure but for reading the
+traces.
 
-Each user has a stream (a document that is typed into), a kv (where the cursor is) and a follower on a
-stream that is shared with others (a room). Everything follows from the user and the number of the
+Each user has a stream (a document that is typed into), a kv (where the cursor is) and a follower on
+a stream that is shared with others (a room). Everything follows from the user and the number of the
 action, so that what is read back can be checked without remembering what was sent.
 """
 
@@ -105,7 +106,8 @@ def edit_of(edits: Sequence[bytes], action: Action) -> bytes:
 
 
 def said(sent_at_ns: int, edit: bytes) -> bytes:
-    """Return what goes to a room: when it was due, by the machine's monotonic clock, and an edit."""
+    """Return what goes to a room: when it was due, by the machine's monotonic clock, and an
+    edit."""
     return _SENT_AT.pack(sent_at_ns) + edit
 
 

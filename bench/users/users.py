@@ -1,11 +1,12 @@
 """Many users at once: each types into a stream of its own, keeps its cursor in a kv of its own and
 follows a room that it shares with others (`users_plan.py`), from a few client processes.
 
-Measured for clusters of several sizes, at a fixed offered load: what was answered in time, how long acks
-took and how long a message to a room took to reach its followers, both from when it was due, and what
-each process took of processor and memory. Afterwards every stream, kv and room is read back, and every
-follower has seen its room in order and whole, or the benchmark fails. Joining, which creates all the
-stores, is not part of the measured time; `join_seconds` says how long it took.
+Measured for clusters of several sizes, at a fixed offered load: what was answered in time, how long
+acks took and how long a message to a room took to reach its followers, both from when it was due,
+and what each process took of processor and memory. Afterwards every stream, kv and room is read
+back, and every follower has seen its room in order and whole, or the benchmark fails. Joining,
+which creates all the stores, is not part of the measured time; `join_seconds` says how long it
+took.
 
 All of it shares the machine, so the clients' own work bounds what a small machine can show: the
 processor time of each process tells who was the bottleneck.

@@ -317,7 +317,7 @@ class Stream(Generic[V]):
         return Rows(self._background, pages, self._values.listed_message)
 
     def delete(self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None) -> Deleted:
-        """Delete one message or several, at most MAX_DELETE_COUNT. Return how many of them existed."""
+        """Delete one message or several, at most MAX_DELETE_COUNT. Return how many existed."""
         return self._background.run(self._stream.delete(seqs, timeout_seconds=timeout_seconds))
 
     def delete_all(

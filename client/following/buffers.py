@@ -1,13 +1,13 @@
 """The buffers of a client's subscriptions: how much they may hold, all together.
 
 Pure. A follower whose consumer is slow holds changes for it; whatever it holds can be asked of the
-owner again. So there is one bound for all followers of a client, and whoever would go beyond it takes
-the room of the one that has gone longest without being emptied: that one drops what it holds, goes
-back to what its consumer was given last, and catches up when the consumer comes.
+owner again. So there is one bound for all followers of a client, and whoever would go beyond it
+takes the room of the one that has gone longest without being emptied: that one drops what it holds,
+goes back to what its consumer was given last, and catches up when the consumer comes.
 
-Invariant: all followers together hold at most the limit, or one page of one of them if that is more.
-Sizes are estimates: the bytes of values, headers and keys, and what Python needs for the objects.
-"""
+Invariant: all followers together hold at most the limit, or one page of one of them if that is
+more. Sizes are estimates: the bytes of values, headers and keys, and what Python needs for the
+objects. """
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Buffers:
         return Share(self, shed, self._limit_bytes // _SHARE_RATIO)
 
     def page_rows(self, row_bytes: int) -> int | None:
-        """Return how many rows, of about so many bytes each, a follower should ask for; None: a whole
-        page. While many hold something, less each, so that a page is not shed before it is used."""
+        """Return how many rows, of about so many bytes each, a follower should ask for; None: a
+        whole page. While many hold something, less each, so that a page is not shed before it is
+        used."""
         each_bytes = self._limit_bytes // (2 * (len(self._holders) + 1))
         if each_bytes >= PAGE_BYTES:
             return None
@@ -108,7 +109,9 @@ def size_of(change: Change) -> int:
     if change.entry is not None:
         size_bytes += _key_bytes(change.entry.key)
     if held.headers:
-        size_bytes += sum(len(name) + len(text) + _ITEM_BYTES for name, text in held.headers.items())
+        size_bytes += sum(
+            len(name) + len(text) + _ITEM_BYTES for name, text in held.headers.items()
+        )
     return size_bytes
 
 

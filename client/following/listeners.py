@@ -1,8 +1,8 @@
 """Who listens to which store: one subscription on the bus for each, however many follow it.
 
-So a change that a thousand of this client's subscriptions wait for comes over the connection once, and is
-decoded and converted once. A listener hears what is published after `add` has returned, and nothing after
-`remove` was called.
+So a change that a thousand of this client's subscriptions wait for comes over the connection once,
+and is decoded and converted once. A listener hears what is published after `add` has returned, and
+nothing after `remove` was called.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Listeners:
         self._stores: dict[StoreKey, _Store] = {}
 
     async def add(self, key: StoreKey, subject: str, listener: Listener) -> None:
-        """Have `listener` hear what is broadcast of a store, on `subject`. Idempotent; to be undone by
-        `remove`, also if it was cancelled or has raised what the bus does."""
+        """Have `listener` hear what is broadcast of a store, on `subject`. Idempotent; to be undone
+        by `remove`, also if it was cancelled or has raised what the bus does."""
         store = self._stores.get(key)
         if store is None:
             store = self._stores[key] = _Store()

@@ -1,15 +1,15 @@
 """The merge: broadcasts and pages of changes in, one sequence by revision out.
 
-Pure. Broadcasts may be lost, late, doubled or out of order; a page from the owner is the truth as of
-its revision. `cursor` is how far the sequence has got: every change at or below its revision was
+Pure. Broadcasts may be lost, late, doubled or out of order; a page from the owner is the truth as
+of its revision. `cursor` is how far the sequence has got: every change at or below its revision was
 given out (or lies in `ready`), none above it. Invariants:
 
 - Revisions given out grow: no change comes twice, none out of order.
 - A broadcast is applied only if it continues exactly at the cursor, or overlaps it. Otherwise the
   merge is `behind`, and asks for pages until one reaches the head. Nothing is ever guessed.
 - At most `limit` changes are held, and no more than the follower's share of the client's buffers
-  allows; beyond it broadcasts are dropped and the merge is behind. What is held may be taken back at
-  any time (`shed`): the cursor then goes back to what the consumer was given last.
+  allows; beyond it broadcasts are dropped and the merge is behind. What is held may be taken back
+  at any time (`shed`): the cursor then goes back to what the consumer was given last.
 - What cannot be read changes nothing: it is converted as a whole before any of it is taken.
 
 A page may leave out revisions: of a message that was set twice it has the last state only.
@@ -113,8 +113,8 @@ class Merge:
     def start(self, cursor: Cursor) -> None:
         """Give out what comes after `cursor`; what was given out so far is void if it was another.
 
-        Behind at first: what was broadcast before the bus knew of the listener may be missed. So the
-        owner is asked for what was held too, which may be of a store that was deleted since.
+        Behind at first: what was broadcast before the bus knew of the listener may be missed. So
+        the owner is asked for what was held too, which may be of a store that was deleted since.
         """
         if self.cursor is not None:
             self._forget_held()

@@ -4,19 +4,19 @@ One subscription on the bus covers all of them. A store is in one of three state
 
 - **listed**: found when the subscription began, and not looked at yet;
 - **idle**: a cursor, two numbers: everything up to it was given out;
-- **active**: a `Feed` with a track (`track.py`), from its first news until its head was confirmed some
-  seconds after the last.
+- **active**: a `Feed` with a track (`track.py`), from its first news until its head was confirmed
+  some seconds after the last.
 
-Stores that exist are found through the coordinator's listing at the beginning, after the bus knows of
-the listener. Who is heard of later and is not known was born since, so all that it has is news. A store
-whose birth was lost is found by listing again, every PATTERN_LIST_SECONDS and after a reconnect; there
-too it shows that one was deleted: its owner is asked, and its end is a RESET that nothing follows. Idle
-stores are asked for their heads in turn, PATTERN_IDLE_CHECKS_PER_SECOND, and all of them soon after a
-reconnect.
+Stores that exist are found through the coordinator's listing at the beginning, after the bus knows
+of the listener. Who is heard of later and is not known was born since, so all that it has is news.
+A store whose birth was lost is found by listing again, every PATTERN_LIST_SECONDS and after a
+reconnect; there too it shows that one was deleted: its owner is asked, and its end is a RESET that
+nothing follows. Idle stores are asked for their heads in turn, PATTERN_IDLE_CHECKS_PER_SECOND, and
+all of them soon after a reconnect.
 
-Owners are asked by short tasks, PATTERN_CATCH_UPS at the most, so that one store whose owner is away
-does not keep the others; a store that has something for the consumer waits for it without a task.
-"""
+Owners are asked by short tasks, PATTERN_CATCH_UPS at the most, so that one store whose owner is
+away does not keep the others; a store that has something for the consumer waits for it without a
+task. """
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class PatternFeed:
     # For the consumer
 
     async def start(self) -> None:
-        """Listen, and find what is there; when this returns, everything from now on will be given out.
-        Does nothing the second time. Raises what the listing or a read raises."""
+        """Listen, and find what is there; when this returns, everything from now on will be given
+        out. Does nothing the second time. Raises what the listing or a read raises."""
         if self._begun or self.closed:
             return
         self._link.check_open()
@@ -278,7 +278,8 @@ class PatternFeed:
             start_seq=self._start_seq,
             prefix=self._prefix,
             start_revision=start_revision,
-            # Of a store whose state came already, or is not wanted, no end is marked but after a reset.
+            # Of a store whose state came already, or is not wanted, no end is marked but after a
+            # reset.
             marks_ready=start_revision is None and self._kind is StoreKind.KV,
         )
         feed = StoreFeed(self, self._link, self._follower.listeners, key, track)

@@ -1,11 +1,11 @@
 """What a consumer's handle hears of its stream: whether it is worth asking the owner for messages.
 
-A Feed, so the follower looks after it as after any subscription: it notices lost broadcasts, a reconnect
-and another owner. It keeps no changes, only the revision that it has heard of. Any number of tasks may
-wait for it.
+A Feed, so the follower looks after it as after any subscription: it notices lost broadcasts, a
+reconnect and another owner. It keeps no changes, only the revision that it has heard of. Any number
+of tasks may wait for it.
 
-Invariant: `may_have_more` is False only if, as of the revision heard of, the owner has said that there is
-nothing to deliver, and no delivery is due again before `due_at`.
+Invariant: `may_have_more` is False only if, as of the revision heard of, the owner has said that
+there is nothing to deliver, and no delivery is due again before `due_at`.
 """
 
 from __future__ import annotations

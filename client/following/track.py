@@ -60,8 +60,8 @@ class Track:
         start_revision: int | Cursor | None = None,
         marks_ready: bool = False,
     ) -> None:
-        """`start_revision` may be a whole cursor. With `marks_ready` a READY change tells where history
-        or state is complete; of a kv that was reset it always does."""
+        """`start_revision` may be a whole cursor. With `marks_ready` a READY change tells where
+        history or state is complete; of a kv that was reset it always does."""
         self.begun = False
         self.closed = False
         self._deleted = False
@@ -112,11 +112,12 @@ class Track:
 
     @property
     def deleted(self) -> bool:
-        """The owner knows nothing of a store of which it had given out changes, nor was anything heard
-        of another of that name since."""
+        """The owner knows nothing of a store of which it had given out changes, nor was anything
+        heard of another of that name since."""
         merge = self.merge
         cursor = merge.cursor
-        # The next one's revisions may go on from those of the last: what is heard of it is held then.
+        # The next one's revisions may go on from those of the last: what is heard of it is held
+        # then.
         return (
             self._deleted
             and cursor is not None
@@ -126,8 +127,8 @@ class Track:
 
     @property
     def revision(self) -> int | None:
-        """Every change up to this revision was given out, so that it can be gone on from; None while
-        history or state is read."""
+        """Every change up to this revision was given out, so that it can be gone on from; None
+        while history or state is read."""
         merge = self.merge
         if not self.begun or self._reset is not None or self._rows or self._reading:
             return None
@@ -161,8 +162,8 @@ class Track:
         return None
 
     async def advance(self) -> None:
-        """Ask the owner for the next piece. Raises, while it begins, what any read raises, and later
-        only what no retry can help; an outage is waited for."""
+        """Ask the owner for the next piece. Raises, while it begins, what any read raises, and
+        later only what no retry can help; an outage is waited for."""
         if not self.begun:
             await self._begin()
         elif self._reading:

@@ -1,4 +1,5 @@
-"""What workers say of their deliveries: all of one turn of the event loop travels as one operation."""
+"""What workers say of their deliveries: all of one turn of the event loop travels as one
+operation."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _Said = list[int]
 
 
 class GatheredAcks:
-    """What the workers of one handle have said in this turn, and who waits to hear if it counted."""
+    """What the workers of one handle have said in this turn, and who waits to hear if it
+    counted."""
 
     def __init__(self, link: Link, key: StoreKey) -> None:
         self._link = link

@@ -317,7 +317,8 @@ class Consumer(Generic[V]):
     async def _bury_all(
         self, dead_letter: str, id_: int, dead: list[list[int]], timeout_seconds: float | None
     ) -> None:
-        """Move what was delivered too often; what cannot be moved is named again by a later fetch."""
+        """Move what was delivered too often; what cannot be moved is named again by a later
+        fetch."""
         counts: dict[int, int] = {each[0]: each[1] for each in dead}
         for row in await self._read(list(counts), timeout_seconds):
             count = counts[row.seq]

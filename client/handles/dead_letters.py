@@ -173,7 +173,8 @@ def _origin_headers(
 
 
 def _letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
-    """Return the dead letter that `stored` is, None if it is none; `told` is it as applications see it."""
+    """Return the dead letter that `stored` is, None if it is none; `told` is it as applications see
+    it."""
     headers = stored.headers
     try:
         return DeadLetter(

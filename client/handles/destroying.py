@@ -1,9 +1,9 @@
 """Destroying a store: the client's side of what its owner does (`persist/jobs/administration.py`).
 
-The owner is asked again and again with the name of one job, until it is done, so a reply that is lost costs
-nothing. An owner that dies, or hands the store over, is followed by the next, who begins anew. The epoch
-says which life of the store is meant: one that is written after it is never destroyed by a retry.
-"""
+The owner is asked again and again with the name of one job, until it is done, so a reply that is
+lost costs nothing. An owner that dies, or hands the store over, is followed by the next, who begins
+anew. The epoch says which life of the store is meant: one that is written after it is never
+destroyed by a retry. """
 
 from __future__ import annotations
 

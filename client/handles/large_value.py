@@ -48,7 +48,8 @@ from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue, Messa
 #: A path, or a file that is open for reading bytes and is read from its position.
 Source = str | os.PathLike[str] | BinaryIO
 
-#: Times that an upload is gone on with after its owner had less of it, or other bytes, than were sent.
+#: Times that an upload is gone on with after its owner had less of it, or other bytes, than were
+#: sent.
 _ATTEMPTS: Final = 5
 
 _Row = TypeVar("_Row", Message, Entry)
@@ -84,7 +85,8 @@ async def put_file(
     upload_id: bytes | None,
     timeout_seconds: float | None,
 ) -> Ack:
-    """Upload a file, and return the ack of what `commit` makes of it. A small one is not uploaded."""
+    """Upload a file, and return the ack of what `commit` makes of it. A small one is not
+    uploaded."""
     if upload_id is not None and (
         type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES
     ):
@@ -108,8 +110,8 @@ async def with_large_value(
 ) -> _Row | None:
     """Return a message or entry with its large value, as `read` gives that whole.
 
-    If it is replaced meanwhile, what `find` gives takes its place: None where nothing is there any more.
-    Raises what both raise; ValueReplacedError only if the same row is there still.
+    If it is replaced meanwhile, what `find` gives takes its place: None where nothing is there any
+    more. Raises what both raise; ValueReplacedError only if the same row is there still.
     """
     wanted: _Row | None = row
     while wanted is not None and wanted.large is not None:
@@ -352,7 +354,8 @@ class _File:
 
 
 class _Hashed:
-    """A source, with what is to be known of all that was read of it. Used by one thread at a time."""
+    """A source, with what is to be known of all that was read of it. Used by one thread at a
+    time."""
 
     def __init__(self, source: _Bytes | _File) -> None:
         self._source = source

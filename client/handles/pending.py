@@ -17,8 +17,8 @@ class PendingAck:
     Dropping it is harmless: the write continues, and nobody hears its result.
     """
 
-    # It is the waiter of its operation (`frame.Waiter`) itself: whoever keeps a window full finds most
-    # answered when it comes to them, so that a future for each would be made for nothing.
+    # It is the waiter of its operation (`frame.Waiter`) itself: whoever keeps a window full finds
+    # most answered when it comes to them, so that a future for each would be made for nothing.
     __slots__ = ("_answer", "_future", "_to_ack")
 
     def __init__(self, to_ack: Callable[[Any, int, Durability], Ack]) -> None:

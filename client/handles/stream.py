@@ -277,7 +277,9 @@ class Stream(Generic[V]):
         if isinstance(message, Message) and message.large is None and not self._values.is_raw:
             # Its value is decoded: what is stored is asked for.
             message = message.seq
-        found = message if isinstance(message, Message) else await self._find(message, timeout_seconds)
+        found = (
+            message if isinstance(message, Message) else await self._find(message, timeout_seconds)
+        )
         if found is None:
             return None
         return self._reader(self._values.plain_message(found), timeout_seconds)
@@ -370,7 +372,7 @@ class Stream(Generic[V]):
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
     ) -> Deleted:
-        """Delete one message or several, at most MAX_DELETE_COUNT. Return how many of them existed.
+        """Delete one message or several, at most MAX_DELETE_COUNT. Return how many existed.
         """
         operation = delete_messages_operation(seqs)
         if not operation[1]:
@@ -583,7 +585,8 @@ class Stream(Generic[V]):
         durability: AnyDurability | None,
         timeout_seconds: float | None,
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
-        """Return what makes a value, or what was uploaded, a message. Raises before anything is sent."""
+        """Return what makes a value, or what was uploaded, a message. Raises before anything is
+        sent."""
         level = checked_durability(durability)
 
         def operation(value: Value | LargeValue) -> list[Any]:

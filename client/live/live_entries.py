@@ -2,21 +2,22 @@
 
 Pure: changes, local writes and answers in; flights of writes and notices out. No loop, no clock.
 
-Three layers. `confirmed` is what the owner is known to hold, `_unsaved` what was written here and is not
-confirmed, and what the application sees is the one over the other. Invariants:
+Three layers. `confirmed` is what the owner is known to hold, `_unsaved` what was written here and
+is not confirmed, and what the application sees is the one over the other. Invariants:
 
-- **A write is sent for the state that it was made on** (`expected_revision`; 0: there is no such key),
-  so the owner refuses it if anybody came in between, also two that create the same key.
-- **A conflict is settled here, against what the owner has**: the three-way merge of the common base, the
-  local value and the remote one is written on top of the remote one. Hence all replicas end with the
-  owner's last value, whatever their merges do.
-- **An own write counts once**: the answer and the broadcast of it may come in any order, and a write
-  whose answer was lost is known again by its value.
-- **The owner's order is kept**: what is confirmed for a key only moves to higher revisions, but for a
-  reset, which replaces everything at once, when the new state is complete.
+- **A write is sent for the state that it was made on** (`expected_revision`; 0: there is no such
+  key), so the owner refuses it if anybody came in between, also two that create the same key.
+- **A conflict is settled here, against what the owner has**: the three-way merge of the common
+  base, the local value and the remote one is written on top of the remote one. Hence all replicas
+  end with the owner's last value, whatever their merges do.
+- **An own write counts once**: the answer and the broadcast of it may come in any order, and a
+  write whose answer was lost is known again by its value.
+- **The owner's order is kept**: what is confirmed for a key only moves to higher revisions, but for
+  a reset, which replaces everything at once, when the new state is complete.
 - One write of a key is on its way at a time; later ones wait, only the last of them.
-- **A large value is never taken for another**: its bytes are not here, so what stands for it shows in
-  their place, and a merge is not asked about it: the local write is rejected, what the owner has stays.
+- **A large value is never taken for another**: its bytes are not here, so what stands for it shows
+  in their place, and a merge is not asked about it: the local write is rejected, what the owner has
+  stays.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class LiveEntries:
         #: Keys in the states WAITING and CONFLICT, in order.
         self._waiting: dict[str, None] = {}
         self._conflicts: dict[str, None] = {}
-        #: How far the follower has got, and what is known of keys beyond that, in the order in which it
-        #: was learnt: some may be older than the first one.
+        #: How far the follower has got, and what is known of keys beyond that, in the order in
+        #: which it was learnt: some may be older than the first one.
         self._revision = 0
         self._ahead: dict[str, tuple[int, Entry | None]] = {}
         #: The state that is being read, which replaces `confirmed` when it is complete.
@@ -283,7 +284,8 @@ class LiveEntries:
             self._moved(key)
 
     def _learn(self, key: str, revision: int, entry: Entry | None) -> None:
-        """The owner has `entry` for `key` since `revision`, told by itself and not by the follower."""
+        """The owner has `entry` for `key` since `revision`, told by itself and not by the
+        follower."""
         if revision <= self._revision or revision <= self._revision_of(key):
             return
         self._ahead.pop(key, None)

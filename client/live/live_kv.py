@@ -219,7 +219,9 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
             return error
         flight = self._core.take_flight(FLIGHT_WRITES, FLIGHT_BYTES)
         answers = [
-            link.submit(self._store_key, self._packed(write), True, self._durability, FLIGHT_SECONDS)
+            link.submit(
+                self._store_key, self._packed(write), True, self._durability, FLIGHT_SECONDS
+            )
             for write in flight
         ]
         if answers:

@@ -1,18 +1,19 @@
-"""The state of one live stream: messages as the owner has them, and behind them what is not confirmed.
+"""The state of one live stream: messages as the owner has them, and behind them what is not
+confirmed.
 
 Pure: changes, local writes and answers in; flights of writes and notices out. No loop, no clock.
 
 Invariants:
 
-- **Confirmed messages are in the order of their seqs**, local ones behind them in the order in which
-  they were written, which is the order in which they are stored.
+- **Confirmed messages are in the order of their seqs**, local ones behind them in the order in
+  which they were written, which is the order in which they are stored.
 - **Each local message is stored once and shown once.** It carries its writer and number in a header
-  (`LIVE_HEADER`), so it is known again in whatever way it comes back: by its answer, by a broadcast, or
-  by being looked for after its answer was lost. One flight is on its way at a time, is stored whole or
-  not at all, and is never sent again before it is known not to be stored. (If all of a flight is
-  removed, unseen, before it is looked for, that looks the same.)
-- **A change counts once**: a message only moves to higher revisions, so what was read from the owner
-  ahead of the follower is not taken back by older news.
+  (`LIVE_HEADER`), so it is known again in whatever way it comes back: by its answer, by a
+  broadcast, or by being looked for after its answer was lost. One flight is on its way at a time,
+  is stored whole or not at all, and is never sent again before it is known not to be stored. (If
+  all of a flight is removed, unseen, before it is looked for, that looks the same.)
+- **A change counts once**: a message only moves to higher revisions, so what was read from the
+  owner ahead of the follower is not taken back by older news.
 - A reset replaces everything at once, when the new state is complete.
 - Older messages are added whole or not at all.
 """
@@ -52,8 +53,8 @@ class MessageChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A local message that is not confirmed. `last_seq` is the highest seq that was known when it was
-    written: it is stored above that."""
+    """A local message that is not confirmed. `last_seq` is the highest seq that was known when it
+    was written: it is stored above that."""
 
     number: int
     value: bytes
@@ -120,8 +121,9 @@ class LiveMessages:
     # Sending, and what comes of it
 
     def take_flight(self, limit: int, limit_bytes: int) -> list[Draft]:
-        """Return the oldest drafts, to be sent as one, with `headers_of` each. At least one, if there
-        is any. Answered by `stored`, `unsent`, `looked_for` or `rejected` before the next one."""
+        """Return the oldest drafts, to be sent as one, with `headers_of` each. At least one, if
+        there is any. Answered by `stored`, `unsent`, `looked_for` or `rejected` before the next
+        one."""
         flight: list[Draft] = []
         for draft in self.drafts:
             limit_bytes -= len(draft.value)
@@ -144,8 +146,9 @@ class LiveMessages:
         self._flight = []
 
     def looked_for(self, messages: Iterable[Message]) -> None:
-        """The flight's answer was lost. `messages` are all that the owner has above the `last_seq` of
-        its first draft, read when it could no longer be stored by whatever is still on its way."""
+        """The flight's answer was lost. `messages` are all that the owner has above the `last_seq`
+        of its first draft, read when it could no longer be stored by whatever is still on its
+        way."""
         found = {message.headers.get(LIVE_HEADER): message for message in messages}
         wanted = [(draft, f"{self._prefix}{draft.number}") for draft in self._flight]
         if self._flight_was_seen() or any(name in found for _, name in wanted):

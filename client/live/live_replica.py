@@ -214,13 +214,14 @@ class LiveReplica(ABC, Generic[C, V]):
 
     @abstractmethod
     async def _subscription(self) -> Subscription[bytes]:
-        """Return a new subscription to all that the replica holds, then READY, then what happens."""
+        """Return a new subscription to all that the replica holds, then READY, then what
+        happens."""
 
     @abstractmethod
     async def _send_flight(self) -> HoldfastError | None:
-        """Send what can be sent now, one flight, or find out what became of the last one, and return
-        the error of an outage, if there was one: then it is called again after a pause. Waits for
-        work by `_work` if there is none. Raises ProtocolError, which ends the replica."""
+        """Send what can be sent now, one flight, or find out what became of the last one, and
+        return the error of an outage, if there was one: then it is called again after a pause.
+        Waits for work by `_work` if there is none. Raises ProtocolError, which ends the replica."""
 
     @abstractmethod
     def _told(self, change: C) -> object:

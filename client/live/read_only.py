@@ -1,9 +1,9 @@
 """Values of live replicas that cannot be changed in place, since nobody would hear of it.
 
-`live["votes"]["bob"] = 2` would change what was decoded for this one read, and be lost in silence. So
-dictionaries and lists, however nested, come as subclasses of theirs that refuse it. They compare, iterate
-and encode as what they are; copies of them (`dict(...)`, `{**...}`, `copy.deepcopy`) can be changed.
-"""
+`live["votes"]["bob"] = 2` would change what was decoded for this one read, and be lost in silence.
+So dictionaries and lists, however nested, come as subclasses of theirs that refuse it. They
+compare, iterate and encode as what they are; copies of them (`dict(...)`, `{**...}`,
+`copy.deepcopy`) can be changed. """
 
 from __future__ import annotations
 

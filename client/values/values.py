@@ -1,6 +1,7 @@
 """Values between an application and the wire: through a codec, then compressed where that helps.
 
-    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ stored bytes, and a header that says so
+    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ stored bytes, and a header that says
+    so
 
 Large values (`large_value.py`) go through the codec and are not compressed. A value that arrives is
 decoded where it is handed out, one by one. So an unreadable value is an error of its message or key
@@ -35,7 +36,8 @@ class UnreadableValue(bytes):
 
 
 class _Unreadable:
-    """What stands for a row among others whose value cannot be read: it says so where that is done."""
+    """What stands for a row among others whose value cannot be read: it says so where that is
+    done."""
 
     __slots__ = ()
 
@@ -66,8 +68,8 @@ class Values(Generic[V]):
     """What the values of one handle are."""
 
     def __init__(self, link: Link, name: str, codec: Codec[V], *, lenient: bool = False) -> None:
-        """`name` is the store's, for errors. With `lenient` a value that cannot be decompressed is an
-        UnreadableValue and no error: for who keeps values, and decodes them another time."""
+        """`name` is the store's, for errors. With `lenient` a value that cannot be decompressed is
+        an UnreadableValue and no error: for who keeps values, and decodes them another time."""
         self._link = link
         self._name = name
         self._codec = codec
@@ -81,8 +83,8 @@ class Values(Generic[V]):
         return plain if self.is_raw else self._codec.encode(plain)
 
     def stored(self, value: Value, headers: Headers | None) -> tuple[Value, Headers | None]:
-        """Return an encoded value, and its headers, as they are stored. Raises InvalidArgumentError,
-        TooLargeError."""
+        """Return an encoded value, and its headers, as they are stored. Raises
+        InvalidArgumentError, TooLargeError."""
         if headers is None:
             if type(value) is bytes and len(value) <= COMPRESS_ABOVE_BYTES:
                 return value, None
@@ -109,7 +111,8 @@ class Values(Generic[V]):
             raise ValueUnreadableError(what=what, reason=error.reason) from error
 
     def plain_message(self, row: Message) -> Message:
-        """Return a message with its value decompressed and not decoded. Raises ValueUnreadableError."""
+        """Return a message with its value decompressed and not decoded. Raises
+        ValueUnreadableError."""
         if ENCODING_HEADER not in row.headers:
             return row
         value, headers = self._plain(row.value, row.headers, self.message_name(row.seq))
@@ -199,7 +202,8 @@ def check_headers_free(headers: Headers | None) -> None:
 
 
 def decoded_or_raise(codec: Codec[V], data: bytes) -> V:
-    """Return what was encoded as `data`. Raises ValueUnreadableError, also for an UnreadableValue."""
+    """Return what was encoded as `data`. Raises ValueUnreadableError, also for an
+    UnreadableValue."""
     if isinstance(data, UnreadableValue):
         raise ValueUnreadableError(**data.error.fields)
     return codec.decode(data)

@@ -3,8 +3,8 @@
 Pure and deterministic. Kept:
 
 - An assignment changes only when its owner's incarnation has ended or has released the store.
-- The epoch of a name grows with each change of owner, also where its row went meanwhile: `first_epoch`
-  is above the epochs of all rows that went.
+- The epoch of a name grows with each change of owner, also where its row went meanwhile:
+  `first_epoch` is above the epochs of all rows that went.
 - New work goes to the least loaded server that takes new stores, ties by name; a burst is spread,
   since each choice counts at once.
 

@@ -92,8 +92,8 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class OwnMessageArrived:
-    """A message of this coordinator itself came back: it heard all that arrived before `sent_at`, if
-    none is missing between it and the last."""
+    """A message of this coordinator itself came back: it heard all that arrived before `sent_at`,
+    if none is missing between it and the last."""
 
     number: int
     sent_at: float

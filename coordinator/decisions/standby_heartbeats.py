@@ -1,15 +1,16 @@
 """What a coordinator hears of the servers before it is the active one.
 
 A standby listens to the heartbeats, so when it takes over it knows who has been silent and for how
-long: a server that stopped or died shortly before its coordinator did is found out as if nothing had
-happened to the coordinator, also when several die one after the other.
+long: a server that stopped or died shortly before its coordinator did is found out as if nothing
+had happened to the coordinator, also when several die one after the other.
 
 It must have proof that it hears at all: a connection may deliver nothing and look well. So each
-coordinator, also a standby, publishes numbered messages where the heartbeats arrive, and what comes back
-proves that all that arrived before it was sent was delivered. Silence counts only as far as that.
+coordinator, also a standby, publishes numbered messages where the heartbeats arrive, and what comes
+back proves that all that arrived before it was sent was delivered. Silence counts only as far as
+that.
 
-Pure; forgets everything when the bus was away, since silence said nothing meanwhile. Bounded. Judges
-nobody: that is `membership.py`'s, once this process is active.
+Pure; forgets everything when the bus was away, since silence said nothing meanwhile. Bounded.
+Judges nobody: that is `membership.py`'s, once this process is active.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Heard(NamedTuple):
 
 
 class Proof:
-    """Until when a coordinator has proof that it hears: its own messages come back, none missing."""
+    """Until when a coordinator has proof that it hears: its own messages come back, none
+    missing."""
 
     def __init__(self, now: float) -> None:
         self.until = now

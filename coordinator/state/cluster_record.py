@@ -1,7 +1,7 @@
 """What is recorded of the cluster as a whole: one row.
 
-The term, how far the state has come (`progress.py`), what is still to be surveyed (`lost_state.py`), and
-the highest epoch of the stores whose rows went.
+The term, how far the state has come (`progress.py`), what is still to be surveyed
+(`lost_state.py`), and the highest epoch of the stores whose rows went.
 """
 
 from __future__ import annotations

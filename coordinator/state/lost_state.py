@@ -1,4 +1,5 @@
-"""When the state file is lost: how a coordinator starts with an empty one and nothing is lost by it.
+"""When the state file is lost: how a coordinator starts with an empty one and nothing is lost by
+it.
 
 - Who owned what is not known any more, so nobody may go on as an owner: every incarnation that is
   found on disk is fenced before the new file appears. Their supervisors start them again.
@@ -6,16 +7,16 @@
   above the one that it was granted says so (`known_epoch`) and is granted a higher one.
 - The stores are found again by a survey of their files, in the background and in slices. Each is
   recorded as durable and without an owner, so it is listed, and noticed if its file goes missing.
-  But for a file that is to the byte as it was made: nothing was ever checkpointed into it, so the logs
-  still hold all of the store, and what a power cut leaves of the file says nothing.
+  But for a file that is to the byte as it was made: nothing was ever checkpointed into it, so the
+  logs still hold all of the store, and what a power cut leaves of the file says nothing.
   A store that is asked for before its turn works all the same. A survey that is cut short begins
   anew with the next coordinator.
 - Cold stores have no file: they are found in the bucket's manifests, after the files. Until that is
   done, by a coordinator that knows the bucket, servers look there before they begin a new store.
 
 Lost is a file that is missing although there is a past, and one that is older than what was last
-committed (`progress.py`): it goes to quarantine. One that is damaged is refused, unless the operator has
-it replaced: then it goes to quarantine and counts as missing.
+committed (`progress.py`): it goes to quarantine. One that is damaged is refused, unless the
+operator has it replaced: then it goes to quarantine and counts as missing.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _WRITTEN_STORES: Final = 8192
 
 
 class SurveyedStore(NamedTuple):
-    """A store that has a file: the file's generation, which no owner's epoch was below, and what the
-    file says of its state."""
+    """A store that has a file: the file's generation, which no owner's epoch was below, and what
+    the file says of its state."""
 
     store: StoreId
     generation: int
@@ -99,8 +100,8 @@ def open_state(
         return state
     except OldStateError as error:
         logger.error("coordinator.state_old reason=%s", error)
-        # Before it is moved: a start that is cut short finds it old again, and so it is also without
-        # its WAL.
+        # Before it is moved: a start that is cut short finds it old again, and so it is also
+        # without its WAL.
         _fence_everyone(fences)
         _set_aside(layout, disk, now_ms, ("state.db-wal", "state.db-journal", "state.db"))
     except StoreDamagedError as error:
@@ -125,8 +126,8 @@ def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) ->
 
 
 def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
-    """Yield each store that has a file, once for each generation. What is not ours is passed over, and
-    so are files of deleted stores, whose removal was cut short.
+    """Yield each store that has a file, once for each generation. What is not ours is passed over,
+    and so are files of deleted stores, whose removal was cut short.
 
     Blocking; lists one folder at a time. Raises StorageFailedError.
     """
@@ -177,8 +178,9 @@ def _is_deleted(layout: Layout, disk: Disk, store: StoreId) -> bool:
 
 
 def _state_of(disk: Disk, store: StoreId, path: Path) -> StoreState:
-    """Tell if a file may ever have been durable: of one that was not, everything is in its WAL and in
-    the logs. The first checkpoint brings the meta row, and a row stays. Raises StorageFailedError."""
+    """Tell if a file may ever have been durable: of one that was not, everything is in its WAL and
+    in the logs. The first checkpoint brings the meta row, and a row stays. Raises
+    StorageFailedError."""
     made = empty_store_image(StoreKind(store.kind))
     try:
         if disk.size_bytes(path) == len(made) and disk.read_patiently(path) == made:
@@ -214,8 +216,8 @@ def _fence_everyone(fences: Fences) -> None:
 def write_state(
     layout: Layout, disk: Disk, stores: Iterable[tuple[StoreId, int, int | None]]
 ) -> None:
-    """Make the state file of a cluster of which the bucket has everything: stores as `stores_in` yields
-    them, cold, and nobody's. Nothing may be there yet.
+    """Make the state file of a cluster of which the bucket has everything: stores as `stores_in`
+    yields them, cold, and nobody's. Nothing may be there yet.
 
     Raises AlreadyRunningError, StoreDamagedError, StorageFailedError.
     """

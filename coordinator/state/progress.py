@@ -1,14 +1,15 @@
 """How far the state has come: what tells a `state.db` of today from one that a backup brought back.
 
-An older `state.db` is sound in itself, and deadly: it names owners that have long had successors, so
-a coordinator that believed it would make two owners of one store. The file `coordinator.progress` lies
-beside the coordinator's folder, so that a folder that is restored as a whole does not bring its own along.
+An older `state.db` is sound in itself, and deadly: it names owners that have long had successors,
+so a coordinator that believed it would make two owners of one store. The file
+`coordinator.progress` lies beside the coordinator's folder, so that a folder that is restored as a
+whole does not bring its own along.
 
-- `state.db` counts its commits. After each, and before anybody is told of it, the count is written here,
-  durably. So `state.db` is never behind this file, unless it is an older one.
+- `state.db` counts its commits. After each, and before anybody is told of it, the count is written
+  here, durably. So `state.db` is never behind this file, unless it is an older one.
 - A power cut between the commit and this file leaves `state.db` ahead, which is as it should be.
-- A coordinator that hears of a higher term from a server, while nobody has begun one on its disk, writes
-  that term here: its state is the older one, and the next start finds it so.
+- A coordinator that hears of a higher term from a server, while nobody has begun one on its disk,
+  writes that term here: its state is the older one, and the next start finds it so.
 
 A state that is behind counts as lost (`lost_state.py`).
 """
@@ -43,7 +44,8 @@ class ProgressFile:
         self._path = path
 
     def read(self) -> Progress | None:
-        """Return what is recorded; None if there is no file, or a torn one. Raises StorageFailedError."""
+        """Return what is recorded; None if there is no file, or a torn one. Raises
+        StorageFailedError."""
         try:
             words = self._disk.read(self._path).split()
         except FileNotFoundError:

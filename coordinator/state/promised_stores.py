@@ -15,8 +15,8 @@ MAX_PROMISED_STORES: Final = 16_384
 
 
 class PromisedStores:
-    """The newest of them. The oldest go first: a client that asks for one of these is sent to another
-    server, and whoever asks the first one learns that it is not the owner."""
+    """The newest of them. The oldest go first: a client that asks for one of these is sent to
+    another server, and whoever asks the first one learns that it is not the owner."""
 
     def __init__(self) -> None:
         self._owners: dict[StoreId, Owner] = {}

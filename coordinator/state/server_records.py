@@ -1,4 +1,5 @@
-"""What is recorded of the servers: their incarnations, and which of them an operator has drained."""
+"""What is recorded of the servers: their incarnations, and which of them an operator has
+drained."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _RETIRE: Final = """UPDATE incarnations
         SELECT 1 FROM incarnations WHERE server = ?1 AND incarnation = ?2 || '.' || ?3)
     RETURNING id"""
 _FORGET_EPOCH_OF: Final = f"""UPDATE cluster SET forgotten_epoch = max(forgotten_epoch, (
-        SELECT coalesce(max(epoch), 0) FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
+        SELECT coalesce(max(epoch), 0) FROM stores
+        WHERE state = {StoreState.UNKNOWN:d} AND owner = (
             SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)))"""
 _FORGET_OF: Final = f"""DELETE FROM stores WHERE state = {StoreState.UNKNOWN:d} AND owner = (
         SELECT id FROM incarnations WHERE server = ?1 AND incarnation = ?2)"""

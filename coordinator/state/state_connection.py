@@ -46,8 +46,8 @@ class StateConnection:
         return self._sqlite is not None
 
     def opened(self) -> apsw.Connection:
-        """Return the connection, made if there is none. Raises OldStateError if the WAL is not of this
-        file, StoreDamagedError, NewerFormatError, or an error of SQLite."""
+        """Return the connection, made if there is none. Raises OldStateError if the WAL is not of
+        this file, StoreDamagedError, NewerFormatError, or an error of SQLite."""
         if self._sqlite is None:
             alone = commits_alone(self._path, self._vfs)
             self._sqlite = connect(self._path, self._vfs)
@@ -85,8 +85,8 @@ class StateConnection:
 
     @contextlib.contextmanager
     def storage_errors(self) -> Iterator[None]:
-        """Raise errors of SQLite in the block as StoreDamagedError or StorageFailedError. The connection
-        is dropped after those whose effect is unknown, and after DeposedError."""
+        """Raise errors of SQLite in the block as StoreDamagedError or StorageFailedError. The
+        connection is dropped after those whose effect is unknown, and after DeposedError."""
         try:
             yield
         except DAMAGE as error:
@@ -103,8 +103,8 @@ class StateConnection:
             raise
 
     def _check_base(self, connection: apsw.Connection, alone: int) -> None:
-        """Raise OldStateError if the WAL is not of this file: then SQLite has mixed an older file with
-        a newer WAL. Nothing of the mixture is written."""
+        """Raise OldStateError if the WAL is not of this file: then SQLite has mixed an older file
+        with a newer WAL. Nothing of the mixture is written."""
         ((commits, base),) = connection.execute(_COMMITS_AND_BASE)
         # A checkpoint that a crash has cut short may have brought the count into the file already.
         if alone not in (commits, base):

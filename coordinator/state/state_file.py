@@ -5,17 +5,18 @@ drained, and the term. Kept:
 
 - What `transaction` committed survives a power cut (WAL with synchronous=FULL).
 - A coordinator that has a successor writes nothing and says nothing (`term.py`).
-- Nothing per store is held in memory, and opening does not depend on how many stores there are. But for
-  those of which only clients have asked: some of them are held in memory, and none is in the file.
+- Nothing per store is held in memory, and opening does not depend on how many stores there are. But
+  for those of which only clients have asked: some of them are held in memory, and none is in the
+  file.
 - A file that is older than what was last committed is refused: see `progress.py`. So is one that is
   not ours, or damaged: see `state_format.py`.
 - After an error whose effect is unknown (an I/O error at a commit) the file is closed, and opened
   again before it is used next: only what is then read counts (`state_connection.py`).
 
-What it holds is read and written by `cluster_record.py`, `server_records.py` and `store_records.py`,
-within a transaction. It decides nothing. One thread at a time may use it. The file must not be opened by other means
-while it is open here: closing any descriptor of it would drop SQLite's lock.
-"""
+What it holds is read and written by `cluster_record.py`, `server_records.py` and
+`store_records.py`, within a transaction. It decides nothing. One thread at a time may use it. The
+file must not be opened by other means while it is open here: closing any descriptor of it would
+drop SQLite's lock. """
 
 from __future__ import annotations
 
@@ -106,8 +107,8 @@ class StateFile:
             self._connection.close()
 
     def start_term(self) -> None:
-        """Begin the next term, durably: above all that are known. Raises OldStateError, and then it is
-        closed."""
+        """Begin the next term, durably: above all that are known. Raises OldStateError, and then it
+        is closed."""
         recorded = self._progress.read()
         known_term = self._terms.found()
         term = self._terms.begin(recorded.term + 1 if recorded is not None else 1)

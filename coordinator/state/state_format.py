@@ -24,9 +24,9 @@ FORMAT_VERSION: Final = 5
 _UNWRITTEN_INDEX: Final = "CREATE INDEX stores_unwritten ON stores(owner) WHERE state = 0"
 _SCHEMA: Final = (
     # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
-    # only the manifests in the bucket are. commits: of transactions that changed anything. base: the
-    # commits that the file itself had when the WAL was begun. forgotten_epoch: the highest of a store
-    # whose row went, so that no epoch of a name is ever used twice.
+    # only the manifests in the bucket are. commits: of transactions that changed anything. base:
+    # the commits that the file itself had when the WAL was begun. forgotten_epoch: the highest of a
+    # store whose row went, so that no epoch of a name is ever used twice.
     """CREATE TABLE cluster(
         id INTEGER PRIMARY KEY CHECK (id = 1),
         term INTEGER NOT NULL,
@@ -88,7 +88,8 @@ _UPGRADES: Final = {
 }
 
 COMMITS: Final = "SELECT commits FROM cluster"
-#: What the file system or the file can do to us; other apsw errors are bugs here and end the process.
+#: What the file system or the file can do to us; other apsw errors are bugs here and end the
+#: process.
 DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
 REFUSALS: Final = (
     apsw.IOError,
@@ -164,8 +165,8 @@ def connect(path: Path, vfs: str | None) -> apsw.Connection:
 
 
 def commits_alone(path: Path, vfs: str | None) -> int | None:
-    """Return the commits that the file has without its WAL; None if there is none, or the file is of
-    a format that does not count them. Before it is locked: closing this would drop the lock."""
+    """Return the commits that the file has without its WAL; None if there is none, or the file is
+    of a format that does not count them. Before it is locked: closing this would drop the lock."""
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags, vfs=vfs)
     try:

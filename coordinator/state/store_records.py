@@ -199,8 +199,8 @@ class StoreRecords:
         return page, None
 
     def tenants(self, after: str, limit: int) -> tuple[list[str], str | None]:
-        """Return the names above `after` of tenants that have or had stores, in order, at most `limit`;
-        and what to pass as `after` for the next page."""
+        """Return the names above `after` of tenants that have or had stores, in order, at most
+        `limit`; and what to pass as `after` for the next page."""
         found = [str(row[0]) for row in self._execute(_TENANTS, (after, limit + 1))]
         if len(found) > limit:
             return found[:limit], found[limit - 1]

@@ -2,21 +2,23 @@
 
 What protects what, from the outside in:
 
-- `coordinator/lock`, a record lock held for the life of the process. On one host the kernel keeps it
-  until the process is gone, so a coordinator that is merely stopped has no successor. An NFS server
-  gives up the locks of a host that it has not heard of for a lease, and that host may come back.
+- `coordinator/lock`, a record lock held for the life of the process. On one host the kernel keeps
+  it until the process is gone, so a coordinator that is merely stopped has no successor. An NFS
+  server gives up the locks of a host that it has not heard of for a lease, and that host may come
+  back.
 - The lock of `state.db` (`locking_mode=EXCLUSIVE`) is one of the same kind and is lost with it. Its
   holder answers itself from its cache, so the term *in* `state.db` would never show a successor.
-- `coordinator/term`, this file: every coordinator overwrites it in place before it opens `state.db`,
-  and opens, reads and closes it before each transaction, after each commit and before each fence.
-  What a deposed one committed before its successor wrote the term, the successor reads; what it
-  commits later, it tells nobody. So no assignment is acted upon that the active one does not know.
+- `coordinator/term`, this file: every coordinator overwrites it in place before it opens
+  `state.db`, and opens, reads and closes it before each transaction, after each commit and before
+  each fence. What a deposed one committed before its successor wrote the term, the successor reads;
+  what it commits later, it tells nobody. So no assignment is acted upon that the active one does
+  not know.
 - The term in each control message: a server refuses a lower one than the highest it has heard.
 
-What is left is the time between a look and the write after it. A coordinator that loses its locks just
-there may write to `state.db` beside its successor. Damage so done is noticed when the file is read,
-and the state can be made anew from the store files (`lost_state.py`). A fence written just there
-costs the server a restart, and nothing else.
+What is left is the time between a look and the write after it. A coordinator that loses its locks
+just there may write to `state.db` beside its successor. Damage so done is noticed when the file is
+read, and the state can be made anew from the store files (`lost_state.py`). A fence written just
+there costs the server a restart, and nothing else.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ class TermFile:
         return int(text) if text.isdigit() else 0
 
     def _write(self, term: int) -> None:
-        # Always of one length, so that it can be overwritten in place: see Disk.overwrite_durably. Padded
-        # as a fence is, where it is read past a cache.
+        # Always of one length, so that it can be overwritten in place: see Disk.overwrite_durably.
+        # Padded as a fence is, where it is read past a cache.
         content = b"%020d\n" % term
         if self._disk.direct:
             content = content.ljust(PADDED_BYTES, b"\0")

@@ -1,7 +1,7 @@
 """Puts slots until it is known what became of them, however long the bucket is away.
 
-Blocking, for a thread of its own. A slot that may or may not be there is put again, the same bytes, and
-nothing else meanwhile: so an outage costs time and never order.
+Blocking, for a thread of its own. A slot that may or may not be there is put again, the same bytes,
+and nothing else meanwhile: so an outage costs time and never order.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class LogUploader:
     def put(self, records: Sequence[LogRecord]) -> tuple[int, int]:
         """Commit records as the next slot and return its number and size in bytes.
 
-        Raises FencedError: nothing of it is committed. Once stopped BucketError, with nothing known.
-        """
+        Raises FencedError: nothing of it is committed. Once stopped BucketError, with nothing
+        known. """
         self.begin()
         prepared = self._log.prepare(records)
         self._put(prepared)

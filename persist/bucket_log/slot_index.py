@@ -1,7 +1,7 @@
 """Which slots of a server's own log in the bucket are still needed, and by which stores.
 
-A slot is needed until every store in it has a published snapshot beyond what the slot has of it. Slots
-go oldest first, so the log's end is always found by what is left. Pure.
+A slot is needed until every store in it has a published snapshot beyond what the slot has of it.
+Slots go oldest first, so the log's end is always found by what is left. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class SlotIndex:
         #: For each slot, oldest first, the stores that still need it, and its size.
         self._slots: OrderedDict[int, dict[StoreId, None]] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        #: For each store the slots that it needs, and the last (epoch, revision) that each has of it.
+        #: For each store the slots that it needs, and the last (epoch, revision) that each has of
+        #: it.
         self._stores: dict[StoreId, deque[tuple[int, _Order]]] = {}
         self._next_slot = 0
         self.size_bytes = 0

@@ -2,19 +2,19 @@
 
 A write of level `stored` is acknowledged when the state up to it can be rebuilt from the bucket
 alone: from a snapshot and log objects. Most stores never see such a write, and nothing of them goes
-there. The first `stored` write of a store makes it *followed*: from that tick on all of its changes, of
-any level, go to the bucket's log. Invariants:
+there. The first `stored` write of a store makes it *followed*: from that tick on all of its
+changes, of any level, go to the bucket's log. Invariants:
 
-- What the bucket's log has of a store follows, without a gap, a published snapshot of the same epoch,
-  or of an earlier one at the very revision where it begins, or the store's beginning. So a gap in it
-  is damage, always.
+- What the bucket's log has of a store follows, without a gap, a published snapshot of the same
+  epoch, or of an earlier one at the very revision where it begins, or the store's beginning. So a
+  gap in it is damage, always.
 - A followed store whose earlier changes are not in the bucket needs a snapshot first (its *base*):
   until that is published its changes are held here, and are not put.
 - An answer leaves when the slot with the last change that it tells of is committed, and the base is
   there; or when a snapshot has that change. Within a store in the order of changes.
 - Only what the commit log has synced is put: the bucket's log never runs ahead of it.
-- All of it is bounded. Beyond MAX_UNSTORED_BYTES what waits is dropped, and stores for which answers
-  wait begin again with a snapshot: other levels are never held up by a bucket that is away.
+- All of it is bounded. Beyond MAX_UNSTORED_BYTES what waits is dropped, and stores for which
+  answers wait begin again with a snapshot: other levels are never held up by a bucket that is away.
 
 Pure: no clock, no bucket, no NATS.
 """
@@ -110,8 +110,8 @@ class StoredWrites:
     def take(
         self, tick: int, records: Sequence[LogRecord], answers: Sequence[StoredAnswer]
     ) -> None:
-        """The commit log has `records` as frame `tick`; `answers` wait for the bucket. Answers may be
-        of stores that the tick has no record of: retries of what was written before."""
+        """The commit log has `records` as frame `tick`; `answers` wait for the bucket. Answers may
+        be of stores that the tick has no record of: retries of what was written before."""
         new = {answer.store for answer in answers}
         for record in records:
             if record.store in self._followed or record.store in new:

@@ -3,10 +3,10 @@
     tick ──▶ StoredWrites ──▶ slot, put in a thread ──▶ answers, through the pipeline's gate
                    └──▶ snapshot of a store that has a past ──▶ its held changes, its answers
 
-`stored.py` decides, this carries out. The commit log goes on whatever happens here: a bucket that is
-away holds up answers that promise `stored` and nothing else. Own slots are removed when snapshots are
-beyond them, and when they are many the stores that hold the oldest ones are snapshotted.
-"""
+`stored.py` decides, this carries out. The commit log goes on whatever happens here: a bucket that
+is away holds up answers that promise `stored` and nothing else. Own slots are removed when
+snapshots are beyond them, and when they are many the stores that hold the oldest ones are
+snapshotted. """
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _BASES: Final = 4096
 #: The same of those that hold the oldest slots.
 _PRESSING: Final = 256
 _BASE_RETRY_SECONDS: Final = 1.0
-#: So long the first store that needs one waits for others, after a failover hundreds, whose snapshots
-#: would otherwise wait until its own is published.
+#: So long the first store that needs one waits for others, after a failover hundreds, whose
+#: snapshots would otherwise wait until its own is published.
 _BASE_GATHER_SECONDS: Final = 0.05
 _RETIRE_SECONDS: Final = 5.0
 #: A try that got no answer may arrive so much later, and put its slot anew: below others that were
@@ -112,7 +112,8 @@ class SlotKeeper:
         return self._settled
 
     async def _look_up(self, stores: Sequence[StoreId]) -> None:
-        """Take note of stores that were deleted, or snapshotted by others: nobody tells of those."""
+        """Take note of stores that were deleted, or snapshotted by others: nobody tells of
+        those."""
         for store in stores:
             entry = await self._thread(partial(self._find, store))
             if entry is None:
@@ -137,8 +138,8 @@ class StoredWriter:
         find: Callable[[StoreId], StoreEntry | None],
         fence_myself: Callable[[], None],
     ) -> None:
-        """`answer` lets answers go, once the fence was read; `fence_myself` is called when the bucket
-        has a fence: whoever put it takes the shared file system for lost."""
+        """`answer` lets answers go, once the fence was read; `fence_myself` is called when the
+        bucket has a fence: whoever put it takes the shared file system for lost."""
         self._answer = answer
         self._snapshot = snapshot
         self._newest = newest
@@ -258,8 +259,8 @@ class StoredWriter:
                 self._bases_wanted.set()
 
     async def _without_base(self, bases: Sequence[Base]) -> list[StoreId]:
-        """Return the stores that have to be snapshotted. Of most there is a snapshot of just what they
-        were when they were closed, or released, be it of an earlier owner."""
+        """Return the stores that have to be snapshotted. Of most there is a snapshot of just what
+        they were when they were closed, or released, be it of an earlier owner."""
         newest = await self._newest([base.store for base in bases])
         lacking = []
         for base in bases:

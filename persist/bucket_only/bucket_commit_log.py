@@ -1,16 +1,17 @@
-"""The commit log of a server without a shared file system: its slots in the bucket, and nothing else.
+"""The commit log of a server without a shared file system: its slots in the bucket, and nothing
+else.
 
 What the pipeline calls a sync is the put of the next slot with everything appended so far. `paced`
-comes before it and waits until a put is due, so that many ticks share one; what the pipeline gathers
-meanwhile goes along. Invariants:
+comes before it and waits until a put is due, so that many ticks share one; what the pipeline
+gathers meanwhile goes along. Invariants:
 
 - A put is under way for as long as it takes to know what became of it; the next one waits.
-- Nothing is removed by the word of the pipeline's checkpoints, since files on a server's own disk are a
-  cache: only snapshots let slots go (`SlotKeeper`). `segment` so only counts what was written, to say
-  which files lag behind.
+- Nothing is removed by the word of the pipeline's checkpoints, since files on a server's own disk
+  are a cache: only snapshots let slots go (`SlotKeeper`). `segment` so only counts what was
+  written, to say which files lag behind.
 
-`append`, `paced`, `prepare_sync` and `settle` are called in the loop; what `prepare_sync` returns runs in
-the thread of the putter.
+`append`, `paced`, `prepare_sync` and `settle` are called in the loop; what `prepare_sync` returns
+runs in the thread of the putter.
 """
 
 from __future__ import annotations

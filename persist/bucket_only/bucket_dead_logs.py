@@ -1,8 +1,8 @@
 """The logs of fenced incarnations in the bucket, by store: `takeover.DeadLogs`, elsewhere.
 
-One list of the bucket tells of every incarnation; a log is read once, when its fence is there. Slots that
-no store needs any more are removed by `remove_needless`, never the fence and the mark: so an
-incarnation that has ended is never taken for one that lives.
+One list of the bucket tells of every incarnation; a log is read once, when its fence is there.
+Slots that no store needs any more are removed by `remove_needless`, never the fence and the mark:
+so an incarnation that has ended is never taken for one that lives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class BucketDeadLogs:
         self.half_fenced: list[_Key] = []
 
     def refresh(self) -> None:
-        """Read the logs of incarnations that were fenced since the last call. Raises StorageError."""
+        """Read the logs of incarnations that were fenced since the last call. Raises
+        StorageError."""
         loaded: dict[_Key, DeadLog] = {}
         listed: dict[_Key, ListedLog] = {}
         half_fenced: list[_Key] = []
@@ -74,7 +75,8 @@ class BucketDeadLogs:
         return found
 
     def remove_needless(self, needed_by: Callable[[DeadLog], list[StoreId]]) -> list[StoreId]:
-        """Remove the slots of each log that no store needs, and return the stores that need others."""
+        """Remove the slots of each log that no store needs, and return the stores that need
+        others."""
         needing: dict[StoreId, None] = {}
         for key, log in self._loaded.items():
             listed = self._listed[key]
@@ -120,8 +122,8 @@ def needed_by(manifests: Manifests, log: DeadLog) -> list[StoreId]:
 
 
 def fence_the_dead(bucket: Bucket, own: str, is_dead: Callable[[str, str], bool]) -> None:
-    """Fence the logs of incarnations that are dead by a fence elsewhere: only what has a fence in the
-    bucket is ever removed from there."""
+    """Fence the logs of incarnations that are dead by a fence elsewhere: only what has a fence in
+    the bucket is ever removed from there."""
     for log in list_logs(bucket):
         if log.incarnation != own and not log.marked and is_dead(log.server, log.incarnation):
             fence_log(bucket, log.server, log.incarnation)

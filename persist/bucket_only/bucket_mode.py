@@ -5,12 +5,12 @@
     others  `bucket_dead_logs.py`: the logs of fenced incarnations
 
 and the work beside: own slots go when snapshots are beyond them, after the coordinator has recorded
-that the stores have some; dead logs go likewise (`bucket_reaper.py`). Its own disk is a cache: files there
-may be lost at any time, with the server or without it.
+that the stores have some; dead logs go likewise (`bucket_reaper.py`). Its own disk is a cache:
+files there may be lost at any time, with the server or without it.
 
-An incarnation that ends cleanly fences itself first: whatever it wrote and did not snapshot is in its
-log, and only the log of a fenced incarnation is complete. For the same reason it gives up all of its
-stores at once or none.
+An incarnation that ends cleanly fences itself first: whatever it wrote and did not snapshot is in
+its log, and only the log of a fenced incarnation is complete. For the same reason it gives up all
+of its stores at once or none.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class BucketMode:
         is_open: Callable[[StoreId], bool],
         created: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
     ) -> None:
-        """`snapshot` takes snapshots now, `request_snapshots` soon; `is_open` tells of a store if it
-        is open here; `created` tells the coordinator that stores have a snapshot."""
+        """`snapshot` takes snapshots now, `request_snapshots` soon; `is_open` tells of a store if
+        it is open here; `created` tells the coordinator that stores have a snapshot."""
         self.bucket = bucket
         self._server = server
         self._incarnation = incarnation

@@ -1,8 +1,8 @@
 """The reaper of logs in the bucket: removes the slots of dead incarnations that no store needs.
 
-A slot is needed until each store in it has a snapshot beyond it. Stores that have none are asked for at
-their owners, who bring them up to date and snapshot them. Any server may reap for any: what another has
-removed is simply not there. Fences stay (`bucket_log.py`).
+A slot is needed until each store in it has a snapshot beyond it. Stores that have none are asked
+for at their owners, who bring them up to date and snapshot them. Any server may reap for any: what
+another has removed is simply not there. Fences stay (`bucket_log.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class BucketReaper:
         request_snapshots: Callable[[Sequence[StoreId]], object],
         dead_logs: BucketDeadLogs | None = None,
     ) -> None:
-        """`is_dead` tells if an incarnation whose log has no fence has ended all the same; `is_open`
-        tells of a store if it is open here. `dead_logs` are read for each pass if none are given."""
+        """`is_dead` tells if an incarnation whose log has no fence has ended all the same;
+        `is_open` tells of a store if it is open here. `dead_logs` are read for each pass if none
+        are given."""
         self._bucket = bucket
         self._server = server
         self._incarnation = incarnation
@@ -71,7 +72,8 @@ class BucketReaper:
                 self._mishaps.note("log.reap_failed", self._server, error)
 
     async def run_pass(self) -> None:
-        """Remove what no store needs, and have the other stores snapshotted. Raises HoldfastError."""
+        """Remove what no store needs, and have the other stores snapshotted. Raises
+        HoldfastError."""
         needing: list[StoreId] = await self._run_in_thread(self._remove)
         if needing:
             await self._owners.take_over(needing)

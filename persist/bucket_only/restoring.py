@@ -1,18 +1,18 @@
 """Opening a store of a cluster without a shared file system.
 
-The truth is in the bucket: the newest snapshot, and what the logs of dead owners have beyond it. A file
-on this server's own disk is a cache of a prefix of that, and good enough if it is at least as new as
-the snapshot:
+The truth is in the bucket: the newest snapshot, and what the logs of dead owners have beyond it. A
+file on this server's own disk is a cache of a prefix of that, and good enough if it is at least as
+new as the snapshot:
 
 1. Read the manifest. With no file here, or an older or a damaged one, bring the snapshot.
-2. Apply what the logs have beyond (`takeover.py`). With a gap between the file here and the logs, begin
-   again with the snapshot.
-3. A store that was once snapshotted and has no snapshot now, or of which a damaged log may have held
-   more, is refused: never silently empty or older.
+2. Apply what the logs have beyond (`takeover.py`). With a gap between the file here and the logs,
+   begin again with the snapshot.
+3. A store that was once snapshotted and has no snapshot now, or of which a damaged log may have
+   held more, is refused: never silently empty or older.
 4. Record owner and epoch, as `opening.py` does.
 
-What this server itself wrote in this life, and closed, is in its own slots as well: they are read too if
-the file here lacks it, as when somebody removed it.
+What this server itself wrote in this life, and closed, is in its own slots as well: they are read
+too if the file here lacks it, as when somebody removed it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ class StoreRestorer:
         beginning = entry.deleted.revision + 1 if entry.deleted is not None else 0
         return _Truth(entry.newest, deleted_epoch, records, beginning)
 
-    def _file(self, store: StoreId, truth: _Truth, grant: Grant) -> tuple[StoreFile | None, TakeoverPlan]:
+    def _file(
+        self, store: StoreId, truth: _Truth, grant: Grant
+    ) -> tuple[StoreFile | None, TakeoverPlan]:
         """Return the file to go on with, and what it lacks. Blocking."""
         own = self._own_slots.last(store)
         file = self._cached(store, truth)
@@ -183,7 +185,8 @@ class StoreRestorer:
             raise
 
     def _cached(self, store: StoreId, truth: _Truth) -> StoreFile | None:
-        """Return the file on this disk if it is as good as the newest snapshot; remove any other."""
+        """Return the file on this disk if it is as good as the newest snapshot; remove any
+        other."""
         path = self._layout.store(store)
         if not self._disk.exists(path):
             return None

@@ -1,8 +1,8 @@
-"""What is asked of a store's owner beside reads and writes: by operators snapshots of it, a past state of
-it, its end; by applications the end of a store of their tenant.
+"""What is asked of a store's owner beside reads and writes: by operators snapshots of it, a past
+state of it, its end; by applications the end of a store of their tenant.
 
-Takes requests apart, and gives each to the jobs that carry it out (`past_states.py`, `deleting.py`), under the
-name that it came with (`job_table.py`).
+Takes requests apart, and gives each to the jobs that carry it out (`past_states.py`,
+`deleting.py`), under the name that it came with (`job_table.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Administrator:
         self._mishaps = Mishaps(logger)
 
     def command(self, payload: bytes) -> bytes:
-        """Start a job, or tell what became of it, and return the reply, whatever `payload` holds."""
+        """Start a job, or tell what became of it, and return the reply, whatever `payload`
+        holds."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
@@ -47,8 +48,8 @@ class Administrator:
         return self._replied(answer)
 
     def destroy(self, tenant: str, payload: bytes) -> bytes:
-        """Start the end of a store for an application of `tenant`, or tell what became of it, and return
-        the reply, whatever `payload` holds."""
+        """Start the end of a store for an application of `tenant`, or tell what became of it, and
+        return the reply, whatever `payload` holds."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)

@@ -1,8 +1,8 @@
 """Stores that a job opens, or keeps closed for as long as it takes.
 
-What arrives for a store that is closed for a job waits. What was accepted before becomes durable and is
-answered; then the file is closed. At the end what waited is answered NotOwnerError, so that clients ask
-the coordinator again, and the store opens as ever. One job of a store runs at a time.
+What arrives for a store that is closed for a job waits. What was accepted before becomes durable
+and is answered; then the file is closed. At the end what waited is answered NotOwnerError, so that
+clients ask the coordinator again, and the store opens as ever. One job of a store runs at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class ClosedStore(NamedTuple):
-    """A store that is closed and stays so. `revision` 0: nobody could open it. Then `known_revision` is
-    what the coordinator knows that it had reached."""
+    """A store that is closed and stays so. `revision` 0: nobody could open it. Then
+    `known_revision` is what the coordinator knows that it had reached."""
 
     epoch: int
     revision: int
@@ -92,8 +92,8 @@ class StoreCloser:
 
     @contextlib.asynccontextmanager
     async def closed(self, store: StoreId) -> AsyncIterator[ClosedStore]:
-        """Keep a store of this server closed around the body; what arrives for it waits, and is then
-        sent to ask for the owner again."""
+        """Keep a store of this server closed around the body; what arrives for it waits, and is
+        then sent to ask for the owner again."""
         opened = await self._free(store)
         if opened is None or (opened.file is None and opened.revision == 0):
             async with self._opens:
@@ -118,7 +118,8 @@ class StoreCloser:
                 lease.leave(NotOwnerError(server=self._life.server))
 
     async def tell_followers(self, store: StoreId, epoch: int, revision: int) -> None:
-        """Have followers hear of a revision beyond theirs: they ask, and are told what became of it."""
+        """Have followers hear of a revision beyond theirs: they ask, and are told what became of
+        it."""
         life = self._life
         life.gate.check()
         payload = frames.encode_changes(epoch, revision, life.clock_ms(), [])

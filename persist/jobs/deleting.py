@@ -1,8 +1,9 @@
-"""Jobs that end the life of a store: an operator deletes it, or an application of its tenant destroys it.
+"""Jobs that end the life of a store: an operator deletes it, or an application of its tenant
+destroys it.
 
-The order is that of `removal.py`, around which the store is closed (`closing.py`). An application that
-destroys a store names its epoch (`HEAD` tells it). If a tombstone is of that epoch or a later one, that was
-done before, and what is there now was written since: a retry removes it not.
+The order is that of `removal.py`, around which the store is closed (`closing.py`). An application
+that destroys a store names its epoch (`HEAD` tells it). If a tombstone is of that epoch or a later
+one, that was done before, and what is there now was written since: a retry removes it not.
 """
 
 from __future__ import annotations

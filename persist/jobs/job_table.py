@@ -1,8 +1,8 @@
 """Jobs by the names that were given to them: started once, asked about until they are done.
 
-The same request, with the same name, starts a job or asks what became of it. So a reply that is lost costs
-nothing, and nobody waits on the wire for a large store. Jobs are kept in memory; one that its server did
-not survive is begun anew by the next owner, which is harmless.
+The same request, with the same name, starts a job or asks what became of it. So a reply that is
+lost costs nothing, and nobody waits on the wire for a large store. Jobs are kept in memory; one
+that its server did not survive is begun anew by the next owner, which is harmless.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class JobTable:
     def answer(
         self, tenant: str, name: Any, work: Callable[[], Coroutine[Any, Any, Report]]
     ) -> Report:
-        """Start a job, if there is none of the name, and return what became of it so far. Raises what the
-        job raised; InvalidArgumentError, BusyError, UnavailableError."""
+        """Start a job, if there is none of the name, and return what became of it so far. Raises
+        what the job raised; InvalidArgumentError, BusyError, UnavailableError."""
         if type(name) is not str or not 1 <= len(name) <= _MAX_NAME_LENGTH:
             raise InvalidArgumentError(argument="job", reason="a name of 1 to 64 characters")
         job = self._jobs.get((tenant, name))

@@ -3,14 +3,15 @@
 Restoring in place, as the owner (invariants 2 and 4 of the design):
 
 1. The past state is made, as a draft beside the file, while the store goes on.
-2. The store is closed (`closing.py`). Its last state is snapshotted, so that a restore can be undone by
-   another one.
-3. The coordinator grants the next epoch. The draft goes on at the next revision, and at the last seq, of
-   the present state: neither is ever used again for something else. Followers are behind its horizon,
-   so they are told to begin anew. What retries of writers are answered comes from the present state.
-4. The draft takes the place of the file, by a rename to a generation of its own: before that nothing has
-   happened, and after it log records of the epochs before are void. Without a shared file system the
-   newest version of the manifest takes the place of the rename.
+2. The store is closed (`closing.py`). Its last state is snapshotted, so that a restore can be
+   undone by another one.
+3. The coordinator grants the next epoch. The draft goes on at the next revision, and at the last
+   seq, of the present state: neither is ever used again for something else. Followers are behind
+   its horizon, so they are told to begin anew. What retries of writers are answered comes from the
+   present state.
+4. The draft takes the place of the file, by a rename to a generation of its own: before that
+   nothing has happened, and after it log records of the epochs before are void. Without a shared
+   file system the newest version of the manifest takes the place of the rename.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Past states of a store, made from the bucket and the logs: what a restore reads, and what it writes.
+"""Past states of a store, made from the bucket and the logs: what a restore reads, and what it
+writes.
 
-    find ──▶ Course (`point_in_time.py`) ──▶ draft beside where the file will be ──▶ the owner places it
+    find ──▶ Course (`point_in_time.py`) ──▶ draft beside where the file will be ──▶ the owner
+    places it
 
-Blocking: run it in threads. Reads under a pin, so that the collector leaves what is read. Writes nothing
-but drafts, and snapshots of files that nobody has open. Kept: what counts for the store is not touched
-here, and a draft is complete before anybody hears of it.
+Blocking: run it in threads. Reads under a pin, so that the collector leaves what is read. Writes
+nothing but drafts, and snapshots of files that nobody has open. Kept: what counts for the store is
+not touched here, and a draft is complete before anybody hears of it.
 """
 
 from __future__ import annotations
@@ -72,10 +74,11 @@ class PointInTimeRestore:
     def found(
         self, store: StoreId, target: RestoreTarget, *, nearest: bool, seen: Iterable[Point] = ()
     ) -> Iterator[Course]:
-        """Find how a store gets to a target, with what that reads pinned, and kept, around the body.
+        """Find how a store gets to a target, with what that reads pinned, and kept, around the
+        body.
 
-        Raises PointNotReachedError if it does not, unless the nearest point before will do; BucketError,
-        StorageFailedError.
+        Raises PointNotReachedError if it does not, unless the nearest point before will do;
+        BucketError, StorageFailedError.
         """
         reason = f"restore of {store}"
         with (
@@ -145,8 +148,9 @@ class PointInTimeRestore:
         return file
 
     def remember(self, path: Path, store: StoreId) -> tuple[StoreMeta, list[WriterOutcome]]:
-        """Publish a snapshot of a closed file, unless there is one, and return what it says of itself
-        and what retries of its writers would be answered. Raises BucketError, StorageError."""
+        """Publish a snapshot of a closed file, unless there is one, and return what it says of
+        itself and what retries of its writers would be answered. Raises BucketError,
+        StorageError."""
         file = StoreFile.open(path, store, disk=self._disk)
         try:
             meta, outcomes = file.meta, file.all_outcomes()

@@ -3,8 +3,8 @@
     manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
 
 Blocking parts of what `deleting.py` does as the owner. A crash before the second tombstone leaves
-the store as it is, without its snapshots; after it the store is damaged, until it is deleted again or
-all of it is gone. Whatever turns up later, of the epoch of the tombstones or before, is void: a
+the store as it is, without its snapshots; after it the store is damaged, until it is deleted again
+or all of it is gone. Whatever turns up later, of the epoch of the tombstones or before, is void: a
 zombie's snapshot, a log, a file, a coordinator's old state (`tombstone.py`, `manifest.py`).
 """
 
@@ -48,8 +48,8 @@ def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[Sna
 def remove_snapshots(
     manifests: Manifests, store: StoreId, dropped: list[SnapshotVersion], epoch: int, now_ms: int
 ) -> int:
-    """Remove the objects of a deleted store, up to an epoch, and return how many. What shared an object
-    with it moves to another; the old one is the collector's. Raises BucketError."""
+    """Remove the objects of a deleted store, up to an epoch, and return how many. What shared an
+    object with it moves to another; the old one is the collector's. Raises BucketError."""
     bucket = manifests.bucket
     folder = f"{SNAPSHOT_PREFIX}{store.tenant}/{store.name}.{StoreKind(store.kind).word}/"
     count = 0
@@ -67,8 +67,8 @@ def remove_snapshots(
 
 
 def remove_files(disk: Disk, layout: Layout, store: StoreId, epoch: int) -> int:
-    """Remove the files of a store that its tombstone voids, with WALs, and what is in quarantine; return
-    how many files. Raises StorageFailedError."""
+    """Remove the files of a store that its tombstone voids, with WALs, and what is in quarantine;
+    return how many files. Raises StorageFailedError."""
     count = 0
     folder = layout.store(store).parent
     for generation in layout.generations(disk, store, with_deleted=True):

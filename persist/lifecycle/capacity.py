@@ -33,8 +33,8 @@ def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
 
 
 def raise_descriptors(stores: int) -> int | None:
-    """Raise the process's limit of descriptors as far as it goes and return it, None if endless. Who
-    may raise it without limit raises it to what so many stores need."""
+    """Raise the process's limit of descriptors as far as it goes and return it, None if endless.
+    Who may raise it without limit raises it to what so many stores need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OTHER_DESCRIPTORS + _STORE_DESCRIPTORS * stores
     if hard != resource.RLIM_INFINITY and hard < needed:

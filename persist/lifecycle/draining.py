@@ -9,9 +9,9 @@ A few stores at a time, least recently used first. For each of them:
 5. What was held, and all that still comes, is answered with NotOwnerError: clients ask the
    coordinator again and are sent to the next owner, who may open the file at once.
 
-So a store pauses for a checkpoint and two round trips. Whatever is asked of a store that is not open is
-not opened for it but released, then refused likewise (`leaving.py`). At the end `vacate` releases what
-is merely assigned, at once, however much that is.
+So a store pauses for a checkpoint and two round trips. Whatever is asked of a store that is not
+open is not opened for it but released, then refused likewise (`leaving.py`). At the end `vacate`
+releases what is merely assigned, at once, however much that is.
 
 Kept: a store is released only after its file was closed, and once closed is never served again by
 this incarnation, whatever becomes of the request. While the coordinator is away nothing new is
@@ -98,8 +98,8 @@ class Drainer:
     async def release(
         self, stores: list[tuple[StoreId, int]], revisions: Mapping[StoreId, int] = NOTHING_KNOWN
     ) -> bool:
-        """Tell the coordinator until it has heard, or there is no use; return which. `revisions`: of
-        files that were closed."""
+        """Tell the coordinator until it has heard, or there is no use; return which. `revisions`:
+        of files that were closed."""
         warned = False
         while True:
             try:

@@ -1,11 +1,12 @@
 """What an incarnation shows of itself: heartbeats with its load, and silence when its disk hangs.
 
-A loop that is kept from turning is spoken for by a thread (`loop_watch.py`), with the words made here.
+A loop that is kept from turning is spoken for by a thread (`loop_watch.py`), with the words made
+here.
 
-A server that cannot acknowledge must not count as one that serves. While a sync takes longer than the
-limit it sends no heartbeat and answers no probe, so it is fenced, and ends when it reads that. Before
-each heartbeat it looks at its own fence: a fenced server that nobody asks anything would never look.
-"""
+A server that cannot acknowledge must not count as one that serves. While a sync takes longer than
+the limit it sends no heartbeat and answers no probe, so it is fenced, and ends when it reads that.
+Before each heartbeat it looks at its own fence: a fenced server that nobody asks anything would
+never look. """
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ class Heartbeats:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def words(self, late_seconds: float) -> bytes | None:
-        """Return the heartbeat of a loop that has not turned for so long, with the load that it last
-        had; None if nothing may be said. Called in another thread, while the loop does not turn."""
+        """Return the heartbeat of a loop that has not turned for so long, with the load that it
+        last had; None if nothing may be said. Called in another thread, while the loop does not
+        turn."""
         if self._last is None or not self._coordination.registered or self.stalled:
             return None
         try:

@@ -1,12 +1,14 @@
-"""How a server leaves: drained at the coordinator's word, while it runs on, or at the end of its life.
+"""How a server leaves: drained at the coordinator's word, while it runs on, or at the end of its
+life.
 
-Drained, it opens nothing and hands over what is open (`draining.py`) until nothing is its own, or it is
-wanted back. At a stop it does so for as long as that gets on, then answers what has arrived, makes
-everything durable, releases the rest at once and leaves no folder behind. What could not be made durable
-stays in its log: it fences itself, and whoever opens the stores next reads that, as after a crash.
+Drained, it opens nothing and hands over what is open (`draining.py`) until nothing is its own, or
+it is wanted back. At a stop it does so for as long as that gets on, then answers what has arrived,
+makes everything durable, releases the rest at once and leaves no folder behind. What could not be
+made durable stays in its log: it fences itself, and whoever opens the stores next reads that, as
+after a crash.
 
-Without a shared file system nothing is handed over store by store: the log of an incarnation is complete
-for others only once it is fenced, so being drained ends this life and begins another.
+Without a shared file system nothing is handed over store by store: the log of an incarnation is
+complete for others only once it is fenced, so being drained ends this life and begins another.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Leaving:
         stopping: asyncio.Event,
         end_for_drain: Callable[[], None],
     ) -> None:
-        """`bucket_mode`: what it stands on without a shared file system. `stopping` is set at the end of
-        this life; `end_for_drain` brings that about, and another life."""
+        """`bucket_mode`: what it stands on without a shared file system. `stopping` is set at the
+        end of this life; `end_for_drain` brings that about, and another life."""
         self._server = server
         self._incarnation = incarnation
         self._disk = disk
@@ -123,8 +125,8 @@ class Leaving:
                 and self._open_queue.has_opened
                 and self.mode is ServerMode.DRAINING
             ):
-                # Without a shared file system the next owners need this life's log, which is complete
-                # once it is fenced. The next life drains with nothing open.
+                # Without a shared file system the next owners need this life's log, which is
+                # complete once it is fenced. The next life drains with nothing open.
                 self._end_for_drain()
                 return
             while self.mode is ServerMode.DRAINING or self._drainer.vacating:
@@ -168,8 +170,8 @@ class Leaving:
             self._gate.fence_myself()
             return
         if not lives_again:
-            # The next life of a drained server takes the place of this one when it registers: one that
-            # has released all counts as ended by itself, and drained no longer.
+            # The next life of a drained server takes the place of this one when it registers: one
+            # that has released all counts as ended by itself, and drained no longer.
             try:
                 await self._coordination.release_all()
             except HoldfastError as error:

@@ -1,14 +1,15 @@
 """From a store that somebody asked for to one that is open, or a refusal.
 
-    wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ opened, a few at a time
+    wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ opened, a few at
+    a time
 
-A store that takes long, because gigabytes of it are checked or copied, holds up none that come after it: it
-gives its place among the few back.
+A store that takes long, because gigabytes of it are checked or copied, holds up none that come
+after it: it gives its place among the few back.
 
-What waits for a store is kept by `open_stores.py` and handed back in the order of arrival. A store that cannot
-be opened now (its file is locked, the bucket or the coordinator is away, it is cold) is asked for again
-later; everything else that goes wrong is the answer of whoever waits. A server that opens nothing any
-more releases what it was granted and sends the clients elsewhere.
+What waits for a store is kept by `open_stores.py` and handed back in the order of arrival. A store
+that cannot be opened now (its file is locked, the bucket or the coordinator is away, it is cold) is
+asked for again later; everything else that goes wrong is the answer of whoever waits. A server that
+opens nothing any more releases what it was granted and sends the clients elsewhere.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _OPEN_BATCH: Final = 512
 _PARALLEL_OPENS: Final = 8
 #: An opening that takes longer than this (a large file is checked or copied) lets another begin.
 _LONG_OPEN_SECONDS: Final = 0.25
-#: Stores that do not exist and were given back, without a word yet that they are: beyond it they stay this
-#: server's until it ends.
+#: Stores that do not exist and were given back, without a word yet that they are: beyond it they
+#: stay this server's until it ends.
 _MAX_GIVEN_BACK: Final = 4096
 #: How long stores that are asked for wait until others can be closed for them.
 _ROOM_SECONDS: Final = 2.0
@@ -64,8 +65,8 @@ class Opener(Protocol):
 
 
 class Opens:
-    """What is being opened, and who wants nothing to be: `async with opens` waits for that to end, and
-    lets nothing begin meanwhile."""
+    """What is being opened, and who wants nothing to be: `async with opens` waits for that to end,
+    and lets nothing begin meanwhile."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -175,8 +176,8 @@ class OpenQueue:
         self.opens = Opens()
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
-        #: The epochs of stores that were given back and may still be this server's: a release that is
-        #: late must not be of the epoch that they are opened with again.
+        #: The epochs of stores that were given back and may still be this server's: a release that
+        #: is late must not be of the epoch that they are opened with again.
         self._given_back: dict[StoreId, int] = {}
         #: Those of them that the coordinator is yet to be told of.
         self._untold: list[StoreId] = []
@@ -272,9 +273,9 @@ class OpenQueue:
                 opening.add_done_callback(lambda task: self.opens.ended())
 
     def _free(self, wanted: list[WantedStore]) -> list[WantedStore]:
-        """Return what can be opened now; the rest has its turn once the tier is done with it. Before
-        the coordinator is asked: it may be about to hear that a file leaves, and what it has granted
-        before that says that there is one."""
+        """Return what can be opened now; the rest has its turn once the tier is done with it.
+        Before the coordinator is asked: it may be about to hear that a file leaves, and what it has
+        granted before that says that there is one."""
         leases = self._open_stores.leases
         leased = [each for each in wanted if leases.is_leased(each.store)]
         for each in leased:

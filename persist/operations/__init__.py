@@ -1,1 +1,2 @@
-"""What operations do to an open store: writes, reads, consumers, large values, and what limits remove."""
+"""What operations do to an open store: writes, reads, consumers, large values, and what limits
+remove."""

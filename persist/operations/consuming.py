@@ -1,17 +1,18 @@
 """What the operations of a consumer do: which messages a fetch delivers, and what an ack settles.
 
-Pure but for lookups in the store's file. All that a clock or the stream's content decides is decided
-here, once, and is in the change that results, so replaying the log gives the same state. The time is the
-store's, which never goes back. Invariants:
+Pure but for lookups in the store's file. All that a clock or the stream's content decides is
+decided here, once, and is in the change that results, so replaying the log gives the same state.
+The time is the store's, which never goes back. Invariants:
 
-- A message is delivered again only after its deadline, and never once it was acknowledged or given up.
-- An ack counts whichever delivery of the message it answers: the work is done. Everything else that a
-  worker says counts only for the delivery that is current.
+- A message is delivered again only after its deadline, and never once it was acknowledged or given
+  up.
+- An ack counts whichever delivery of the message it answers: the work is done. Everything else that
+  a worker says counts only for the delivery that is current.
 - Messages that were removed from the stream are passed over.
 - An operation that changes nothing makes no change: an empty fetch costs no revision.
-- With a dead-letter stream, what was delivered too often stays pending until its client says `term`: it
-  does so when the dead-letter stream has acknowledged the copy. Until then each fetch past the deadline
-  names it again, to be moved and not to be worked on.
+- With a dead-letter stream, what was delivered too often stays pending until its client says
+  `term`: it does so when the dead-letter stream has acknowledged the copy. Until then each fetch
+  past the deadline names it again, to be moved and not to be worked on.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What a store's limits and the passing of time remove from it, as changes like any other.
 
-Pure but for look-ups in the store's file. Everything goes by changes that the owner makes, so the log
-has them, followers see them, and nobody else ever decides by a clock of his own. Invariants:
+Pure but for look-ups in the store's file. Everything goes by changes that the owner makes, so the
+log has them, followers see them, and nobody else ever decides by a clock of his own. Invariants:
 
-- Of a stream the lowest seqs go first, of a kv the keys that were set longest ago, and never more of
-  them than the limit asks for. The front of a stream goes by a trim, whatever its length.
+- Of a stream the lowest seqs go first, of a kv the keys that were set longest ago, and never more
+  of them than the limit asks for. The front of a stream goes by a trim, whatever its length.
 - What has expired is removed before the owner answers anything that could show it.
-- One turn of the loop removes no more than MAX_EVICTED_ROWS; then `due_at` is 0, and the next turn goes
-  on.
+- One turn of the loop removes no more than MAX_EVICTED_ROWS; then `due_at` is 0, and the next turn
+  goes on.
 
 File and changes that are not in it yet are looked at together: what waits is walked through, so the
 work is that of a transaction at the most.

@@ -1,9 +1,10 @@
-"""What each write operation does to a store: checked arguments in, accepted changes and a result out.
+"""What each write operation does to a store: checked arguments in, accepted changes and a result
+out.
 
 Pure but for lookups in the store's file. Every operation either is accepted whole or changes
-nothing and gives an error; so does one that raises what nobody expected, which is taken back. Values come
-from the wire, so each is checked here, once, where it is used. The results' shapes are listed beside the
-operations' numbers in `protocol/frames.py`.
+nothing and gives an error; so does one that raises what nobody expected, which is taken back.
+Values come from the wire, so each is checked here, once, where it is used. The results' shapes are
+listed beside the operations' numbers in `protocol/frames.py`.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def execute(
 ) -> frames.Run | list[Result]:
     """Execute write operations in order and return a result, or an error's wire form, for each.
 
-    `store.time` is the time of all of them. `mishaps` takes the exceptions that are our bugs. Raises
-    StorageError when the store's file cannot be read; the caller then takes the whole tick of this
-    store back.
+    `store.time` is the time of all of them. `mishaps` takes the exceptions that are our bugs.
+    Raises StorageError when the store's file cannot be read; the caller then takes the whole tick
+    of this store back.
     """
     if store.retention is not None:
         run = _run_within_limits(store, store.retention, operations)
@@ -97,7 +98,8 @@ def execute(
 def _run_within_limits(
     store: Store, retention: Retention, operations: list[list[Any]]
 ) -> frames.Run | None:
-    """Accept plain appends of which no limit has to look at each; None if they are something else."""
+    """Accept plain appends of which no limit has to look at each; None if they are something
+    else."""
     values = _plain_values(operations) if store.is_stream else None
     if values is None or not retention.takes_any(list(map(len, values))):
         return None
@@ -262,7 +264,9 @@ def _append(store: Store, operation: list[Any]) -> Result:
         if known is not None and known[2] > store.time - window_ms:
             return [known[0], known[1], known[2], True]
         if known is None and store.msg_id_count >= MAX_MSG_IDS:
-            raise LimitExceededError(what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1)
+            raise LimitExceededError(
+                what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1
+            )
     if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
         store.last_seq
     ):

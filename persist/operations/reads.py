@@ -57,8 +57,8 @@ def execute(
 ) -> list[Any]:
     """Return a result, or an error's wire form, for the first of `operations`, at least one.
 
-    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our bugs.
-    None is begun once `is_late` says so: whoever asked asks again for the rest. Raises
+    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our
+    bugs. None is begun once `is_late` says so: whoever asked asks again for the rest. Raises
     ArchiveNeededError if the first one needs others, StorageError when the file cannot be read.
     """
     results: list[Any] = []
@@ -337,7 +337,9 @@ def _filled_changes(dated: list[Any], bodies: Bodies) -> list[Any]:
         for revision, time, change in dated
         if _sets_message(change) and isinstance(changes.set_value(change), ArchivedMessage)
     ]
-    filled = {row[1]: [frames.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)}
+    filled = {
+        row[1]: [frames.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)
+    }
     return [
         (revision, time, filled.get(revision, change)) for revision, time, change in dated
     ]

@@ -1,10 +1,10 @@
 """Uploads: what operations do to values that come in chunks, until they are values.
 
-Pure but for look-ups in the store's file. A chunk is accepted where the one before it ended, and one
-that is there already changes nothing, so a client may send a chunk as often as it likes. What is put in
-the place of a value must be an upload that is complete, of the size and the crc32 of the whole: so a
-value is never stored in part, nor from two sources. What gets no chunks any more is dropped by a change
-that the owner makes, as what expires is.
+Pure but for look-ups in the store's file. A chunk is accepted where the one before it ended, and
+one that is there already changes nothing, so a client may send a chunk as often as it likes. What
+is put in the place of a value must be an upload that is complete, of the size and the crc32 of the
+whole: so a value is never stored in part, nor from two sources. What gets no chunks any more is
+dropped by a change that the owner makes, as what expires is.
 """
 
 from __future__ import annotations

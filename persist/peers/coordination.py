@@ -1,7 +1,7 @@
 """What a server and the coordinator say to each other, as the server sees it.
 
-The server asks: to be registered, to open and to release stores. The coordinator commands: a sign of
-life, to register again, to drain. Kept:
+The server asks: to be registered, to open and to release stores. The coordinator commands: a sign
+of life, to register again, to drain. Kept:
 
 - The server obeys nobody of a lower term than the highest it has heard. A command of a deposed
   coordinator is refused, and an answer of it counts as none.
@@ -44,7 +44,8 @@ _RETRY_SECONDS: Final = 0.1
 NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
 #: Of no file.
 NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
-#: How often a server whose tree has no id yet looks again before it takes a coordinator for another's.
+#: How often a server whose tree has no id yet looks again before it takes a coordinator for
+#: another's.
 _LATE_TRIES: Final = 20
 
 
@@ -64,8 +65,9 @@ class Coordination:
         read_cluster: Callable[[], str] = lambda: "",
         told_time: Callable[[int], None] = lambda time_ms: None,
     ) -> None:
-        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet. `told_time` hears
-        the coordinator's time, in milliseconds, before any store can be opened. `drain` is called when the coordinator says that the server is to drain, or no longer;
+        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet.
+        `told_time` hears the coordinator's time, in milliseconds, before any store can be opened.
+        `drain` is called when the coordinator says that the server is to drain, or no longer;
         `snapshot` when an operator wants stores snapshotted, or all that are open."""
         self._bus = bus
         self._subjects = subjects
@@ -182,8 +184,9 @@ class Coordination:
     async def open(
         self, wanted: Sequence[tuple[StoreId, bool]], above: Mapping[StoreId, int] = NO_EPOCHS
     ) -> list[list[Any]]:
-        """Ask for stores `(store, create)`, of some with an epoch above one; return for each `[epoch,
-        state, state_before]` or `[None, code, fields]`. Raises NoCoordinatorError, FencedError."""
+        """Ask for stores `(store, create)`, of some with an epoch above one; return for each
+        `[epoch, state, state_before]` or `[None, code, fields]`. Raises NoCoordinatorError,
+        FencedError."""
         stores = [[*store, create, above.get(store)] for store, create in wanted]
         grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
         return grants

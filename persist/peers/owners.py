@@ -32,8 +32,8 @@ class Owners:
         self._subjects = subjects
 
     async def take_over(self, stores: Sequence[StoreId]) -> None:
-        """Return once each store is open at its owner, or was a moment ago. Raises HoldfastError: of
-        the first one that is not."""
+        """Return once each store is open at its owner, or was a moment ago. Raises HoldfastError:
+        of the first one that is not."""
         for start in range(0, len(stores), _BATCH):
             by_tenant: dict[str, list[StoreId]] = defaultdict(list)
             for store in stores[start : start + _BATCH]:

@@ -1,10 +1,10 @@
 """Point in time: how a store was at a revision or a time, as far as snapshots and logs can tell.
 
-Pure: given the versions that are kept and the records that any log has, `course` says from which version
-to start and what to apply. What it reaches is exact, or it says between which two points the target
-lies. A revision is reached exactly or not. A time is, if nothing can have happened between what was
-reached and that time: the next change is known and later, or somebody saw the store unchanged after it.
-"""
+Pure: given the versions that are kept and the records that any log has, `course` says from which
+version to start and what to apply. What it reaches is exact, or it says between which two points
+the target lies. A revision is reached exactly or not. A time is, if nothing can have happened
+between what was reached and that time: the next change is known and later, or somebody saw the
+store unchanged after it. """
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Point(NamedTuple):
 
 
 class Steps(Sequence[AppliedBatch]):
-    """Batches to be applied, of which each is decoded when it is asked for: large values in the log may
-    be more than memory should hold."""
+    """Batches to be applied, of which each is decoded when it is asked for: large values in the log
+    may be more than memory should hold."""
 
     def __init__(self) -> None:
         #: The record, which payload of it, and how many of that one's changes.
@@ -109,8 +109,8 @@ def course(
     target: RestoreTarget,
     seen: Iterable[Point] = (),
 ) -> Course:
-    """Return how to get to `target`, or as near before it as can be. `seen` are states that somebody
-    saw, beside those that were snapshotted."""
+    """Return how to get to `target`, or as near before it as can be. `seen` are states that
+    somebody saw, beside those that were snapshotted."""
     entry = entry or StoreEntry()
     deleted_epoch = entry.deleted.epoch if entry.deleted is not None else 0
     records = [record for record in records if record.epoch > deleted_epoch]

@@ -1,10 +1,10 @@
 """Rebuilding: what the logs in the bucket have beyond the snapshots, made into snapshots.
 
-For when everything but the bucket is lost. The caller has fenced every incarnation. Each store of which a
-log has more than its newest snapshot is brought up to date in a folder of the caller's and published;
-what was acknowledged as `stored` is in the manifests then, and no log is needed any more. May be cut
-short and begun again. A store whose log has a gap, or is damaged, stays as its newest snapshot has it,
-and is told of: nothing is skipped in silence. Blocking.
+For when everything but the bucket is lost. The caller has fenced every incarnation. Each store of
+which a log has more than its newest snapshot is brought up to date in a folder of the caller's and
+published; what was acknowledged as `stored` is in the manifests then, and no log is needed any
+more. May be cut short and begun again. A store whose log has a gap, or is damaged, stays as its
+newest snapshot has it, and is told of: nothing is skipped in silence. Blocking.
 """
 
 from __future__ import annotations
@@ -123,7 +123,12 @@ class _Rebuilder:
         return sum(len(batch.changes) for batch in found.batches)
 
     def _publish(
-        self, store: StoreId, entry: StoreEntry, found: TakeoverPlan, last: LogRecord, beginning: int
+        self,
+        store: StoreId,
+        entry: StoreEntry,
+        found: TakeoverPlan,
+        last: LogRecord,
+        beginning: int,
     ) -> None:
         path = self._folder / "rebuilt.db"
         for name in self._disk.names(self._folder):

@@ -2,16 +2,19 @@
 
 `plan` is pure. The rules, which together keep one order through any number of owners:
 
-- Records are taken epoch by epoch, oldest first, and within an epoch in the order of their revisions,
-  which is that of the log.
-- Records of epochs before the file's own are void: who took the store over had applied what counted.
-- An epoch ends where the next one begins: a record of a higher epoch that starts at revision r makes
-  everything of lower epochs beyond r void. So what a zombie appended to its log after it was fenced
-  (it was never acknowledged) cannot appear once a later owner has written.
-- A record follows the one before it without a gap, or the store is damaged and says what is missing.
+- Records are taken epoch by epoch, oldest first, and within an epoch in the order of their
+  revisions, which is that of the log.
+- Records of epochs before the file's own are void: who took the store over had applied what
+  counted.
+- An epoch ends where the next one begins: a record of a higher epoch that starts at revision r
+  makes everything of lower epochs beyond r void. So what a zombie appended to its log after it was
+  fenced (it was never acknowledged) cannot appear once a later owner has written.
+- A record follows the one before it without a gap, or the store is damaged and says what is
+  missing.
 
-`doubts` is pure too: it tells of which stores a damaged or missing log may have held the last changes,
-which no gap would show. That can be only its owner's log: a later owner started from all there was.
+`doubts` is pure too: it tells of which stores a damaged or missing log may have held the last
+changes, which no gap would show. That can be only its owner's log: a later owner started from all
+there was.
 
 `DeadLogs` reads and keeps the logs, one read for each dead incarnation whatever its stores.
 """
@@ -285,8 +288,8 @@ class DeadLogs:
         return list(self._loaded.values())
 
     def records(self, store: StoreId) -> list[LogRecord]:
-        """Return every record of `store` in the logs read so far, log by log, and what was kept with
-        its files in quarantine."""
+        """Return every record of `store` in the logs read so far, log by log, and what was kept
+        with its files in quarantine."""
         found: list[LogRecord] = []
         for log in (*self._loaded.values(), *self._kept.values()):
             found.extend(log.records.get(store, ()))

@@ -43,7 +43,8 @@ class ColdImages:
         self._memory_bytes = 0
 
     def brought(self, store: StoreId, grant: Grant, *, has_file: bool) -> Fetched | None:
-        """Return the image that takes the place of a file, if the store has none because it is cold.
+        """Return the image that takes the place of a file, if the store has none because it is
+        cold.
 
         Raises StoreIsColdError, StorageFailedError.
         """

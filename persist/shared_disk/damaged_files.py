@@ -1,9 +1,10 @@
-"""Files that are damaged, or older than what is known of their store: where they go, and what is said.
+"""Files that are damaged, or older than what is known of their store: where they go, and what is
+said.
 
-One that a crash left unfinished, before it was ever durable, is removed: the logs hold all of it. Any other
-moves to quarantine, and what is missing is said. Never an older or empty store in its place: the logs
-alone do not tell how far a durable file went. One that is cold comes back as its snapshot.
-"""
+One that a crash left unfinished, before it was ever durable, is removed: the logs hold all of it.
+Any other moves to quarantine, and what is missing is said. Never an older or empty store in its
+place: the logs alone do not tell how far a durable file went. One that is cold comes back as its
+snapshot. """
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class DamagedFiles:
         self._evidence = evidence
 
     def take_away(self, store: StoreId, path: Path, grant: Grant, error: StoreDamagedError) -> None:
-        """Take a file away that cannot be opened. Raises StoreDamagedError unless the logs hold all of the
-        store, StoreIsColdError if its snapshot takes its place."""
+        """Take a file away that cannot be opened. Raises StoreDamagedError unless the logs hold all
+        of the store, StoreIsColdError if its snapshot takes its place."""
         if grant.cold is not None and grant.state == StoreState.DURABLE:
             self._set_aside(store, path, error)
             raise StoreIsColdError(store=str(store)) from error
@@ -43,8 +44,8 @@ class DamagedFiles:
         self._evidence.require_beginning(store, grant.state, cause=error)
 
     def refuse_older_than_snapshot(self, file: StoreFile, grant: Grant) -> None:
-        """Set an open file aside that is older than what the store went cold at. Raises StoreIsColdError
-        then."""
+        """Set an open file aside that is older than what the store went cold at. Raises
+        StoreIsColdError then."""
         revision = file.meta.revision
         if revision >= (grant.cold or 0):
             return

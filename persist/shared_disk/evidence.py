@@ -1,11 +1,12 @@
 """What a shared disk says of a store beside its file: dead owners' logs, a tombstone, a quarantine.
 
-From it follow what a file lacks, which epochs were taken before, and when a store may not be opened:
+From it follow what a file lacks, which epochs were taken before, and when a store may not be
+opened:
 
-- The log of its last owner is damaged or missing, and may have held more: refuse, until the store was
-  restored or an operator accepts the loss.
-- The file with all that the logs have does not reach the revision that the coordinator knows: somebody
-  has put an older one in the place of the store's.
+- The log of its last owner is damaged or missing, and may have held more: refuse, until the store
+  was restored or an operator accepts the loss.
+- The file with all that the logs have does not reach the revision that the coordinator knows:
+  somebody has put an older one in the place of the store's.
 - There is no file, and the logs do not hold the store from its beginning.
 
 Reads and judges; changes nothing.
@@ -57,8 +58,10 @@ class Evidence:
         if revision < grant.revision:
             raise StoreDamagedError(
                 store=str(file.store),
-                reason=f"its file is an older one: it reaches revision {revision}, and the coordinator "
-                f"knows that it was at {grant.revision}; put the newer file back, restore the store, or "
+                reason=f"its file is an older one: it reaches revision {revision}, and the "
+                "coordinator "
+                f"knows that it was at {grant.revision}; put the newer file back, restore the "
+                "store, or "
                 "accept the older one with an empty file "
                 f"{self._layout.older_accepted(file.store).name} beside it",
             )
@@ -125,7 +128,8 @@ class Evidence:
         return [record for record in records if grave is None or record.epoch > grave.epoch]
 
     def _blame(self, store: StoreId, file: FoundFile | None) -> str:
-        """Return which logs that once had changes of the store lack some, as the end of a reason."""
+        """Return which logs that once had changes of the store lack some, as the end of a
+        reason."""
         return "".join(
             f"; {log}"
             for log in self._dead_logs.logs()

@@ -1,10 +1,11 @@
-"""Files that another process still has: it was fenced or has released the store, and is about to go.
+"""Files that another process still has: it was fenced or has released the store, and is about to
+go.
 
-Wait for it. If it does not go within LOCK_WAIT_SECONDS (a stopped process, a stuck network lock), copy
-file and WAL, bring the copy up to date, and give it the name of this epoch; the old one is left to the
-process: whatever it still writes there is never read again. Should this owner be stopped before it gives
-the name, what the file says of its epoch tells the next ones that it came late.
-"""
+Wait for it. If it does not go within LOCK_WAIT_SECONDS (a stopped process, a stuck network lock),
+copy file and WAL, bring the copy up to date, and give it the name of this epoch; the old one is
+left to the process: whatever it still writes there is never read again. Should this owner be
+stopped before it gives the name, what the file says of its epoch tells the next ones that it came
+late. """
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class LockedFiles:
         self._locked_since: dict[StoreId, float] = {}
 
     async def generation(self, store: StoreId, generations: list[int]) -> int:
-        """Return which of the generations that there are counts. Raises BusyError while that is open."""
+        """Return which of the generations that there are counts. Raises BusyError while that is
+        open."""
         if len(generations) == 1:
             return generations[0]
         life = self._life
@@ -62,8 +64,8 @@ class LockedFiles:
         self._locked_since.pop(store, None)
 
     async def copied(self, store: StoreId, generation: int, grant: Grant) -> StoreFile:
-        """Return a copy of a file that is locked, open, once its holder had its time. Raises BusyError
-        before that, and if it is gone."""
+        """Return a copy of a file that is locked, open, once its holder had its time. Raises
+        BusyError before that, and if it is gone."""
         now = asyncio.get_running_loop().time()
         if now - self._locked_since.setdefault(store, now) < LOCK_WAIT_SECONDS:
             raise BusyError(what=f"the file of {store}")

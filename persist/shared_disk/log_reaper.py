@@ -12,8 +12,8 @@ missing is kept, or its folder is, as what says so; once an operator has accepte
 reaped like any other, and what there is of it goes to quarantine.
 
 A life that ended before the coordinator heard of it is fenced by the next life of the same server,
-which has the server's lock and is registered, and so is what is left of a removal that was cut short.
-"""
+which has the server's lock and is registered, and so is what is left of a removal that was cut
+short. """
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Files of stores that have none: each is a generation of its own epoch, where no other owner makes one.
+"""Files of stores that have none: each is a generation of its own epoch, where no other owner makes
+one.
 
-A store that is written for the first time gets its file when its first changes reach the disk: whole,
-with all of them, if they are few. One that takes the place of a deleted store goes on beyond what that
-one had come to, and has its name only once that is durable in it.
+A store that is written for the first time gets its file when its first changes reach the disk:
+whole, with all of them, if they are few. One that takes the place of a deleted store goes on beyond
+what that one had come to, and has its name only once that is durable in it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class NewFiles:
     def create(
         self, store: StoreId, epoch: int, owner: tuple[int, str, str] = (0, "", "")
     ) -> StoreFile:
-        """Create an empty file; until it has an owner, whatever precedes `epoch` may be applied to it."""
+        """Create an empty file; until it has an owner, whatever precedes `epoch` may be applied to
+        it."""
         life = self._life
         life.gate.check()
         path = life.layout.store(store, epoch)
@@ -64,8 +66,8 @@ class NewFiles:
         batches: Sequence[AppliedBatch],
         outcomes: Sequence[WriterOutcome],
     ) -> Callable[[], StoreFile] | None:
-        """Return what writes a small file that holds these, in any thread; None where `create_as_mine` has
-        to do."""
+        """Return what writes a small file that holds these, in any thread; None where
+        `create_as_mine` has to do."""
         life = self._life
         path = life.layout.store(store, epoch)
         if life.disk.exists(wal_of(path)):

@@ -3,15 +3,15 @@
 The order, each step of which a crash may interrupt and the next owner repeats:
 
 1. Open the file that counts (`generations.py`), or wait for whoever has it locked, and copy it
-   (`locked_files.py`). One that is damaged leaves (`damaged_files.py`). A store that went cold has no
-   file: its snapshot, of the revision recorded then, takes its place (`cold_images.py`); a file that is
-   there after all counts if it is at or beyond that revision.
-2. Apply what the logs of dead owners have beyond the file (`takeover.py`), or refuse if they may lack
-   some of it (`evidence.py`).
+   (`locked_files.py`). One that is damaged leaves (`damaged_files.py`). A store that went cold has
+   no file: its snapshot, of the revision recorded then, takes its place (`cold_images.py`); a file
+   that is there after all counts if it is at or beyond that revision.
+2. Apply what the logs of dead owners have beyond the file (`takeover.py`), or refuse if they may
+   lack some of it (`evidence.py`).
 3. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
    comes from a coordinator that has lost its state: it is told, and grants a higher one.
-4. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file that
-   it does not know to be durable, before the first answer: after it, dead owners' logs may go.
+4. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file
+   that it does not know to be durable, before the first answer: after it, dead owners' logs may go.
 
 The new epoch reaches the file only after their changes have: records of older epochs are void to a
 file of a newer one.
@@ -135,7 +135,8 @@ class StoreOpener:
         )
 
     async def _epoch(self, store: StoreId, file: StoreFile | None, grant: Grant) -> int:
-        """Return the epoch to own the store in: that of the grant if nothing on disk has it already."""
+        """Return the epoch to own the store in: that of the grant if nothing on disk has it
+        already."""
         if file is None or not self._is_mine(file, grant.epoch):
             known_epoch = self._evidence.known_epoch(store, file)
             if known_epoch >= grant.epoch:
@@ -203,7 +204,8 @@ class StoreOpener:
                 _check(file)
             return file
 
-        # What a thread costs is for what takes long: a file is checked, and its WAL read, by the page.
+        # What a thread costs is for what takes long: a file is checked, and its WAL read, by the
+        # page.
         if (is_small or not wal_bytes) and not disk.direct:
             return open_and_check()
         opening = asyncio.ensure_future(self._life.run_large(open_and_check))
@@ -215,8 +217,8 @@ class StoreOpener:
             raise
 
     def _go_on_beyond(self, file: StoreFile, missing: TakeoverPlan, grant: Grant) -> None:
-        """Let an older file, which an operator put there and accepts, count as the state beyond all that
-        was: no revision means two things, and followers begin anew."""
+        """Let an older file, which an operator put there and accepts, count as the state beyond all
+        that was: no revision means two things, and followers begin anew."""
         self._life.gate.check()
         file.apply(missing.batches, missing.outcomes)
         reached = file.meta.revision
@@ -244,8 +246,8 @@ class StoreOpener:
                 file.take(epoch, self._life.server, self._life.id)
             self._make_durable(file)
 
-        # It comes from an owner that died. Once it is durable here, no log of a dead owner is needed
-        # for it any more.
+        # It comes from an owner that died. Once it is durable here, no log of a dead owner is
+        # needed for it any more.
         is_small = file.size_bytes() <= _SMALL_FILE_BYTES
         await (self._life.run_in_thread if is_small else self._life.run_large)(bring)
         logger.info(
@@ -258,9 +260,9 @@ class StoreOpener:
         return True
 
     def _make_durable(self, file: StoreFile) -> None:
-        # SQLite syncs the name of a WAL only where it has made it itself; who made this one may have
-        # died before it did. Before a page is written: what a power cut would bring back under that
-        # name is the WAL before, whose pages are older than those.
+        # SQLite syncs the name of a WAL only where it has made it itself; who made this one may
+        # have died before it did. Before a page is written: what a power cut would bring back under
+        # that name is the WAL before, whose pages are older than those.
         self._life.disk.sync_directory(file.path.parent)
         file.checkpoint()
 

@@ -1,5 +1,5 @@
-"""What changes weigh: the bytes that a store counts, and those that a change takes in memory and on the
-wire.
+"""What changes weigh: the bytes that a store counts, and those that a change takes in memory and on
+the wire.
 
 Both follow from the change alone, so that an owner and whoever replays the log count the same.
 """

@@ -1,10 +1,11 @@
 """The consumers of one open stream, in memory: what the changes have made of them.
 
-Pure. `apply` is all that ever changes them, with the same changes that go to the log and the file, so what is
-here is what any owner would have that replays them. What to deliver is decided in `consuming.py`.
+Pure. `apply` is all that ever changes them, with the same changes that go to the log and the file,
+so what is here is what any owner would have that replays them. What to deliver is decided in
+`consuming.py`.
 
-Invariant: at most `max_ack_pending` deliveries are pending (more only while it is being lowered), and
-every seq below `next_seq` that is not pending is done with. So a consumer takes bounded memory,
+Invariant: at most `max_ack_pending` deliveries are pending (more only while it is being lowered),
+and every seq below `next_seq` that is not pending is done with. So a consumer takes bounded memory,
 whatever the stream holds.
 """
 
@@ -22,7 +23,8 @@ from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
 
 @dataclass(slots=True)
 class ConsumerState:
-    """One consumer. `pending`: `seq` to `(deadline, delivery_count)`; times are int milliseconds."""
+    """One consumer. `pending`: `seq` to `(deadline, delivery_count)`; times are int
+    milliseconds."""
 
     id: int
     name: str
@@ -33,8 +35,8 @@ class ConsumerState:
     acked_count: int = 0
     given_up_count: int = 0
     pending: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: No deadline is before this, but for those of `overdue`, which were found due at `looked_at`: by
-    #: seq, some of them settled or delivered since, those before `overdue_from` all.
+    #: No deadline is before this, but for those of `overdue`, which were found due at `looked_at`:
+    #: by seq, some of them settled or delivered since, those before `overdue_from` all.
     due_at: int = 0
     looked_at: int = -1
     overdue: list[int] = field(default_factory=list)
@@ -43,8 +45,8 @@ class ConsumerState:
     def due(self, now: int) -> Iterator[int]:
         """Yield the seqs whose deadline has passed, lowest first.
 
-        All of `pending` is looked through only when another deadline has passed since the last time:
-        any number of fetches that take a few each cost no more than what they take.
+        All of `pending` is looked through only when another deadline has passed since the last
+        time: any number of fetches that take a few each cost no more than what they take.
         """
         if self.due_at <= now:
             self.looked_at = now
@@ -67,7 +69,8 @@ class ConsumerState:
                 yield seq
 
     def retry_after_ms(self, now: int) -> int | None:
-        """Return when, at the earliest, a delivery is due again; None if that takes an event first."""
+        """Return when, at the earliest, a delivery is due again; None if that takes an event
+        first."""
         if next(self.due(now), None) is not None:
             return 1
         return None if self.due_at == NEVER else max(1, self.due_at - now)

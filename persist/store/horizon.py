@@ -1,10 +1,11 @@
-"""How old things in a store are, though clocks jump: by what its owner has seen of the store's time.
+"""How old things in a store are, though clocks jump: by what its owner has seen of the store's
+time.
 
-Pure. Rows carry the time of their store, which follows the owner's wall clock: it may leap ahead by years, and
-each owner's differs. What was there when the owner looked `seconds` ago, by a clock that only goes forward,
-is at least so old, whatever its time says. An owner that has had the store for less has seen nothing of the
-kind. It lets go only what is a day older than the store's last change before it came: else what a store has
-that is opened now and then, and briefly, would stay for ever.
+Pure. Rows carry the time of their store, which follows the owner's wall clock: it may leap ahead by
+years, and each owner's differs. What was there when the owner looked `seconds` ago, by a clock that
+only goes forward, is at least so old, whatever its time says. An owner that has had the store for
+less has seen nothing of the kind. It lets go only what is a day older than the store's last change
+before it came: else what a store has that is opened now and then, and briefly, would stay for ever.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Horizon:
         self._looks: deque[tuple[float, int]] = deque()
 
     def before(self, seconds: float, now: float, time: int) -> int:
-        """Return the time before which everything is older than `seconds`, now that the monotonic clock
-        shows `now` and the store's own `time`."""
+        """Return the time before which everything is older than `seconds`, now that the monotonic
+        clock shows `now` and the store's own `time`."""
         looks = self._looks
         if not looks or now - looks[-1][0] >= seconds / _PARTS:
             looks.append((now, time))

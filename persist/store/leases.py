@@ -1,12 +1,12 @@
 """Who has a store's file for a while: every lease on one is taken here, and ends here.
 
-    lend(store)         a thread reads or syncs the file of an open store; what needs no file goes on
+    lend(store)         a thread reads or syncs the file of an open store; the rest goes on
     hold(store)         the store is being handed over, set aside or replaced; everything waits
     of_closed(store)    the file of a store that is not open here is open; whoever opens it waits
 
-A lease is a context manager. At its end the file goes back to the loop and what waited for it goes on,
-unless the holder has closed the store: then the holder says what becomes of what waited (`Lease.leave`).
-A store has one lease at a time.
+A lease is a context manager. At its end the file goes back to the loop and what waited for it goes
+on, unless the holder has closed the store: then the holder says what becomes of what waited
+(`Lease.leave`). A store has one lease at a time.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Lease:
         self.end()
 
     def end(self) -> None:
-        """Give the file back, and let what waited for it go on. Does nothing the second time, nor for a
-        holder that has closed the store."""
+        """Give the file back, and let what waited for it go on. Does nothing the second time, nor
+        for a holder that has closed the store."""
         if self._has_ended:
             return
         if self.store.state is not OpenState.CLOSED:
@@ -60,8 +60,8 @@ class Lease:
         self._leases.unhold(self.store.id)
 
     def leave(self, refusal: HoldfastError | None) -> None:
-        """The store is open here no more. What waited for it is refused; without a refusal it asks for the
-        store anew."""
+        """The store is open here no more. What waited for it is refused; without a refusal it asks
+        for the store anew."""
         self._has_ended = True
         self._leases.close(self.store)
         if refusal is None:
@@ -78,7 +78,8 @@ class Leases:
         self.close = close
         self._in_use = in_use
         self._waiters: Waiters | None = None
-        #: The stores that are not open and whose file is; each event is set at the end of the lease.
+        #: The stores that are not open and whose file is; each event is set at the end of the
+        #: lease.
         self._of_closed: dict[StoreId, asyncio.Event] = {}
 
     def attach(self, waiters: Waiters) -> None:

@@ -1,9 +1,9 @@
-"""The difference that changes make which a store's file does not hold yet: for each message, key, msg_id
-and upload that they touch, what the file would have to answer.
+"""The difference that changes make which a store's file does not hold yet: for each message, key,
+msg_id and upload that they touch, what the file would have to answer.
 
 Derived from the changes alone, so it can be built anew at any time. Of changes that the file has by
-now it may still say the same as the file: only it must not grow (`shrink`). What an atomic batch has put
-can be taken back; trims and clears are no part of one.
+now it may still say the same as the file: only it must not grow (`shrink`). What an atomic batch
+has put can be taken back; trims and clears are no part of one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast.protocol import changes, frames
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 
-#: So many messages and keys more than what is pending may be kept: of the keys that are set again and
-#: again the file need not be asked.
+#: So many messages and keys more than what is pending may be kept: of the keys that are set again
+#: and again the file need not be asked.
 _MIN_KEPT: Final = 1024
 _ABSENT: Final = object()
 

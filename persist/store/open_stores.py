@@ -107,8 +107,8 @@ class OpenStores:
             waiting.create = True
 
     def take_wanted(self, limit: int) -> list[WantedStore]:
-        """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants have
-        their turns: one that wants thousands keeps nobody else waiting."""
+        """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants
+        have their turns: one that wants thousands keeps nobody else waiting."""
         taken: list[WantedStore] = []
         while self._wanted and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._wanted))

@@ -2,10 +2,11 @@
 
 Pure; `now` is the store's time in int milliseconds. Invariants:
 
-- A write that is refused has changed nothing, taken nothing from a rate and evicted nothing: size and
-  totals are checked before the rate, and all of them before the write.
+- A write that is refused has changed nothing, taken nothing from a rate and evicted nothing: size
+  and totals are checked before the rate, and all of them before the write.
 - A limit of the total never refuses what makes the store no larger: overwriting a key counts once.
-- With `discard` old nothing is refused but what could not be kept at all, being larger than the limit.
+- With `discard` old nothing is refused but what could not be kept at all, being larger than the
+  limit.
 - `due_at` is never later than the time at which the next message or key expires.
 
 A store without limits and ttl has no Retention. Rates are kept in memory: a new owner begins anew.
@@ -28,8 +29,8 @@ _BURST_SECONDS: Final = 1
 class TokenBucket:
     """A rate over time, in thousandths so that milliseconds need no fractions.
 
-    What is larger than the bucket waits until it is full and leaves a debt: a batch of any size gets
-    through, and the rate over time holds all the same.
+    What is larger than the bucket waits until it is full and leaves a debt: a batch of any size
+    gets through, and the rate over time holds all the same.
     """
 
     __slots__ = ("_at", "_capacity", "_level", "_per_second")

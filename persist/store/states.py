@@ -1,7 +1,7 @@
 """The states of an open store, and which of them may follow which.
 
-Two questions are asked of an open store, and the answer to one says nothing of the other, so each has
-an enum and a table of its own. Who has its file (`OpenState`)?
+Two questions are asked of an open store, and the answer to one says nothing of the other, so each
+has an enum and a table of its own. Who has its file (`OpenState`)?
 
     SERVING ◀──▶ LENT       somebody reads or syncs the file; what needs no file goes on
        │   ▲      │  │
@@ -16,8 +16,8 @@ What does the cluster know of it (`Standing`)?
     COLD ──▶ NEW         the first change makes a store that was cold one to be confirmed
              NEW ──▶ DURABLE      the coordinator knows that its file exists
 
-Pure. Anything else is a bug of ours and raises IllegalTransitionError. Leases (`leases.py`) make nearly
-all transitions of the first kind.
+Pure. Anything else is a bug of ours and raises IllegalTransitionError. Leases (`leases.py`) make
+nearly all transitions of the first kind.
 """
 
 from __future__ import annotations

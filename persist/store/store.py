@@ -53,8 +53,8 @@ logger = logging.getLogger("holdfast.persist")
 _MAX_WRITERS = 1024
 #: A new file with no more than this is written whole: building its image is done in the loop.
 _SMALL_FILE_BYTES = 16 * KIB
-#: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it has to
-#: be created.
+#: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it
+#: has to be created.
 PrepareFile = Callable[
     [Sequence[AppliedBatch], Sequence[WriterOutcome]], Callable[[], StoreFile] | None
 ]
@@ -140,15 +140,16 @@ class Store:
         #: None: no limits and no ttl, and nothing of that costs anything.
         self.retention = _retention_of(file) if file is not None else None
         self.writers: dict[bytes, WriterState] = {}
-        #: The outcomes of all writers, and how many writers they are of: those in the file too, once one
-        #: was looked for there.
+        #: The outcomes of all writers, and how many writers they are of: those in the file too,
+        #: once one was looked for there.
         self.outcome_bytes = 0
         self.writer_count = 0
         self._outcomes_horizon = Horizon(self.time)
         self._msg_ids_horizon = Horizon(self.time)
         self._outcomes_counted = False
         self._writers_limit = _MAX_WRITERS
-        #: The msg_ids that are remembered: those in the file too, once it was checkpointed. Rather too many.
+        #: The msg_ids that are remembered: those in the file too, once it was checkpointed. Rather
+        #: too many.
         self.msg_id_count = 0
         self._msg_ids_counted = False
         self.pending: deque[PendingTick] = deque()
@@ -169,8 +170,8 @@ class Store:
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
         #: In the order of revision.
         self._trims: list[PendingTrim] = []
-        #: What was last tried in a thread could not be applied: for as long as the disk is ill, reads
-        #: do without it.
+        #: What was last tried in a thread could not be applied: for as long as the disk is ill,
+        #: reads do without it.
         self.apply_failed = False
         self._consumers: Consumers | None = None
         self._oldest_segment: int | None = None
@@ -218,7 +219,8 @@ class Store:
 
     # What an operation asks
     def message_bytes(self, seq: int) -> int | None:
-        """Return the size of message `seq` as of the last accepted change, None if there is none."""
+        """Return the size of message `seq` as of the last accepted change, None if there is
+        none."""
         if seq in self._memtable.messages:
             return self._memtable.messages[seq]
         if self.file is None or seq <= self._memtable.trimmed_to or seq > self.file.meta.last_seq:
@@ -245,8 +247,8 @@ class Store:
         return int(row[1])
 
     def seqs_from(self, start_seq: int, limit: int) -> list[int]:
-        """Return the seqs of the first `limit` messages from `start_seq` on, as of the last accepted
-        change."""
+        """Return the seqs of the first `limit` messages from `start_seq` on, as of the last
+        accepted change."""
         memtable, file_last_seq = self._memtable.messages, 0
         found: list[int] = []
         if self.file is not None and start_seq <= self.file.meta.last_seq:
@@ -287,7 +289,8 @@ class Store:
         return found
 
     def upload(self, upload_id: bytes) -> Upload | None:
-        """Return what there is of an upload as of the last accepted change, None if there is none."""
+        """Return what there is of an upload as of the last accepted change, None if there is
+        none."""
         if upload_id in self._memtable.uploads:
             return self._memtable.uploads[upload_id]
         body = self.file.body(upload_id) if self.file is not None else None
@@ -361,9 +364,11 @@ class Store:
         self.outcome_bytes = size_bytes + sum(len(outcome.outcome) for outcome in waiting)
         self._outcomes_counted = True
 
-    def admit_writer(self, writer_id: bytes, writer: WriterState, counter: int, first_unacked: int) -> Admission:
-        """Tell if the group of a writer that is new, or of any while the outcomes are too many, gets
-        in. One that is known and waits for nothing else does: it takes no more room."""
+    def admit_writer(
+        self, writer_id: bytes, writer: WriterState, counter: int, first_unacked: int
+    ) -> Admission:
+        """Tell if the group of a writer that is new, or of any while the outcomes are too many,
+        gets in. One that is known and waits for nothing else does: it takes no more room."""
         if not writer.last:
             if self.writer_count < MAX_WRITERS and self.outcome_bytes <= MAX_OUTCOME_BYTES:
                 self.writer_count += 1
@@ -548,8 +553,8 @@ class Store:
         self._accept(change, variable_bytes(change))
 
     def expect_expiry(self, expires: int | None) -> None:
-        """Note that what was just set is gone at `expires`, unless that is None, and of too old an age
-        before that."""
+        """Note that what was just set is gone at `expires`, unless that is None, and of too old an
+        age before that."""
         if expires is not None:
             if self.retention is None:
                 self.retention = Retention(DEFAULT_CONFIG, has_ttl=True)
@@ -559,7 +564,8 @@ class Store:
             self.retention.wrote(self.time)
 
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
-        """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of it."""
+        """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of
+        it."""
         self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
         upload = Upload(offset + len(data), crc32, self.time)
         self._memtable.put(self._memtable.uploads, upload_id, upload)
@@ -666,7 +672,8 @@ class Store:
 
     # The life of a change
     def finish_tick(self, tick: int, segment: int) -> None:
-        """What was accepted since `begin` is in the log, in `segment`, and now waits for the file."""
+        """What was accepted since `begin` is in the log, in `segment`, and now waits for the
+        file."""
         assert self.mark is not None
         # As `_make` does, in half the time: for each store of each tick.
         batch = tuple.__new__(AppliedBatch, (self.mark.revision, self.time, self.changes))
@@ -814,8 +821,8 @@ class Store:
             self._let_writers_go()
 
     def _let_writers_go(self) -> None:
-        """Keep in memory only the writers of which the file has not all: it has the others, for those
-        that come again."""
+        """Keep in memory only the writers of which the file has not all: it has the others, for
+        those that come again."""
         waiting = {outcome.writer for pending in self.pending for outcome in pending.outcomes}
         waiting.update(outcome.writer for outcome in self.outcomes)
         self.writers = {each: self.writers[each] for each in waiting if each in self.writers}
@@ -834,8 +841,8 @@ class Store:
             yield
 
     def forgets_before(self, now: float) -> tuple[int, int]:
-        """Return before which times of the store's no retry can ask for msg_ids and for outcomes any
-        more, to `StoreFile.forget` them; `now` is of a clock that only goes forward."""
+        """Return before which times of the store's no retry can ask for msg_ids and for outcomes
+        any more, to `StoreFile.forget` them; `now` is of a clock that only goes forward."""
         window_seconds = self.config.dedupe_ms / 1000
         return (
             self._msg_ids_horizon.before(window_seconds, now, self.time),

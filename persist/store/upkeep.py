@@ -5,9 +5,10 @@ several questions four times a second. Each has an index of its own, kept as the
 
     segments   the stores by the log segment of their oldest change that is in no durable file
     written    the stores whose files were written to since they were last looked at
-    use        a heap of when each store was last seen to be used. A use costs nothing: it only makes
-               the entry too early, and such an entry is put back with the time that is true now when
-               it comes to the top, so what stays at the top is the store unused for longest.
+    use        a heap of when each store was last seen to be used. A use costs nothing: it only
+               makes the entry too early, and such an entry is put back with the time that is true
+               now when it comes to the top, so what stays at the top is the store unused for
+               longest.
     damaged    the stores that turned out to be damaged, each with what was found
     expiring   the stores of which something may expire; they are looked at by turns
 

@@ -1,16 +1,17 @@
 """Exactly-once retries: what each writer of a store was last answered.
 
-A client writer numbers its write groups per store, 1, 2, 3, ..., keeps a few in flight, and sends an
-unanswered one again, unchanged. With each group comes its `first_unacked`: the lowest number it still waits
-for. The store keeps every outcome from `first_unacked` on, and always the last one. Hence
+A client writer numbers its write groups per store, 1, 2, 3, ..., keeps a few in flight, and sends
+an unanswered one again, unchanged. With each group comes its `first_unacked`: the lowest number it
+still waits for. The store keeps every outcome from `first_unacked` on, and always the last one.
+Hence
 
 - a number that is known is answered with its first answer, and nothing is applied;
 - the next number, or `first_unacked` itself when all below it was given up, is new;
 - a number beyond that came before its predecessors (a frame was lost): refused, sent again later;
-- a number below `first_unacked` was given up: its caller has been told "unknown", so that it must not be
-  applied now, minutes later perhaps.
-- a new number far above `first_unacked` is refused until `first_unacked` has risen: a writer whose first_unacked never rises
-  would have all of its outcomes kept.
+- a number below `first_unacked` was given up: its caller has been told "unknown", so that it must
+  not be applied now, minutes later perhaps.
+- a new number far above `first_unacked` is refused until `first_unacked` has risen: a writer whose
+  first_unacked never rises would have all of its outcomes kept.
 
 Pure. The rows behind it are `outcomes` in the store file and the outcomes in the commit log.
 """
@@ -79,7 +80,8 @@ class WriterState:
         return Admission.NEW, None
 
     def record(self, counter: int, first_unacked: int, outcome: bytes) -> None:
-        """Keep the outcome of a group that was just applied, and drop those below its first_unacked."""
+        """Keep the outcome of a group that was just applied, and drop those below its
+        first_unacked."""
         outcomes = self.outcomes
         last = self.last
         outcomes[counter] = outcome

@@ -1,13 +1,14 @@
 """A voice for a server whose event loop does not turn, which a loop cannot raise for itself.
 
-The loop beats for itself while it turns (`signs_of_life.py`). When it has not turned for LATE_SECONDS a
-thread, on a connection of its own, sends the heartbeats that it owes, and they say for how long it has
-not turned: so a long piece of work in the loop fences nobody, and a loop that hangs for good is known to.
-Kept:
+The loop beats for itself while it turns (`signs_of_life.py`). When it has not turned for
+LATE_SECONDS a thread, on a connection of its own, sends the heartbeats that it owes, and they say
+for how long it has not turned: so a long piece of work in the loop fences nobody, and a loop that
+hangs for good is known to. Kept:
 
-- The thread speaks only while the loop does not turn. A loop that turns and is not heard has lost its
-  connection, and is to be found out.
-- It is as silent as the loop would be: once it is fenced, while its disk hangs, before it is registered.
+- The thread speaks only while the loop does not turn. A loop that turns and is not heard has lost
+  its connection, and is to be found out.
+- It is as silent as the loop would be: once it is fenced, while its disk hangs, before it is
+  registered.
 - A stopped process (SIGSTOP, a swapped-out host) has no thread either.
 """
 
@@ -33,8 +34,8 @@ LATE_SECONDS: Final = 2 * HEARTBEAT_SECONDS
 _TURN_SECONDS: Final = HEARTBEAT_SECONDS / 2
 _CONNECT_AGAIN_SECONDS: Final = 1.0
 
-#: Returns what to say for a loop that has not turned for so many seconds; None: nothing. Called in the
-#: thread.
+#: Returns what to say for a loop that has not turned for so many seconds; None: nothing. Called in
+#: the thread.
 Words = Callable[[float], bytes | None]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 
 class SpawnedTasks:
-    """The tasks of one incarnation that nobody awaits: each is kept until it ends, or the server does."""
+    """The tasks of one incarnation that nobody awaits: each is kept until it ends, or the server
+    does."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

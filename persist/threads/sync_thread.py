@@ -1,17 +1,17 @@
 """Where the commit log is synced: in a thread of its own, or, where a sync is short, in the loop.
 
-asyncio's own pool would do, but a sync then waits behind checkpoints of store files in the same pool,
-and each hand-over costs several locks and a task. Here one is a queue's put there, and one
+asyncio's own pool would do, but a sync then waits behind checkpoints of store files in the same
+pool, and each hand-over costs several locks and a task. Here one is a queue's put there, and one
 `call_soon_threadsafe` back. Even that wakes two threads, which takes as long as a sync of a good
 disk: so while syncs are short they are done at once, which answered lone writes a fifth sooner and
-took a quarter more appends of a thousand callers. When they are not short in the mean, the next ones go
-to the thread.
+took a quarter more appends of a thousand callers. When they are not short in the mean, the next
+ones go to the thread.
 
-How long one took in the thread says little: it ends only when the busy loop gives up Python's lock. So
-now and then one is tried in the loop, and more and more rarely while it is not short.
+How long one took in the thread says little: it ends only when the busy loop gives up Python's lock.
+So now and then one is tried in the loop, and more and more rarely while it is not short.
 
-A disk that begins to hang during one in the loop stops the loop with it: the server is silent then, and
-is fenced as one that hangs.
+A disk that begins to hang during one in the loop stops the loop with it: the server is silent then,
+and is fenced as one that hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
 #: A sync is short below this: the loop is kept from other work for no longer than by one tick.
 SHORT_SECONDS: Final = 0.001
-#: After so many in the thread the next is tried in the loop; after twice as many if it was not short.
+#: After so many in the thread the next is tried in the loop; after twice as many if it was not
+#: short.
 TRY_AFTER_SYNCS: Final = 32
 TRY_AFTER_SYNCS_MAX: Final = 4096
 #: What one sync counts for in the mean of those in the loop.

@@ -1,14 +1,16 @@
 """Archiving: messages that an export has brought to its table leave the file of their store.
 
-    manifest's mark ──▶ drafts of blocks ──▶ read back from the table ──▶ a change ──▶ pages given back
+    manifest's mark ──▶ drafts of blocks ──▶ read back from the table ──▶ a change ──▶ pages given
+    back
 
-A store says by `archive_after_seconds` that its messages may. Open stores are looked at now and then;
-one that nobody uses goes cold as a whole and needs no more. Invariants:
+A store says by `archive_after_seconds` that its messages may. Open stores are looked at now and
+then; one that nobody uses goes cold as a whole and needs no more. Invariants:
 
-- A message leaves only when its block was read back from a committed version of the table: each message
-  by revision, time, size and checksum, all of them by the digest of values and headers.
-- It leaves by a change in the log, in the store's order, and nothing but appended messages ever do. What
-  was set again or deleted while the block was looked at is not part of it when the change is applied.
+- A message leaves only when its block was read back from a committed version of the table: each
+  message by revision, time, size and checksum, all of them by the digest of values and headers.
+- It leaves by a change in the log, in the store's order, and nothing but appended messages ever do.
+  What was set again or deleted while the block was looked at is not part of it when the change is
+  applied.
 - A table that lacks something, or has it otherwise, stops the archiving of its store, and says so.
 """
 

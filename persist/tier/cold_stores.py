@@ -1,14 +1,14 @@
 """Cold stores on their way back from the bucket.
 
-A store that went cold has no file; its first use brings its image: verified, in memory or, when it is
-large, in a draft beside where its file will be. Opening (`opening.py`) then takes it from here, with a
-fresh grant. Kept:
+A store that went cold has no file; its first use brings its image: verified, in memory or, when it
+is large, in a draft beside where its file will be. Opening (`opening.py`) then takes it from here,
+with a fresh grant. Kept:
 
-- So many are brought at once, in the order in which they were asked for, in threads of their own. What
-  is hot opens meanwhile, and a bucket that is away keeps back nobody else: who asks for a cold store
-  is refused after one call has failed, and asks again.
-- What is brought is at least of the revision at which the store went cold: nothing older, and nothing
-  empty, ever takes its place.
+- So many are brought at once, in the order in which they were asked for, in threads of their own.
+  What is hot opens meanwhile, and a bucket that is away keeps back nobody else: who asks for a cold
+  store is refused after one call has failed, and asks again.
+- What is brought is at least of the revision at which the store went cold: nothing older, and
+  nothing empty, ever takes its place.
 """
 
 from __future__ import annotations

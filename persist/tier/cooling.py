@@ -1,8 +1,9 @@
-"""Cooling: files that have not changed for long leave the file system, and the sweep that finds them.
+"""Cooling: files that have not changed for long leave the file system, and the sweep that finds
+them.
 
-The sweep walks all folders now and then, so that an idle store costs no server any memory. Of a file
-that nobody has open it asks the manifests: a store without a snapshot since its last change gets one
-(whoever was to make it may have died), and one that has not changed for long goes cold:
+The sweep walks all folders now and then, so that an idle store costs no server any memory. Of a
+file that nobody has open it asks the manifests: a store without a snapshot since its last change
+gets one (whoever was to make it may have died), and one that has not changed for long goes cold:
 
 1. Its newest snapshot is read back from the bucket, whole.
 2. The file is opened, which takes its lock, and is at exactly the snapshot's epoch and revision.
@@ -10,11 +11,11 @@ that nobody has open it asks the manifests: a store without a snapshot since its
 4. The fence is read; the file is unlinked, under its lock, and its folder synced.
 
 A crash before 3 changes nothing. After 3 the file may be there or not: whoever opens the store next
-uses it if it is there, as long as it is at or beyond the revision recorded, and the bucket otherwise.
-A server that is stopped between the fence and the unlinking holds the lock, so the next owner goes on
-with a copy of a later generation; and a file that is restored has its owner's epoch as generation, which
-is later than that of any file that an earlier owner may still be about to unlink.
-"""
+uses it if it is there, as long as it is at or beyond the revision recorded, and the bucket
+otherwise. A server that is stopped between the fence and the unlinking holds the lock, so the next
+owner goes on with a copy of a later generation; and a file that is restored has its owner's epoch
+as generation, which is later than that of any file that an earlier owner may still be about to
+unlink. """
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ logger = logging.getLogger("holdfast.persist")
 
 #: A closed file without a snapshot of its last change is somebody's omission after so long.
 _FORGOTTEN_SECONDS: Final = 600.0
-#: What was written to be renamed at once, and was not for so long, is of somebody who died. One who only
-#: slept finds it gone and fails, as if by the disk: nothing rests on this being long enough.
+#: What was written to be renamed at once, and was not for so long, is of somebody who died. One who
+#: only slept finds it gone and fails, as if by the disk: nothing rests on this being long enough.
 _ABANDONED_SECONDS: Final = 3600.0
 #: Files looked at together: each shard is then read once for many of them.
 _SLICE_FILES: Final = 16_384
@@ -68,7 +69,8 @@ _GROUP_STORES: Final = 64
 
 
 class Resting(NamedTuple):
-    """A file that nobody has open. `changed` is milliseconds since the epoch, by the file system."""
+    """A file that nobody has open. `changed` is milliseconds since the epoch, by the file
+    system."""
 
     store: StoreId
     changed: int
@@ -125,7 +127,9 @@ class Cooler:
         """Look through all files once. Raises StorageError, UnavailableError."""
         free_ratio: float = await self._run_in_thread(self._free_ratio)
         cold_ms = int(self._snapshotter.policy.cold_seconds(free_ratio) * 1000)
-        forgotten_ms = int(max(_FORGOTTEN_SECONDS, self._snapshotter.policy.snapshot_seconds) * 1000)
+        forgotten_ms = int(
+            max(_FORGOTTEN_SECONDS, self._snapshotter.policy.snapshot_seconds) * 1000
+        )
         youngest_ms = min(cold_ms, forgotten_ms)
         lives: set[str] = await self._run_in_thread(self._lives)
         files = resting_files(
@@ -324,8 +328,8 @@ def resting_files(
     on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
 ) -> Iterator[Resting]:
     """Yield the store files that nobody has open, folder by folder; `on_draft` hears of each
-    unfinished copy, with the incarnation that made it, `on_temporary` of what is about to be renamed,
-    with the time of its last change in milliseconds. Raises StorageFailedError."""
+    unfinished copy, with the incarnation that made it, `on_temporary` of what is about to be
+    renamed, with the time of its last change in milliseconds. Raises StorageFailedError."""
     for folder in walk_stores(layout):
         for draft, incarnation in folder.drafts:
             on_draft(draft, incarnation)

@@ -1,7 +1,7 @@
 """Publishing of snapshots: the shards of the manifests that they are in, several at once.
 
-A shard costs a get and a put whatever is published to it, and stores are spread over all of them: so
-it is the shards that cost, and what is published together is cheap.
+A shard costs a get and a put whatever is published to it, and stores are spread over all of them:
+so it is the shards that cost, and what is published together is cheap.
 
 What is published counts as `manifest.py` says; here is nothing of that.
 """
@@ -91,7 +91,8 @@ class Publisher:
     async def _in_parallel(
         self, calls: Sequence[Callable[[], dict[StoreId, _Result]]]
     ) -> list[dict[StoreId, _Result]]:
-        """Run blocking calls, a few at once. All have ended when it returns, or raises what one did."""
+        """Run blocking calls, a few at once. All have ended when it returns, or raises what one
+        did."""
         slots = asyncio.Semaphore(PARALLEL_SHARDS)
 
         async def one(call: Callable[[], dict[StoreId, _Result]]) -> dict[StoreId, _Result]:

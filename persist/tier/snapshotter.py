@@ -1,16 +1,19 @@
 """Snapshots of a server's stores, beside everything else that it does.
 
-    closed, asked for, or much changed ──▶ image ──▶ compressed ──▶ put, tiny ones together ──▶ published
+    closed, asked for, or much changed ──▶ image ──▶ compressed ──▶ put, tiny ones together ──▶
+    published
 
-Passes take what has gathered; `tier_policy.py` says when. Nothing of this is awaited by a client, and
-while the bucket is away nothing changes for one: a pass fails, is told of once, and is tried again with
-pauses that grow. What waits is kept by name only, so many names at the most; what is dropped beyond
-that, like what another server left behind, is found again by the sweep (`cooling.py`). Invariants:
+Passes take what has gathered; `tier_policy.py` says when. Nothing of this is awaited by a client,
+and while the bucket is away nothing changes for one: a pass fails, is told of once, and is tried
+again with pauses that grow. What waits is kept by name only, so many names at the most; what is
+dropped beyond that, like what another server left behind, is found again by the sweep
+(`cooling.py`). Invariants:
 
 - A snapshot has only what is durable and acknowledged or about to be: the file of an open store is
-  checkpointed first, and the fence is read after the image was taken. So a zombie's snapshot, too, is
-  a prefix of the truth.
-- While the file of a closed store is open here it is leased: whoever opens the store waits (`leases.py`).
+  checkpointed first, and the fence is read after the image was taken. So a zombie's snapshot, too,
+  is a prefix of the truth.
+- While the file of a closed store is open here it is leased: whoever opens the store waits
+  (`leases.py`).
 - A version is published after its object was put and looked at, and only by compare-and-set.
 """
 
@@ -56,8 +59,8 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Stores that wait for a snapshot by name; the sweep finds what is beyond.
 MAX_BACKLOG: Final = 100_000
-#: Stores whose snapshots are made at a time, and published together. What of them waits in memory is
-#: tiny: a pack, and half a kilobyte for each store.
+#: Stores whose snapshots are made at a time, and published together. What of them waits in memory
+#: is tiny: a pack, and half a kilobyte for each store.
 _CHUNK_STORES: Final = 512
 _PUBLISHED_STORES: Final = 16_384
 #: Files above this are imaged one at a time, since each takes several times its size.
@@ -289,8 +292,8 @@ class Snapshotter:
 
     # One chunk
     async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
-        """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand takes
-        as many requests as ten thousand. Raises BucketError, FencedError."""
+        """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand
+        takes as many requests as ten thousand. Raises BucketError, FencedError."""
         tiny: list[Snapshot] = []
         versions: Packed = []
         for chunk in chunks:
@@ -408,8 +411,8 @@ class Snapshotter:
     def _take(self, file: StoreFile) -> Image | None:
         if file.in_memory:
             return None
-        # A file that was only taken has its new owner in the WAL, where pages have no checksums; and
-        # a zombie may not checkpoint.
+        # A file that was only taken has its new owner in the WAL, where pages have no checksums;
+        # and a zombie may not checkpoint.
         self._gate.check()
         file.checkpoint()
         draft = Path(f"{file.path}.{self._incarnation}")

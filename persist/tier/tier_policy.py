@@ -1,8 +1,8 @@
 """When a store is snapshotted, and when its file may leave the file system. Pure.
 
 Nothing here is on a timer of its own for each store: snapshots of 10,000 stores a minute would cost
-five times what the log of the same cluster costs. A store is snapshotted when it has been closed, since
-nobody uses it; while it is open, when much of it has changed; and when somebody asks for it.
+five times what the log of the same cluster costs. A store is snapshotted when it has been closed,
+since nobody uses it; while it is open, when much of it has changed; and when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Extent:
 class TierPolicy:
     """What an operator may choose."""
 
-    #: Closed stores wait so long for others, to share requests with them: a pass of a thousand changes
-    #: all 256 shards of the manifests, and one of ten thousand no more. So two puts a second at the most.
+    #: Closed stores wait so long for others, to share requests with them: a pass of a thousand
+    #: changes all 256 shards of the manifests, and one of ten thousand no more. So two puts a
+    #: second at the most.
     snapshot_seconds: float = 120.0
     #: An open store is snapshotted when so large a share of it has changed, and at least so much.
     change_ratio: float = 0.5

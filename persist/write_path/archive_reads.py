@@ -1,8 +1,8 @@
 """Reads that need the archive: they wait for it beside the write path, and are then executed anew.
 
-A read that meets archived messages is put aside with what it lacks. A thread brings that, and the read
-goes through the pipeline once more, with it: so it answers from the store as it is then, and what was
-deleted or set meanwhile is not answered from the archive. Kept:
+A read that meets archived messages is put aside with what it lacks. A thread brings that, and the
+read goes through the pipeline once more, with it: so it answers from the store as it is then, and
+what was deleted or set meanwhile is not answered from the archive. Kept:
 
 - What waits is part of the pipeline's inbox, which bounds it. So many are brought at once.
 - What cannot be brought is an error of its own kind, and never an answer that lacks something.
@@ -78,6 +78,8 @@ class ArchiveReads:
             logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
             self._inbox.refuse_waiting([arrival], error)
         else:
-            # What earlier tries had stays: a page that moves on between two tries would otherwise lack
-            # now its beginning and now its end.
-            self._inbox.submit_again([arrival._replace(archived={**(arrival.archived or {}), **bodies})])
+            # What earlier tries had stays: a page that moves on between two tries would otherwise
+            # lack now its beginning and now its end.
+            self._inbox.submit_again(
+                [arrival._replace(archived={**(arrival.archived or {}), **bodies})]
+            )

@@ -155,8 +155,8 @@ class Checkpointer:
         """`confirm` tells the coordinator that these stores' files are durable at a revision each.
         `tell_closed` tells it of files that were closed, durable: store, epoch, revision.
         `closed` hears of each store whose file has been closed because nobody uses it. `set_aside`
-        takes the stores out of service that turned out to be damaged. `unwritten` hears of each that
-        was closed and does not exist: nobody ever wrote to it."""
+        takes the stores out of service that turned out to be damaged. `unwritten` hears of each
+        that was closed and does not exist: nobody ever wrote to it."""
         self._log = log
         self._gate = gate
         self._open_stores = open_stores
@@ -165,7 +165,8 @@ class Checkpointer:
         self._run_in_thread = run_in_thread
         self._confirm = confirm
         self._tell_closed = tell_closed
-        #: Stores that were closed beyond what the coordinator knows of them, with epoch and revision.
+        #: Stores that were closed beyond what the coordinator knows of them, with epoch and
+        #: revision.
         self._untold: dict[StoreId, tuple[int, int]] = {}
         self._tell_at = 0.0
         self._closed = closed
@@ -270,7 +271,9 @@ class Checkpointer:
             # It was durable before, and the lock is gone all the same.
             logger.error("store.close_failed store=%s reason=%s", store.id, error)
 
-    async def with_durable(self, store: Store, work: Callable[[StoreFile], _Result]) -> _Result | None:
+    async def with_durable(
+        self, store: Store, work: Callable[[StoreFile], _Result]
+    ) -> _Result | None:
         """Return what `work` makes, in a thread, of the file of an open store: it is durable with
         everything synced so far. None if that cannot be now, or there is no file."""
         if store.state is not OpenState.SERVING:
@@ -342,8 +345,8 @@ class Checkpointer:
             self._untold[store.id] = (store.epoch, revision)
 
     async def _tell_of_closed(self) -> bool:
-        """Tell the coordinator how far files had come that were closed: less is an older file, put in
-        their place. That guards against a mistake, so it may be late, or lost. Returns if it has
+        """Tell the coordinator how far files had come that were closed: less is an older file, put
+        in their place. That guards against a mistake, so it may be late, or lost. Returns if it has
         heard."""
         while self._untold and self._tell_closed is not None:
             some = list(islice(self._untold.items(), _CONFIRM_BATCH))
@@ -365,8 +368,8 @@ class Checkpointer:
             return await self._make_durable(store)
 
     async def _make_durable(self, store: Store) -> bool:
-        """Make the file of a store that the caller holds durable, with everything synced so far; return
-        whether it is."""
+        """Make the file of a store that the caller holds durable, with everything synced so far;
+        return whether it is."""
         try:
             await self._write_new_file(store)
             if store.removes_much(self._progress.synced_tick):
@@ -428,8 +431,8 @@ class Checkpointer:
             if self._closed is not None:
                 self._closed(store, store.file)
         self._open_stores.closed(store)
-        # Somebody may wait for it to be opened again, to be written, which the coordinator may have granted
-        # already, of the same epoch: given back, it would have two owners.
+        # Somebody may wait for it to be opened again, to be written, which the coordinator may have
+        # granted already, of the same epoch: given back, it would have two owners.
         is_wanted = self._open_stores.in_use(store.id)
         if store.file is None and self._unwritten is not None and not is_wanted:
             self._unwritten(store)

@@ -1,8 +1,8 @@
 """Reads of what is durable: executed after the sync that they rest on, in the loop, group by group.
 
-A read whose store somebody else has, or that needs what is archived, goes back to where it waits, and is
-executed anew. A store's disk that takes no writes is read all the same: what is acknowledged is in memory.
-"""
+A read whose store somebody else has, or that needs what is archived, goes back to where it waits,
+and is executed anew. A store's disk that takes no writes is read all the same: what is acknowledged
+is in memory. """
 
 from __future__ import annotations
 

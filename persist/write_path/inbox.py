@@ -2,8 +2,8 @@
 
 Pure. Whoever receives something puts it here; the turn builder (`turn.py`) takes from here. Kept:
 
-- What has arrived and is not answered is bounded: over the bound the answer is `busy`. A read counts
-  until it is answered, and so does what waits for its store.
+- What has arrived and is not answered is bounded: over the bound the answer is `busy`. A read
+  counts until it is answered, and so does what waits for its store.
 - Tenants have their turns, and none can fill the inbox alone.
 - What waits for a file that a thread has is handed back in the order of its arrival.
 """
@@ -21,7 +21,8 @@ from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_INBOX_BYTES, MAX_
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 
-#: What one turn of the loop executes before it lets heartbeats and replies have theirs, in operations.
+#: What one turn of the loop executes before it lets heartbeats and replies have theirs, in
+#: operations.
 TURN_OPERATIONS: Final = 2 * MAX_FRAME_OPERATIONS
 #: Of a turn, what one tenant may have before the next one's: an eighth.
 TENANT_TURN_OPERATIONS: Final = TURN_OPERATIONS // 8

@@ -1,9 +1,9 @@
 """What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
 
-Pure. A malformed frame is refused whole, a group that makes no sense alone: also one whose arguments
-lie so deep in each other that nobody could show or pack them. A frame may hold a
-thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make` makes
-them: in half the time that calling the class takes.
+Pure. A malformed frame is refused whole, a group that makes no sense alone: also one whose
+arguments lie so deep in each other that nobody could show or pack them. A frame may hold a
+thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make`
+makes them: in half the time that calling the class takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How far the commit log of an incarnation has come: what is written, and what of that is durable."""
+"""How far the commit log of an incarnation has come: what is written, and what of that is
+durable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Applies the changes that open stores hold in memory to their files.
 
-A store's changes are in the log, and wait in memory until its file is read, is checkpointed, or lacks so
-many of them that memory and the next read would suffer. A few are applied in the loop. What removes much
-takes SQLite seconds: a thread does that, and what needs the file waits meanwhile.
+A store's changes are in the log, and wait in memory until its file is read, is checkpointed, or
+lacks so many of them that memory and the next read would suffer. A few are applied in the loop.
+What removes much takes SQLite seconds: a thread does that, and what needs the file waits meanwhile.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Materialiser:
         self._mishaps = Mishaps(logger)
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
-        """Apply the pending changes of those stores that have gathered many: it is cheap in bulk, and
-        bounds memory and what the next read of the store must wait for."""
+        """Apply the pending changes of those stores that have gathered many: it is cheap in bulk,
+        and bounds memory and what the next read of the store must wait for."""
         for store, _ in broadcasts:
             limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
             if (
@@ -67,8 +67,8 @@ class Materialiser:
                 self._mishaps.note("store.apply_failed", store.id, error)
 
     def apply_much(self, store: Store) -> None:
-        """Keep a store whose file nobody has from all that needs its file, and apply to that what is
-        pending, in a thread: it is more than the loop should do."""
+        """Keep a store whose file nobody has from all that needs its file, and apply to that what
+        is pending, in a thread: it is more than the loop should do."""
         self._tasks.spawn(self._apply_leased(self._leases.lend(store)))
 
     async def _apply_leased(self, lease: Lease) -> None:

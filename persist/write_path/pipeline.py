@@ -3,18 +3,18 @@
     inbox ──▶ turn: one Tick ──▶ commit log ──▶ sync (a thread) ──▶ gate ──▶ answers,
                                    append                            fence     broadcasts
 
-What arrives waits in the inbox (`inbox.py`); the turn builder makes ticks of it (`turn.py`); the releaser
-lets out what is synced (`releasing.py`). This is the shell between them: it says when a tick is built,
-writes it to the log and syncs that. Everything but the sync runs in the event loop. While one sync is under
-way the next ticks are already built and appended, and one later sync covers them all, so a busy server
-syncs back to back and a lone write waits for one sync only. Invariants:
+What arrives waits in the inbox (`inbox.py`); the turn builder makes ticks of it (`turn.py`); the
+releaser lets out what is synced (`releasing.py`). This is the shell between them: it says when a
+tick is built, writes it to the log and syncs that. Everything but the sync runs in the event loop.
+While one sync is under way the next ticks are already built and appended, and one later sync covers
+them all, so a busy server syncs back to back and a lone write waits for one sync only. Invariants:
 
 - Nothing leaves before the frame that it depends on is synced, and then not before the fence was
   read after that sync.
 - Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
-- Unsynced bytes and the answers that wait for a sync are bounded: over the bound the server gathers and
-  applies nothing.
+- Unsynced bytes and the answers that wait for a sync are bounded: over the bound the server gathers
+  and applies nothing.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Pipeline:
         """The next tick had better be built when what is written has left.
 
         While a sync is under way in its thread the next tick is built beside it. A sync in the loop
-        leaves nothing to do beside it: there the answers go first, and clients fill their next frames
-        while the server works on what has arrived meanwhile.
+        leaves nothing to do beside it: there the answers go first, and clients fill their next
+        frames while the server works on what has arrived meanwhile.
         """
         if self._paced is not None or self._sync_began_at is not None:
             return False

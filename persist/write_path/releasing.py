@@ -5,8 +5,8 @@ Whoever adds a release vouches that what it rests on is synced. Kept:
 - Nothing leaves before the fence was read, after the last sync that it rests on, and said `open`.
 - Releases leave in the order in which they were added, so a store's broadcasts are in its order.
 - Reads run on what is durable, in slices between the answers to writes, and each slice has a look
-  at the fence of its own: no reader keeps an ack back. Tenants have their turns: nor does one keep the
-  reads of another back.
+  at the fence of its own: no reader keeps an ack back. Tenants have their turns: nor does one keep
+  the reads of another back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Release:
 
 @dataclass(slots=True, eq=False)
 class _ReadsBefore:
-    """How many reads that were added before a mark have not been answered, and the mark: set then."""
+    """How many reads that were added before a mark have not been answered, and the mark: set
+    then."""
 
     count: int = 0
     left: asyncio.Event | None = None
@@ -86,7 +87,9 @@ class Releaser:
         self._materialiser = materialiser
         self._ready: deque[Release] = deque()
         #: Reads of what is durable, by turns of the tenants.
-        self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(_SLICE_OPERATIONS // 8)
+        self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(
+            _SLICE_OPERATIONS // 8
+        )
         #: Of each mark that waits, the reads before it; the last has those after all marks.
         self._marks: deque[_ReadsBefore] = deque([_ReadsBefore()])
         self._to_release = asyncio.Event()

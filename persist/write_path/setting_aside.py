@@ -1,10 +1,11 @@
 """Takes stores out of service whose files turned out to be damaged while their owner had them open.
 
-A change that cannot be applied would wait for ever, and the log with it: one flipped bit would in the
-end stop every store of the server. So such a store is set aside, alone:
+A change that cannot be applied would wait for ever, and the log with it: one flipped bit would in
+the end stop every store of the server. So such a store is set aside, alone:
 
-    hold it ──▶ wait until all that it accepted is synced ──▶ keep its changes, and move the file, to
-    quarantine ──▶ close it: the log may go on, and who asks for the store is told that it is damaged
+    hold it ──▶ wait until all that it accepted is synced ──▶ keep its changes, and move the file,
+    to quarantine ──▶ close it: the log may go on, and who asks for the store is told that it is
+    damaged
 
 Invariants:
 
@@ -13,8 +14,8 @@ Invariants:
 - Only damage sets a store aside. A disk that is full or fails may be well again: `store.py` goes on
   holding the changes, and the log has them.
 
-Without a shared file system the file is a cache, and the log in the bucket has everything: there the file
-is dropped, and the store opened again.
+Without a shared file system the file is a cache, and the log in the bucket has everything: there
+the file is dropped, and the store opened again.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class SettingAside:
         clock_ms: Callable[[], int],
         settle_bucket_log: Callable[[], None] | None,
     ) -> None:
-        """`settle_bucket_log`: without a shared file system; after it what was synced is known to be
-        in the bucket."""
+        """`settle_bucket_log`: without a shared file system; after it what was synced is known to
+        be in the bucket."""
         self._server = server
         self._incarnation = incarnation
         self._disk = disk
@@ -140,7 +141,8 @@ class SettingAside:
         )
 
     def _records(self, store: Store) -> list[LogRecord]:
-        """Return what the log of this incarnation has of a store; at the least what its file lacks."""
+        """Return what the log of this incarnation has of a store; at the least what its file
+        lacks."""
         contents = read_log(
             self._disk,
             self._layout.log(self._server, self._incarnation),

@@ -9,9 +9,9 @@ writes against the stores in memory, and then gives
   frame is synced and the fence has been read (`pipeline.py`);
 - the reads, which run after the sync, on what is durable.
 
-If the log refuses the frame, `fail` takes every store back to where the tick began. What raises something
-that nobody expected is refused as `internal_error`: one operation, or all that the tick did to its store.
-"""
+If the log refuses the frame, `fail` takes every store back to where the tick began. What raises
+something that nobody expected is refused as `internal_error`: one operation, or all that the tick
+did to its store. """
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Tick:
         stored: StoredWrites | None = None,
         log_level: Durability = Durability.SYNCED,
     ) -> None:
-        """`stored`: where answers of that level wait, if the server offers it. `log_level` is what a
-        sync of the log achieves; where that is STORED, every write is."""
+        """`stored`: where answers of that level wait, if the server offers it. `log_level` is what
+        a sync of the log achieves; where that is STORED, every write is."""
         self.number = number
         self.time = time
         self._default = int(default_durability)
@@ -138,7 +138,9 @@ class Tick:
                 durability = _STORED
         writer = store.writers.get(writer_id) or store.writer(writer_id)
         verdict, known = writer.judge(counter, first_unacked)
-        if verdict is Admission.NEW and (not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES):
+        if verdict is Admission.NEW and (
+            not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES
+        ):
             verdict = store.admit_writer(writer_id, writer, counter, first_unacked)
         if verdict is not Admission.NEW:
             if not writer.last:
@@ -175,7 +177,8 @@ class Tick:
         answered.append([position, 0, outcome])
 
     def abort(self, store: Store, error: HoldfastError) -> None:
-        """The store's file failed in the middle, or a bug did: take back all that this tick did to it."""
+        """The store's file failed in the middle, or a bug did: take back all that this tick did to
+        it."""
         if store.mark is not None:
             store.fail_tick()
         self._stores.pop(store, None)
@@ -189,7 +192,8 @@ class Tick:
         self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
 
     def give_up(self, store: Store, cause: Exception) -> None:
-        """Something that nobody expected was raised: take back all that this tick did to the store."""
+        """Something that nobody expected was raised: take back all that this tick did to the
+        store."""
         self.mishaps.append(cause)
         self.abort(store, internal_error(f"a write of {store.id}", cause))
 

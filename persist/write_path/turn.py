@@ -3,11 +3,11 @@
 Pure but for look-ups in store files: no loop, no clock, no log. The shell around it (`pipeline.py`)
 says when and how much, writes the tick's records to the log, and answers. Kept:
 
-- A group is executed once, or goes back to where it waited: in the inbox, for its store, or for the file
-  of its store.
+- A group is executed once, or goes back to where it waited: in the inbox, for its store, or for the
+  file of its store.
 - What is due in a store is removed before a group that it makes a difference to.
-- An exception that nobody expected is the answer to the group that raised it, and takes back what the
-  tick did to its store: it ends nothing.
+- An exception that nobody expected is the answer to the group that raised it, and takes back what
+  the tick did to its store: it ends nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from holdfast.protocol.store_config import Discard
 _GROUP_OPERATIONS: Final = 24
 #: What it costs to bring the file of a store up to date, in operations.
 MATERIALISE_OPERATIONS: Final = 64
-#: A turn while a sync is under way in its thread: what waits for that shall not wait for more than some
-#: 2 ms of this.
+#: A turn while a sync is under way in its thread: what waits for that shall not wait for more than
+#: some 2 ms of this.
 _TURN_OPERATIONS_BESIDE: Final = MAX_FRAME_OPERATIONS // 2
 _SERVING: Final = OpenState.SERVING
 _UNWRITTEN: Final = Standing.UNWRITTEN

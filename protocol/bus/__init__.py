@@ -1,1 +1,2 @@
-"""The NATS connection: one interface, over nats-py and in memory, with the fence around nats-py's internals."""
+"""The NATS connection: one interface, over nats-py and in memory, with the fence around nats-py's
+internals."""

@@ -4,13 +4,13 @@ At most once, no order promised between subjects, silent loss allowed: everythin
 that, so another pub/sub can take NATS's place, and an in-memory one can drive the simulator. One
 thing more than pub/sub is used where the bus has it: the answer that nobody listens on a subject.
 
-Callbacks are plain functions that return at once: the hot path must not pay for a task per message. What
-one raises costs that message only.
+Callbacks are plain functions that return at once: the hot path must not pay for a task per message.
+What one raises costs that message only.
 
 Subjects are tokens of printable ASCII. A message on any other is not delivered, and one whose reply
-subject is not of that form, or holds a wildcard, is delivered without one: what a peer sends comes back
-in what its reply is published with, and must not be able to add a line of the bus's own protocol.
-"""
+subject is not of that form, or holds a wildcard, is delivered without one: what a peer sends comes
+back in what its reply is published with, and must not be able to add a line of the bus's own
+protocol. """
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_subject(text: str) -> bool:
     """Tell if a message may be published on `text`: tokens of printable ASCII without wildcards,
     joined by dots.
 
-    In methods of str: a regular expression takes a third longer, and a cache of them twice as long for
-    the subject of a reply, which comes once.
+    In methods of str: a regular expression takes a third longer, and a cache of them twice as long
+    for the subject of a reply, which comes once.
     """
     return (
         text.isascii()
@@ -105,14 +105,15 @@ class Bus(ABC):
 
     @abstractmethod
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
-        """Call `callback` for each message on `subject`, which may hold the wildcards `*` and `>`."""
+        """Call `callback` for each message on `subject`, which may hold the wildcards `*` and
+        `>`."""
 
     @abstractmethod
     async def request(
         self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
     ) -> bytes:
-        """Send and return the first reply, which comes to an inbox of `tenant`: the one whose subject
-        this is. Raises NoRespondersError, BusTimeoutError, NotAllowedError, TooLargeError,
+        """Send and return the first reply, which comes to an inbox of `tenant`: the one whose
+        subject this is. Raises NoRespondersError, BusTimeoutError, NotAllowedError, TooLargeError,
         InvalidArgumentError, and ConnectionFailedError once closed."""
 
     @abstractmethod

@@ -49,7 +49,8 @@ _number: Final = attrgetter("number")
 
 
 class MemoryDelivery(NamedTuple):
-    """One message on its way to one subscription. `sender` and `receiver` are connections' names."""
+    """One message on its way to one subscription. `sender` and `receiver` are connections'
+    names."""
 
     sender: str
     receiver: str
@@ -89,8 +90,8 @@ class MemoryNetwork:
         self._connections: dict[MemoryBus, None] = {}
 
     def connect(self, name: str, permits: Permits | None = None) -> MemoryBus:
-        """Return a new connection; `name` is one token of a subject, and need not be unique. Without
-        `permits` it may do everything."""
+        """Return a new connection; `name` is one token of a subject, and need not be unique.
+        Without `permits` it may do everything."""
         self._connection_count += 1
         bus = MemoryBus(self, name, f"{name}-{self._connection_count}", permits)
         self._connections[bus] = None
@@ -110,7 +111,9 @@ class MemoryNetwork:
         """Publish what a client of another library can: any bytes."""
         subject_text, reply_text = subject.decode("latin-1"), reply.decode("latin-1")
         if is_subject(subject_text):
-            message = BusMessage(subject_text, payload, reply_text if is_subject(reply_text) else "")
+            message = BusMessage(
+                subject_text, payload, reply_text if is_subject(reply_text) else ""
+            )
             for subscription in self._listening(subject_text):
                 self._deliver(STRANGER, subscription, message)
 

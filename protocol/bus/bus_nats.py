@@ -1,8 +1,8 @@
 """The bus over NATS core, with nats-py.
 
-Reconnects for ever in the background, also when the connection just stops passing data; how nats-py is made
-to, and how messages go and come without tasks of nats-py's, is in `nats_client.py`: that halves the time of a
-lone request, and most of the cost of a message.
+Reconnects for ever in the background, also when the connection just stops passing data; how nats-py
+is made to, and how messages go and come without tasks of nats-py's, is in `nats_client.py`: that
+halves the time of a lone request, and most of the cost of a message.
 """
 
 from __future__ import annotations
@@ -43,12 +43,22 @@ logger = logging.getLogger("holdfast.bus")
 NATS_OPTIONS: Final = frozenset(
     {
         *("connect_timeout", "dont_randomize", "inbox_prefix", "nkeys_seed", "nkeys_seed_str"),
-        *("password", "signature_cb", "tls", "tls_handshake_first", "tls_hostname", "token", "user"),
+        *(
+            "password",
+            "signature_cb",
+            "tls",
+            "tls_handshake_first",
+            "tls_hostname",
+            "token",
+            "user",
+        ),
         *("user_credentials", "user_jwt_cb", "ws_connection_headers"),
     }
 )
 #: Why others may not be, or what to use in their place.
-_RECONNECTS: Final = "connections are made anew for as long as it takes; `connected` of a client tells"
+_RECONNECTS: Final = (
+    "connections are made anew for as long as it takes; `connected` of a client tells"
+)
 _INSTEAD: Final = {
     "servers": "the URL may hold several servers, joined by commas",
     **dict.fromkeys(
@@ -238,7 +248,9 @@ def check_options(options: Mapping[str, object]) -> None:
     """Raise InvalidArgumentError for the first of `options` that a connection does not take."""
     for name, value in options.items():
         if name not in NATS_OPTIONS:
-            reason = _INSTEAD.get(name, f"there is no such option; there are {_listed(NATS_OPTIONS)}")
+            reason = _INSTEAD.get(
+                name, f"there is no such option; there are {_listed(NATS_OPTIONS)}"
+            )
             raise InvalidArgumentError(argument=name, reason=reason)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "connect_timeout" and not (is_number and value > 0):  # type: ignore[operator]
@@ -280,16 +292,16 @@ async def connect_nats(
 ) -> NatsBus:
     """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
 
-    Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked for
-    (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
+    Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked
+    for (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
 
-    With `strict` a nats-py whose parser cannot be replaced is an error (ConnectionFailedError); else its public
-    API does.
+    With `strict` a nats-py whose parser cannot be replaced is an error (ConnectionFailedError);
+    else its public API does.
 
     `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
-    refused connection is an error at once. `options` are those of nats-py's `connect` in NATS_OPTIONS;
-    of them `connect_timeout` takes the place of `timeout_seconds`. Raises InvalidArgumentError for others.
-    """
+    refused connection is an error at once. `options` are those of nats-py's `connect` in
+    NATS_OPTIONS; of them `connect_timeout` takes the place of `timeout_seconds`. Raises
+    InvalidArgumentError for others. """
     client = _new_client(strict)
     check_options(options)
     attempt_seconds = 2.0
@@ -339,7 +351,8 @@ async def connect_nats(
             await client.close()
         raise
     except Exception as error:
-        # An option's value: a seed that is none, a TLS context that is something else, a callback that raises.
+        # An option's value: a seed that is none, a TLS context that is something else, a callback
+        # that raises.
         if not client.is_closed:
             await client.close()
         reason = f"{type(error).__name__}: {error}"
@@ -351,6 +364,7 @@ async def connect_nats(
         limit = client.max_payload
         await client.close()
         raise ConnectionFailedError(
-            url=without_passwords(url), reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}"
+            url=without_passwords(url),
+            reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}",
         )
     return bus

@@ -1,20 +1,22 @@
 """nats-py's client, as the bus needs it: this module alone knows what is inside of nats-py.
 
-Kept of nats-py: choosing a server, TLS, credentials, reconnecting, replaying subscriptions. Replaced, because
-a peer or the network could make a client deaf or have it hang:
+Kept of nats-py: choosing a server, TLS, credentials, reconnecting, replaying subscriptions.
+Replaced, because a peer or the network could make a client deaf or have it hang:
 
-- **Parsing** (`nats_parser.py`), and delivering: a message goes to its callback where it is parsed, not
-  through a queue and a task for each subscription. Whatever goes wrong with one message costs that message.
+- **Parsing** (`nats_parser.py`), and delivering: a message goes to its callback where it is parsed,
+  not through a queue and a task for each subscription. Whatever goes wrong with one message costs
+  that message.
 - **The read loop** ends only with its connection: any other end is a reason to reconnect.
-- **Closing a socket** that is given up aborts it. nats-py waits until everything unsent has been sent,
-  which a dead host makes forever.
-- **Noticing** that a connection passes nothing any more (`Watch`): nats-py takes two pings of many seconds.
-- **Errors of the server** close nats-py's client for good; here it reconnects. A permission that the
-  server refuses is told to `on_refused`.
+- **Closing a socket** that is given up aborts it. nats-py waits until everything unsent has been
+  sent, which a dead host makes forever.
+- **Noticing** that a connection passes nothing any more (`Watch`): nats-py takes two pings of many
+  seconds.
+- **Errors of the server** close nats-py's client for good; here it reconnects. A permission that
+  the server refuses is told to `on_refused`.
 
-`check_nats_py` says at the first connection whether all that this rests on is there. Where it is not, clients
-take `PublicClient` (`nats_public.py`), which uses nothing but nats-py's public API; servers do not start.
-"""
+`check_nats_py` says at the first connection whether all that this rests on is there. Where it is
+not, clients take `PublicClient` (`nats_public.py`), which uses nothing but nats-py's public API;
+servers do not start. """
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ _NO_RESPONDERS: Final = b"NATS/1.0 503"
 #: All that a socket's StreamReader holds before it stops reading: twice nats-py's limit.
 _READ_BYTES: Final = 64 * 1024
 _REFUSAL: Final = re.compile(
-    r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"', re.IGNORECASE
+    r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"',
+    re.IGNORECASE,
 )
 #: `tcpi_bytes_acked` in Linux's `struct tcp_info` (include/uapi/linux/tcp.h, since 4.1).
 _ACKED_AT: Final = slice(120, 128)
@@ -104,9 +107,9 @@ class Watch:
     """Decides when a connection passes nothing any more. Pure; `look` is called at even intervals.
 
     Counts looks since anything was received, not seconds: a process that was stopped, or whose loop
-    was busy, finds what was received meanwhile before it has looked often enough. A PING that has others'
-    bytes before it is waited for as long as the peer's kernel acknowledges any of them: on a slow
-    line a megabyte takes seconds.
+    was busy, finds what was received meanwhile before it has looked often enough. A PING that has
+    others' bytes before it is waited for as long as the peer's kernel acknowledges any of them: on
+    a slow line a megabyte takes seconds.
     """
 
     def __init__(self) -> None:
@@ -162,8 +165,8 @@ class WatchedTransport(TcpTransport):
             self._io_writer.transport.abort()
 
     async def wait_closed(self) -> None:
-        # What was aborted is closed in the next turn. Several wait for that at times, and asyncio has
-        # one future for all: whoever was cancelled would have cancelled the others.
+        # What was aborted is closed in the next turn. Several wait for that at times, and asyncio
+        # has one future for all: whoever was cancelled would have cancelled the others.
         await asyncio.sleep(0)
 
     def look(self) -> Step:
@@ -308,14 +311,18 @@ class WatchedClient(Client):
     # For the bus
 
     async def send(self, subject: str, payload: bytes, reply: str) -> None:
-        """Publish: with everything else that is published in this turn of the loop, at its end, not by another
-        task of nats-py's. Whatever is out of the ordinary (no connection, a transport that is not a
-        socket, a full socket) takes nats-py's own way."""
+        """Publish: with everything else that is published in this turn of the loop, at its end, not
+        by another task of nats-py's. Whatever is out of the ordinary (no connection, a transport
+        that is not a socket, a full socket) takes nats-py's own way."""
         if self._status != Client.CONNECTED or type(self._transport) is not WatchedTransport:
             await self.publish(subject, payload, reply)
             return
         size_bytes = len(payload)
-        line = f"PUB {subject} {reply} {size_bytes}\r\n" if reply else f"PUB {subject} {size_bytes}\r\n"
+        line = (
+            f"PUB {subject} {reply} {size_bytes}\r\n"
+            if reply
+            else f"PUB {subject} {size_bytes}\r\n"
+        )
         self._pending += (line.encode(), payload, b"\r\n")
         self._pending_data_size += size_bytes + 32
         if not self._write_scheduled:
@@ -418,12 +425,15 @@ def check_nats_py() -> None:
     """Raise ConnectionFailedError if the nats-py that is installed has not what this rests on."""
     client: Any = Client()
     missing = sorted(name for name in _USED if not hasattr(client, name))
-    missing += [name for name in ("_io_writer", "_io_reader") if not hasattr(_tcp_transport(), name)]
+    missing += [
+        name for name in ("_io_writer", "_io_reader") if not hasattr(_tcp_transport(), name)
+    ]
     if missing:
         version = importlib.metadata.version("nats-py")
         raise ConnectionFailedError(
             url="NATS",
-            reason=f"nats-py {version} is not one that holdfast knows, it has no {', '.join(missing)}: "
+            reason=f"nats-py {version} is not one that holdfast knows, it has no "
+            f"{', '.join(missing)}: "
             "install holdfast's own requirements anew",
         )
 

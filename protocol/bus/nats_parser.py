@@ -1,20 +1,21 @@
 """What a nats-server sends, taken apart: bytes in, events out, no I/O.
 
-nats-py's own parser splits the line of a message with regular expressions at any `\\s`, but a nats-server
-takes only space and tab for separators in what it is given: `\\x0b`, `\\x0c`, `\\x1c` to `\\x1f` and a lone `\\r`
-are to it bytes of a subject like others. So whoever may publish at all could, with a subject such as
-`a\\x0b7`, have a client of nats-py take `7` for the number of the subscription and deliver the message to
-another callback, and with such a reply subject leave it without a line it understands, which ends its
-reading. Here a line is split at single spaces, which is what a nats-server puts between fields, and every
-field is checked; a line that has not the form of the protocol is an error (`NatsProtocolError`), and never
-waits for more.
+nats-py's own parser splits the line of a message with regular expressions at any `\\s`, but a
+nats-server takes only space and tab for separators in what it is given: `\\x0b`, `\\x0c`, `\\x1c`
+to `\\x1f` and a lone `\\r` are to it bytes of a subject like others. So whoever may publish at all
+could, with a subject such as `a\\x0b7`, have a client of nats-py take `7` for the number of the
+subscription and deliver the message to another callback, and with such a reply subject leave it
+without a line it understands, which ends its reading. Here a line is split at single spaces, which
+is what a nats-server puts between fields, and every field is checked; a line that has not the form
+of the protocol is an error (`NatsProtocolError`), and never waits for more.
 
-The same could be mended in nats-py, in three lines of `nats/protocol/parser.py`: `[^\\s]+` becomes `[^ ]+` and
-`\\s+` becomes a space in MSG_RE and HMSG_RE, `(\\d+)\\r\\n` stays, and after the payload `\\r\\n` is checked.
+The same could be mended in nats-py, in three lines of `nats/protocol/parser.py`: `[^\\s]+` becomes
+`[^ ]+` and `\\s+` becomes a space in MSG_RE and HMSG_RE, `(\\d+)\\r\\n` stays, and after the
+payload `\\r\\n` is checked.
 
 Invariants: however the bytes are cut into pieces, the events are the same; what is kept between two
-pieces is bounded by one line and one message of `max_payload`. After an error the parser is done with.
-"""
+pieces is bounded by one line and one message of `max_payload`. After an error the parser is done
+with. """
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ class NatsParser:
     def __init__(self) -> None:
         #: The start of a line whose end has not come.
         self._line = b""
-        #: Of a message whose line has come: sid, subject, reply and the size of its headers, what there is
-        #: of its body, and how much is to come, with the end of line behind it.
+        #: Of a message whose line has come: sid, subject, reply and the size of its headers, what
+        #: there is of its body, and how much is to come, with the end of line behind it.
         self._opened = (0, b"", b"", 0)
         self._body: list[bytes] = []
         self._missing_bytes = 0

@@ -1,8 +1,8 @@
 """nats-py's client by its public API alone: for a version that `nats_client.py` does not know.
 
-Slower, and less safe: nats-py's parser takes control characters for spaces, so a peer that may publish can make
-such a connection deaf (docs/operations.md). A client is better off with it than without; a server is not, and
-does not start.
+Slower, and less safe: nats-py's parser takes control characters for spaces, so a peer that may
+publish can make such a connection deaf (docs/operations.md). A client is better off with it than
+without; a server is not, and does not start.
 """
 
 from __future__ import annotations

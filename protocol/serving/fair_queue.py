@@ -3,14 +3,15 @@
 Pure. Both servers put requests here, so that one tenant's flood costs the others a turn and not a
 place at the end of its queue.
 
-- `FairQueue` is deficit round robin (Shreedhar and Varghese, 1995): each tenant spends its share and
-  then waits for the turns of the others. A cost may be told after the item was taken, since only then
-  it is known what a request asks for; who spends more than a share sits out as many turns.
-- `SharedRoom` bounds what waits by a dynamic threshold (Choudhury and Hahne, 1998): a tenant may have
-  as much as is still free. Alone it gets half of the room; the more tenants fill it, the less each of
-  them gets, and some is always left for one that has nothing in it yet. Rejected: a fixed part for each
-  tenant, which wastes the room when one is busy, and pushing out the one that has most, which answers
-  late what could have been refused at once.
+- `FairQueue` is deficit round robin (Shreedhar and Varghese, 1995): each tenant spends its share
+  and then waits for the turns of the others. A cost may be told after the item was taken, since
+  only then it is known what a request asks for; who spends more than a share sits out as many
+  turns.
+- `SharedRoom` bounds what waits by a dynamic threshold (Choudhury and Hahne, 1998): a tenant may
+  have as much as is still free. Alone it gets half of the room; the more tenants fill it, the less
+  each of them gets, and some is always left for one that has nothing in it yet. Rejected: a fixed
+  part for each tenant, which wastes the room when one is busy, and pushing out the one that has
+  most, which answers late what could have been refused at once.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class FairQueue(Generic[T]):
         self._queue_of(tenant).appendleft(item)
 
     def begin_turn(self) -> tuple[str, deque[T], int]:
-        """Return whose turn it is, its items, to be taken from the left, and what it may spend. Raises
-        IndexError if there are none."""
+        """Return whose turn it is, its items, to be taken from the left, and what it may spend.
+        Raises IndexError if there are none."""
         turns = self._turns
         tenant = turns[0]
         if len(turns) == 1:

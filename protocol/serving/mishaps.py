@@ -1,8 +1,9 @@
-"""Exceptions that nobody expected while one request was served: a bug, which must not stop the serving.
+"""Exceptions that nobody expected while one request was served: a bug, which must not stop the
+serving.
 
-The request is answered `internal_error` and did nothing; this logs why, with the traceback. A peer that repeats
-such a request must not fill the disk with logs: of one place in the code the 1st, 2nd, 4th, 8th, ... are logged.
-"""
+The request is answered `internal_error` and did nothing; this logs why, with the traceback. A peer
+that repeats such a request must not fill the disk with logs: of one place in the code the 1st, 2nd,
+4th, 8th, ... are logged. """
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ class ZonedFormatter(logging.Formatter):
     """Times as ISO 8601 has them, with the zone: logs of several hosts are read side by side."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        return (
+            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        )
 
 
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -84,8 +86,8 @@ def run_server(
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(ZonedFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
-    # What is loaded by now lives for ever, and a server's many small objects die by reference count:
-    # the collector's full passes over all of them would only be pauses.
+    # What is loaded by now lives for ever, and a server's many small objects die by reference
+    # count: the collector's full passes over all of them would only be pauses.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
@@ -114,7 +116,9 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
             loop.add_signal_handler(number, stop)
 
     on_signals(task.cancel)
-    bus = await connect_nats(options.nats, name=program.replace(" ", "-"), patient=True, strict=True)
+    bus = await connect_nats(
+        options.nats, name=program.replace(" ", "-"), patient=True, strict=True
+    )
     try:
         await serve(options, bus, on_signals)
     finally:

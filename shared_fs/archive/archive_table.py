@@ -7,13 +7,13 @@ A message is known by store, revision and seq, and is taken only if time and che
 that the store file kept; the size there is that of what was stored, perhaps compressed. Invariants:
 
 - All that was asked for is returned, or ArchiveMissingError is raised: never a part.
-- Files are those of the table's newest version. If one is gone (merged with others, and collected), or
-  a message is not found, the version is looked up once more before that is an error.
-- Memory is bounded: rows of some row groups are kept, those of the store that was asked for only, and
-  some open files, whatever the table's size.
+- Files are those of the table's newest version. If one is gone (merged with others, and collected),
+  or a message is not found, the version is looked up once more before that is an error.
+- Memory is bounded: rows of some row groups are kept, those of the store that was asked for only,
+  and some open files, whatever the table's size.
 
-Blocking and thread-safe. Needs the packages pyarrow and deltalake, which are imported with the first
-use: a server that never reads an archive does without.
+Blocking and thread-safe. Needs the packages pyarrow and deltalake, which are imported with the
+first use: a server that never reads an archive does without.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from holdfast.shared_fs.store_file.archived_blocks import (
 from holdfast.shared_fs.store_file.exported_values import stored_again
 
 _KEPT_FILES: Final = 16
-#: Rows that are kept, in all: what a reader of a long stream comes back for page by page. The export
-#: writes row groups of up to 64 MiB.
+#: Rows that are kept, in all: what a reader of a long stream comes back for page by page. The
+#: export writes row groups of up to 64 MiB.
 _KEPT_BYTES: Final = 96 * MIB
 _COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
 #: Of deltalake with S3, which tries for three minutes if nothing is said; readers wait for less.
@@ -87,8 +87,8 @@ class Archive:
         return found
 
     def look_again(self, table: str) -> None:
-        """Have the next read of a table look up its newest version: what is left to it for good has to
-        be in that one."""
+        """Have the next read of a table look up its newest version: what is left to it for good has
+        to be in that one."""
         self._table(table).look_again()
 
     def _table(self, url: str) -> _Table:
@@ -202,7 +202,8 @@ class _Table:
         ]
 
     def _listed(self) -> dict[str, list[_File]]:
-        """Return the files of the table's newest version by tenant. Raises _Gone without a table."""
+        """Return the files of the table's newest version by tenant. Raises _Gone without a
+        table."""
         import pyarrow as pa
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError

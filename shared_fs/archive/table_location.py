@@ -1,8 +1,9 @@
 """Where a table lies: a folder, or a prefix of an S3 bucket, and the few things done to its files.
 
-A table's files are plain ones, for any engine to read, so they do not go through `shared_fs/bucket/bucket.py`,
-which adds a header and checksums of its own. Addresses and credentials are the same: `file:///FOLDER` or
-`s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, credentials from the environment.
+A table's files are plain ones, for any engine to read, so they do not go through
+`shared_fs/bucket/bucket.py`, which adds a header and checksums of its own. Addresses and
+credentials are the same: `file:///FOLDER` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`,
+credentials from the environment.
 
 A file appears whole or not at all, under a name that is used once.
 """
@@ -140,8 +141,8 @@ class TableLocation:
         return target
 
     def to_read_parts(self, path: str) -> Path | io.RawIOBase:
-        """Return what parts of a file can be read from: where it is, or a file whose reads ask S3 for
-        ranges, and which needs no closing. Raises OSError, FileNotFoundError if S3 has none."""
+        """Return what parts of a file can be read from: where it is, or a file whose reads ask S3
+        for ranges, and which needs no closing. Raises OSError, FileNotFoundError if S3 has none."""
         if not self.is_s3:
             return self.folder / path
         return _S3File(self._client, self._bucket, self._key(path))
@@ -245,7 +246,8 @@ class _S3File(io.RawIOBase):
 
 @lru_cache(maxsize=8)
 def _s3_client(endpoint: str | None, region: str | None) -> Any:
-    """Return the client of this process, which serves all tasks: making one takes a quarter of a second."""
+    """Return the client of this process, which serves all tasks: making one takes a quarter of a
+    second."""
     # Here, because boto3 takes 0.2 s to import and a folder needs none of it.
     import boto3
     from botocore.config import Config

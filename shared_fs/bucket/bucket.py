@@ -138,7 +138,8 @@ class Bucket:
         return self._read(key, None, read)
 
     def get_range(self, key: str, start: int, length: int) -> Object:
-        """Return `length` bytes from `start`, fewer where the object ends. The bytes are unverified.
+        """Return `length` bytes from `start`, fewer where the object ends. The bytes are
+        unverified.
 
         Raises ObjectMissingError.
         """
@@ -323,11 +324,11 @@ def open_bucket(
 ) -> Bucket:
     """Return the bucket of `url`: file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME.
 
-    `connections` is how many threads may wait for S3 at once. Credentials come from the environment,
-    as boto3 reads it, never from the URL. The servers make the folder of a bucket that is a directory;
-    everybody else asks `existing_bucket` (`existing_bucket.py`), which makes nothing. Raises
-    InvalidArgumentError, BucketRefusedError, and for a directory StorageFailedError, NewerFormatError,
-    and without `make` NoBucketError.
+    `connections` is how many threads may wait for S3 at once. Credentials come from the
+    environment, as boto3 reads it, never from the URL. The servers make the folder of a bucket that
+    is a directory; everybody else asks `existing_bucket` (`existing_bucket.py`), which makes
+    nothing. Raises InvalidArgumentError, BucketRefusedError, and for a directory
+    StorageFailedError, NewerFormatError, and without `make` NoBucketError.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":

@@ -21,8 +21,8 @@ from holdfast.protocol.errors import InvalidArgumentError
 
 #: S3 takes 1,024 bytes of UTF-8; this leaves room for the bucket's prefix.
 MAX_KEY_BYTES: Final = 900
-#: Names and values, and two bytes for each pair. S3 takes 2 KB in all; a directory keeps them in the
-#: first KiB of an object's file.
+#: Names and values, and two bytes for each pair. S3 takes 2 KB in all; a directory keeps them in
+#: the first KiB of an object's file.
 MAX_METADATA_BYTES: Final = 640
 #: Names that begin so are the bucket's own.
 RESERVED_METADATA: Final = "hf-"
@@ -34,7 +34,8 @@ _CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\
 
 
 class TransientError(Exception):
-    """One try failed and another may succeed. `uncertain`: it may have taken effect, or still will."""
+    """One try failed and another may succeed. `uncertain`: it may have taken effect, or still
+    will."""
 
     def __init__(self, reason: str, *, uncertain: bool) -> None:
         super().__init__(reason)
@@ -64,7 +65,8 @@ Condition = NewObject | Version
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """An object without its body. `modified` is milliseconds since the epoch, by the bucket's clock."""
+    """An object without its body. `modified` is milliseconds since the epoch, by the bucket's
+    clock."""
 
     size_bytes: int
     version: str
@@ -151,7 +153,8 @@ class Backend(ABC):
 
     @abstractmethod
     def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
-        """Return at most `limit` objects whose key begins with `prefix` and is above `start_after`."""
+        """Return at most `limit` objects whose key begins with `prefix` and is above
+        `start_after`."""
 
     @abstractmethod
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload: ...
@@ -161,7 +164,9 @@ class Backend(ABC):
         """Store part `number` (from 1) and return its tag. Raises UploadGoneError."""
 
     @abstractmethod
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         """Make the parts one object, durably, and return its version.
 
         Raises PreconditionError, UploadGoneError.

@@ -1,7 +1,7 @@
 """A bucket that is a directory, for one host or for many on a shared file system.
 
     FORMAT                          marks the directory as holdfast's
-    objects/log/p1/17=              object `log/p1/17`; `=` because `log/p1` may be an object as well
+    objects/log/p1/17=              object `log/p1/17`; `=` because `log/p1` may be an object too
     tmp/                            what is being written; leftovers go when they are a day old
     locks/00 .. 3f                  held by whoever replaces or deletes, by a hash of the key
 
@@ -200,7 +200,9 @@ class DirectoryBackend(Backend):
             _write_all(descriptor, body, HEADER_BYTES + offset)
         return str(number)
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         tmp = self._tmp / upload.id
         with self._errors(upload.key):
             with self._uploading(upload) as descriptor:
@@ -397,7 +399,8 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 @contextlib.contextmanager
 def _removed(path: Path) -> Iterator[None]:
-    """Remove `path` in the end. Not being able to leaves a leftover, which the next start removes."""
+    """Remove `path` in the end. Not being able to leaves a leftover, which the next start
+    removes."""
     try:
         yield
     finally:

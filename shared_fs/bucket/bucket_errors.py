@@ -10,7 +10,7 @@
         │   └── OutcomeUnknownError   the same, and a write may have taken effect, or still will
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
         ├── NoBucketError             nothing of holdfast's is where a command looked for a bucket
-        └── BucketUnfitError          it ignores conditions on writes, so it can hold nothing of ours
+        └── BucketUnfitError          it ignores conditions on writes, so we cannot use it
 
 They stay within a server: none is a wire error, so docs/protocol.md does not list their codes.
 """

@@ -95,7 +95,9 @@ class MemoryBackend(Backend):
         self._begun(upload).parts[number] = bytes(body)
         return str(number)
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         begun = self._begun(upload)
         body = b"".join(begun.parts[int(tag)] for tag in tags)
         version = self.put(upload.key, body, begun.metadata, condition)

@@ -1,13 +1,13 @@
 """A bucket on S3, or on anything that speaks its protocol, through boto3.
 
-boto3's own retries are off: they would repeat a conditional write without telling, and the answer to
-the repetition looks like another's success. Checksums are sent only where S3 demands them, since
-not every endpoint knows them; the bucket keeps a sha256 of its own. A request that hangs ends by its
-timeouts. What an upload in parts leaves behind after a crash is invisible and for the store's
+boto3's own retries are off: they would repeat a conditional write without telling, and the answer
+to the repetition looks like another's success. Checksums are sent only where S3 demands them, since
+not every endpoint knows them; the bucket keeps a sha256 of its own. A request that hangs ends by
+its timeouts. What an upload in parts leaves behind after a crash is invisible and for the store's
 lifecycle rule (AbortIncompleteMultipartUpload) to remove.
 
-Credentials are what boto3 finds in the environment of the process; a URL that holds some is refused.
-"""
+Credentials are what boto3 finds in the environment of the process; a URL that holds some is
+refused. """
 
 from __future__ import annotations
 
@@ -210,7 +210,9 @@ class S3Backend(Backend):
             )
         return str(answer["ETag"])
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         parts = [{"PartNumber": at + 1, "ETag": tag} for at, tag in enumerate(tags)]
         with self._errors(upload.key):
             answer = self._client.complete_multipart_upload(

@@ -114,7 +114,8 @@ class Calls:
     def tried(
         self, request: RequestClass, key: str, call: Callable[[], _T], sent_bytes: int = 0
     ) -> _T:
-        """Return what `call` returns, tried again after each TransientError. Nobody sees its effect."""
+        """Return what `call` returns, tried again after each TransientError. Nobody sees its
+        effect."""
         tries = self.tries(request, key)
         while True:
             try:

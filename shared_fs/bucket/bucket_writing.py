@@ -106,7 +106,9 @@ class BucketWriter:
                     self._backend.abort_upload(upload)
                 raise
 
-    def _put_parts(self, upload: BucketUpload, file: BufferedReader | BytesIO, digest: str) -> list[str]:
+    def _put_parts(
+        self, upload: BucketUpload, file: BufferedReader | BytesIO, digest: str
+    ) -> list[str]:
         tags: list[str] = []
         sent = hashlib.sha256()
         file.seek(0)

@@ -1,9 +1,9 @@
 """Which cluster this is: an id that lies where its truth lies, so that strangers know each other.
 
-Two clusters on one NATS and one prefix would answer each other's questions. So every coordinator and server
-says the id in what it asks and answers, and refuses another's (`OtherClusterError`).
+Two clusters on one NATS and one prefix would answer each other's questions. So every coordinator
+and server says the id in what it asks and answers, and refuses another's (`OtherClusterError`).
 
-    CLUSTER         in the root of the shared file system, made by the first coordinator under its lock
+    CLUSTER         in the root of the shared file system, made by the first coordinator
     cluster/id      in the bucket, where that is all there is
 
 Made once and never changed; a tree without one, of an earlier version, gets one.

@@ -1,24 +1,25 @@
-"""The commit log in the bucket: dense slots, each put once; fences; what a reader finds; retirement.
+"""The commit log in the bucket: dense slots, each put once; fences; what a reader finds;
+retirement.
 
     log/<server>/<incarnation>/<slot:012d>     a slot, or the fence at the first hole
     log/<server>/<incarnation>/fence           the mark: a fence is, or is about to be
 
-One put is data and metadata at once: it succeeds only if nobody was there, so a slot that was put is
-committed, and a slot where something else is found ends its incarnation. Invariants:
+One put is data and metadata at once: it succeeds only if nobody was there, so a slot that was put
+is committed, and a slot where something else is found ends its incarnation. Invariants:
 
-1. Slots are dense: slot n + 1 is put only once slot n is known to be there. So one fence, at the first
-   hole, closes a log for ever.
+1. Slots are dense: slot n + 1 is put only once slot n is known to be there. So one fence, at the
+   first hole, closes a log for ever.
 2. Who fences puts the mark first and lists then. The owner removes old slots only below the newest
    one that it had put *before* it looked for the mark and found none. So whatever is removed lies
-   below the newest slot that the fencer's list shows, and a hole above that is a true one: a fence can
-   never land on a slot that has been and gone, beyond which the log goes on.
-3. Nobody else removes slots of an incarnation without a fence at its end; fences and marks stay, and
-   an incarnation's id is never used again: a zombie finds no hole, whenever it wakes.
+   below the newest slot that the fencer's list shows, and a hole above that is a true one: a fence
+   can never land on a slot that has been and gone, beyond which the log goes on.
+3. Nobody else removes slots of an incarnation without a fence at its end; fences and marks stay,
+   and an incarnation's id is never used again: a zombie finds no hole, whenever it wakes.
 4. A put that got no answer is made again with the same bytes; what is found then says by its put id
    whose it is. Nothing is concluded before that.
 
-tests/unit/shared_fs/test_bucket_log_model.py looks at every order of the steps of two fencers, an owner and a
-zombie. Calls block, as the bucket's do. Raises BucketError everywhere.
+tests/unit/shared_fs/test_bucket_log_model.py looks at every order of the steps of two fencers, an
+owner and a zombie. Calls block, as the bucket's do. Raises BucketError everywhere.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Prepared(NamedTuple):
 
 
 class BucketLog:
-    """The log of the running incarnation. One thread at a time calls `prepare` and `put`, another may
-    call `retire` and `is_open`."""
+    """The log of the running incarnation. One thread at a time calls `prepare` and `put`, another
+    may call `retire` and `is_open`."""
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class BucketLog:
         return self._oldest
 
     def begin(self) -> None:
-        """Put slot 0, which is empty: from now on there is a log to be fenced. Before the incarnation
-        is registered. Raises FencedError."""
+        """Put slot 0, which is empty: from now on there is a log to be fenced. Before the
+        incarnation is registered. Raises FencedError."""
         self.put(self.prepare(()))
 
     def prepare(self, records: Sequence[LogRecord]) -> Prepared:
@@ -142,7 +143,8 @@ class BucketLog:
         return is_open(self._bucket, self._server, self._incarnation)
 
     def retire(self, below_slot: int) -> None:
-        """Remove slots below `below_slot`, oldest first, which no store needs; the newest one stays.
+        """Remove slots below `below_slot`, oldest first, which no store needs; the newest one
+        stays.
 
         Raises FencedError: then what is left is the fencer's to read and to remove.
         """

@@ -1,9 +1,9 @@
 """Fences by name, wherever they are: on the shared file system, or in the bucket.
 
-Who has fenced an incarnation and then reads its log, sees all that it ever acknowledged. `FileFences`
-are those of `fence.py`; `BucketFences` those of `bucket_log.py`, where the fence is part of the log.
-`BucketGate` is an incarnation's own view of the latter: a slot that was put needs no look at a fence, but
-what leaves beside it, a read or a broadcast, does.
+Who has fenced an incarnation and then reads its log, sees all that it ever acknowledged.
+`FileFences` are those of `fence.py`; `BucketFences` those of `bucket_log.py`, where the fence is
+part of the log. `BucketGate` is an incarnation's own view of the latter: a slot that was put needs
+no look at a fence, but what leaves beside it, a read or a broadcast, does.
 """
 
 from __future__ import annotations

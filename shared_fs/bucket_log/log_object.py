@@ -5,15 +5,15 @@
     index           one zstd frame
     u64 index offset | u32 index length | u32 crc32 of the index | u64 object length | "HFix"
 
-little endian. The header is msgpack `[server, incarnation, slot, put_id]`, `put_id` unique to the one
-who put it. A block is a msgpack list of rows as in the commit log (`commit_log.py`), a block's rows
-being of few stores: rows are sorted by store and stay in the order of the log within one. The index
-says for each block `[offset, length, crc32, [[tenant, kind, name, epoch, previous_revision,
+little endian. The header is msgpack `[server, incarnation, slot, put_id]`, `put_id` unique to the
+one who put it. A block is a msgpack list of rows as in the commit log (`commit_log.py`), a block's
+rows being of few stores: rows are sorted by store and stay in the order of the log within one. The
+index says for each block `[offset, length, crc32, [[tenant, kind, name, epoch, previous_revision,
 revision], ...]]`, so that who wants one store reads the end of the object and then the blocks that
 hold it. A fence is a header and an empty index.
 
-Invariants: every part carries a checksum, since parts of an object are read without the bucket's own;
-what decodes is what was encoded, or ObjectDamagedError. Pure: does not know the bucket.
+Invariants: every part carries a checksum, since parts of an object are read without the bucket's
+own; what decodes is what was encoded, or ObjectDamagedError. Pure: does not know the bucket.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def encode_fence(server: str, incarnation: str, slot: int, put_id: str) -> bytes
 
 
 def decode_header(key: str, body: bytes) -> Header:
-    """Return the header of an object of which `body` is the beginning. Raises ObjectDamagedError."""
+    """Return the header of an object of which `body` is the beginning. Raises
+    ObjectDamagedError."""
     if len(body) < _START.size:
         raise ObjectDamagedError(key=key, reason="it is too short for a log object")
     magic, version, sort, length, checksum = _START.unpack_from(body)

@@ -5,9 +5,9 @@ A segment is a run of frames, one for each tick that wrote:
 
     magic "HFlg" | u32 length | u64 tick | u64 synced | u32 crc32 of the three and the body | body
 
-little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch, previous_revision,
-revision, [changes payload, ...], [[writer, counter, first_unacked, time, outcome], ...]]`. The payloads are
-byte for byte what is broadcast. Invariants:
+little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch,
+previous_revision, revision, [changes payload, ...], [[writer, counter, first_unacked, time,
+outcome], ...]]`. The payloads are byte for byte what is broadcast. Invariants:
 
 - Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
 - Each frame says up to which tick the log was synced when it was written. So a bad or missing frame
@@ -220,8 +220,8 @@ class _Gap(NamedTuple):
 def read_log(
     disk: Disk, directory: Path, take: Callable[[LogRecord], LogRecord | None] | None = None
 ) -> LogContents:
-    """Read the whole log of an incarnation that is fenced. `take` says of each record, as it is read,
-    what is kept of it, if anything is. Raises StorageFailedError."""
+    """Read the whole log of an incarnation that is fenced. `take` says of each record, as it is
+    read, what is kept of it, if anything is. Raises StorageFailedError."""
     contents = LogContents()
     pieces: list[_Frame | _Gap] = []
     emptied: _Gap | None = None

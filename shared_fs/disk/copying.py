@@ -22,8 +22,8 @@ _WAL_HEADER_BYTES: Final = 32
 def copy_in_use(disk: Disk, store: StoreId, source: Path, draft: Path) -> None:
     """Copy the store file `source` and its WAL, durably, to `draft`.
 
-    They fit together: the WAL's header (with its salts) was the same before and after, and it has not
-    shrunk. Raises BusyError if that could not be had, FileNotFoundError, StorageFailedError.
+    They fit together: the WAL's header (with its salts) was the same before and after, and it has
+    not shrunk. Raises BusyError if that could not be had, FileNotFoundError, StorageFailedError.
     """
     wal, draft_wal = (path.with_name(f"{path.name}-wal") for path in (source, draft))
     for _ in range(_COPY_ATTEMPTS):

@@ -4,12 +4,12 @@
         fence             fenced, or about to be
         log/              needed until every store in it was taken over
         letting-go        no store needs the log any more: all of this is being removed
-        loss-accepted     made by an operator, who accepts that a damaged or missing log is all there is
+        loss-accepted     an operator accepts that a damaged or missing log is all there is
 
 Invariants:
 
-- A log goes only by `let_go`, which leaves its mark first. So a fenced incarnation without a log and
-  without the mark had a log that somebody else removed.
+- A log goes only by `let_go`, which leaves its mark first. So a fenced incarnation without a log
+  and without the mark had a log that somebody else removed.
 - What `let_go` was cut short in can be removed by another call, and is not read meanwhile.
 - Segments that are moved to quarantine are no part of any log any more; nothing reads them again.
 

@@ -28,8 +28,9 @@ O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 #: Buffers, offsets and lengths of direct reads are multiples of this: no disk has larger sectors.
 BLOCK_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 20
-#: A name that leads to a file which another host has replaced (ESTALE) is looked up again so often at
-#: once, and by threads, which may wait, so often and for so long: caches were seen to keep it for 1 s.
+#: A name that leads to a file which another host has replaced (ESTALE) is looked up again so often
+#: at once, and by threads, which may wait, so often and for so long: caches were seen to keep it
+#: for 1 s.
 _STALE_TRIES: Final = 4
 _STALE_WAITS: Final = 60
 _STALE_WAIT_SECONDS: Final = 0.05
@@ -87,13 +88,16 @@ class Disk:
                 # A fence is read after each sync, and fits.
                 chunks = [os.read(descriptor, BLOCK_BYTES)]
                 while chunks[-1]:
-                    chunks.append(os.read(descriptor, _READ_BYTES if len(chunks) > 1 else BLOCK_BYTES))
+                    chunks.append(
+                        os.read(descriptor, _READ_BYTES if len(chunks) > 1 else BLOCK_BYTES)
+                    )
                 return b"".join(chunks)
             finally:
                 os.close(descriptor)
 
     def read_start(self, path: Path) -> bytes:
-        """Return the content as `read` does, of a direct Disk the first BLOCK_BYTES of it at the most.
+        """Return the content as `read` does, of a direct Disk the first BLOCK_BYTES of it at the
+        most.
 
         Raises FileNotFoundError, StorageFailedError.
         """
@@ -103,8 +107,8 @@ class Disk:
             return _read_direct(descriptor, 0, BLOCK_BYTES)
 
     def read_patiently(self, path: Path) -> bytes:
-        """Return the content as `read` does, and wait for a cache that knows the file by the name of
-        another, for seconds. For threads. Raises FileNotFoundError, StorageFailedError."""
+        """Return the content as `read` does, and wait for a cache that knows the file by the name
+        of another, for seconds. For threads. Raises FileNotFoundError, StorageFailedError."""
         for _ in range(_STALE_WAITS):
             try:
                 return self.read(path)
@@ -119,8 +123,8 @@ class Disk:
 
         Does nothing where reads are plain. Else this host's cache of the file is dropped, and its
         head, tail and size are compared with a direct read until they agree. For threads; nobody in
-        this process may have a lock on the file, which closing would drop. Raises FileNotFoundError,
-        StorageFailedError, also if they never agree.
+        this process may have a lock on the file, which closing would drop. Raises
+        FileNotFoundError, StorageFailedError, also if they never agree.
         """
         if not self.direct:
             return
@@ -363,7 +367,8 @@ def _read_direct(descriptor: int, at: int, size_bytes: int) -> bytes:
 
 
 def _shows_what_is_there(path: Path) -> bool:
-    """Drop what the cache has of a file, and tell if a plain read then shows what a direct one does."""
+    """Drop what the cache has of a file, and tell if a plain read then shows what a direct one
+    does."""
     with _opened(path, direct=False) as plain, _opened(path, direct=True) as direct:
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
         size_bytes = os.fstat(plain).st_size

@@ -6,14 +6,14 @@ after every sync of its commit log and before anything leaves, so:
 
     whoever has fenced an incarnation and then reads its log, sees all that it ever acknowledged
 
-since an ack needs a sync, then a read that still found `open`; and the fence, once written, is found
-by every later read (close-to-open consistency on NFS; the page cache on one host). No clock is
-involved. Anything but the exact text, also a missing file, counts as fenced.
+since an ack needs a sync, then a read that still found `open`; and the fence, once written, is
+found by every later read (close-to-open consistency on NFS; the page cache on one host). No clock
+is involved. Anything but the exact text, also a missing file, counts as fenced.
 
 The file exists with its full size from the start and is overwritten in place: see
-`Disk.overwrite_durably`. On a file system that is read past its cache (`reading.py`) it is a fence of
-PADDED_BYTES, of which the first bytes count: GlusterFS keeps the content of files up to 64 KiB for a
-second where not even O_DIRECT gets past it.
+`Disk.overwrite_durably`. On a file system that is read past its cache (`reading.py`) it is a fence
+of PADDED_BYTES, of which the first bytes count: GlusterFS keeps the content of files up to 64 KiB
+for a second where not even O_DIRECT gets past it.
 """
 
 from __future__ import annotations

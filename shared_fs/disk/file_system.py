@@ -4,8 +4,8 @@ The type comes from the kernel's list of mounts, so it is known on Linux only; e
 unknown, and `local` is False: whoever asks must then expect the worst. A FUSE mount counts as not
 local, since nothing tells what is behind it.
 
-`time_sync` and `locks_exclude` try out what holdfast rests on. They see one host only: whether locks
-and syncs mean the same to the others is for the file system's documentation to say.
+`time_sync` and `locks_exclude` try out what holdfast rests on. They see one host only: whether
+locks and syncs mean the same to the others is for the file system's documentation to say.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
-    stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator has put an older file there
-    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with changes that
-                                               may be in no file: see `quarantine.py`
+    stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
+    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with
+                                               changes that may be in no file: see `quarantine.py`
 
-A file's generation is the epoch of the owner that made it, or less. A generation ends when its file is
-still locked by an owner that is fenced but not gone: the next owner goes on with a copy
+A file's generation is the epoch of the owner that made it, or less. A generation ends when its file
+is still locked by an owner that is fenced but not gone: the next owner goes on with a copy
 (`persist/shared_disk/opening.py`). Which of several counts: `generations.py`.
 
-Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to list,
-and few of them are the first in theirs (making a folder and its name durable costs as much as making
-the file).
+Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to
+list, and few of them are the first in theirs (making a folder and its name durable costs as much as
+making the file).
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Layout:
         return Path(f"{self._of_store(store)}{OLDER_ACCEPTED}")
 
     def _of_store(self, store: StoreId) -> str:
-        """Return what the paths of all files of a store begin with: as text, since each part that is
-        added to a Path takes 3 µs, and a store is opened with ten paths."""
+        """Return what the paths of all files of a store begin with: as text, since each part that
+        is added to a Path takes 3 µs, and a store is opened with ten paths."""
         digest = hashlib.blake2b(
             f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
         ).hexdigest()
@@ -114,8 +114,8 @@ class Layout:
     def generations(
         self, disk: Disk, store: StoreId, *, with_deleted: bool = False
     ) -> list[int]:
-        """Return the generations of a store's file that exist, lowest first; those that were deleted,
-        and are only to be removed, on request."""
+        """Return the generations of a store's file that exist, lowest first; those that were
+        deleted, and are only to be removed, on request."""
         start = f"{store.name}.{StoreKind(store.kind).word}."
         found = []
         deleted = 0
@@ -146,8 +146,8 @@ def existing_layout(root: Path, disk: Disk) -> Layout:
 def open_layout(root: Path, disk: Disk) -> Layout:
     """Return the layout under `root`, made if `root` is missing or empty.
 
-    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder that holds
-    something else (it is left alone), StorageFailedError.
+    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder that
+    holds something else (it is left alone), StorageFailedError.
     """
     layout = Layout(root)
     try:

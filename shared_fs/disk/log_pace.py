@@ -1,9 +1,9 @@
 """When a server puts the next object of its log into the bucket.
 
 Puts cost money each, however small, so they are spaced: one every LOG_OBJECT_SECONDS in the mean,
-LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell, none while nothing changes.
-LOG_OBJECT_BYTES that wait go at once, since then it is the bytes that cost. One put is under way at a
-time, so slots are acknowledged in their order and a hole ends the log.
+LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell, none while nothing
+changes. LOG_OBJECT_BYTES that wait go at once, since then it is the bytes that cost. One put is
+under way at a time, so slots are acknowledged in their order and a hole ends the log.
 
 Pure: `now` is given, in seconds of any one clock.
 """
@@ -46,8 +46,9 @@ class LogPace:
         return self._first_at if spaced_at is None else spaced_at
 
     def begun(self, now: float) -> None:
-        """A put begins, with everything that waited. One that begins a little late, for a busy loop or
-        a slow put before it, does not push those behind it back: it is the mean pace that costs."""
+        """A put begins, with everything that waited. One that begins a little late, for a busy loop
+        or a slow put before it, does not push those behind it back: it is the mean pace that
+        costs."""
         assert not self._under_way
         spaced_at = self._spaced_at()
         is_late = spaced_at is not None and now - LOG_OBJECT_SECONDS < spaced_at < now

@@ -1,14 +1,15 @@
-"""Quarantine: where damaged files go, so that nothing is lost by repairing and nothing reopens them.
+"""Quarantine: where damaged files go, so that nothing is lost by repairing and nothing reopens
+them.
 
     quarantine/<tenant>/<file name>.<time>/
-        <number>.log    acknowledged changes that may be in no file, as a commit log (`commit_log.py`)
+        <number>.log    acknowledged changes that may be in no file (`commit_log.py`)
         report.json     what was wrong
         the file, its WAL, and those of other generations
 
-A quarantined file is never read again by a server; an operator may. The changes are read: by a later
-owner if a file of the store is put back in its place, and by `holdfast restore`. They are durable
-before the report is there, and the report before anything is moved. Moving is atomic per file and
-durable when `quarantine` returns.
+A quarantined file is never read again by a server; an operator may. The changes are read: by a
+later owner if a file of the store is put back in its place, and by `holdfast restore`. They are
+durable before the report is there, and the report before anything is moved. Moving is atomic per
+file and durable when `quarantine` returns.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How the shared file system is read: through this host's cache, or past it.
 
 What another host has written must be found at once: a server rests on it when it reads its fence, a
-coordinator when it reads the term, and an heir when it reads the log of the dead. On one host the page
-cache is the truth. On a network file system it may be a memory: with their defaults, GlusterFS shows
-a fence after a second and ceph-fuse some fences never, to a plain read. So what is not known to be
-local is read with O_DIRECT, if it takes that; `choose_disk` tries, measures, and says in the log what
-it chose.
+coordinator when it reads the term, and an heir when it reads the log of the dead. On one host the
+page cache is the truth. On a network file system it may be a memory: with their defaults, GlusterFS
+shows a fence after a second and ceph-fuse some fences never, to a plain read. So what is not known
+to be local is read with O_DIRECT, if it takes that; `choose_disk` tries, measures, and says in the
+log what it chose.
 
 A plain read of a fence takes 7 us on ext4, a direct one 80; on GlusterFS 50 and 700.
 """

@@ -1,8 +1,8 @@
 """Records that may be more than memory should hold: what is over a few megabytes waits in a file.
 
-A restore has to look at all records of a store before it knows which ones count, and those of large values
-are gigabytes. `keep` gives a record back whose payloads are read when they are asked for. The file is one
-for temporary files, without a name: it goes with the spool, or the process.
+A restore has to look at all records of a store before it knows which ones count, and those of large
+values are gigabytes. `keep` gives a record back whose payloads are read when they are asked for.
+The file is one for temporary files, without a name: it goes with the spool, or the process.
 
 One thread at a time.
 """

@@ -1,12 +1,13 @@
 """Tombstones on the shared file system: that a store was deleted, and what of it never comes back.
 
-One small file beside where the store's file was. Void from then on, whatever turns up: the store's files
-of this epoch's or a lower generation (a generation never is above its owner's epoch), log records and
-snapshots of this or a lower epoch. A store that is made anew has a higher epoch, hence file generation,
-and begins beyond `revision`, so that whoever followed the old one is told to begin anew as well.
+One small file beside where the store's file was. Void from then on, whatever turns up: the store's
+files of this epoch's or a lower generation (a generation never is above its owner's epoch), log
+records and snapshots of this or a lower epoch. A store that is made anew has a higher epoch, hence
+file generation, and begins beyond `revision`, so that whoever followed the old one is told to begin
+anew as well.
 
-It stays for ever: nobody can know that no log, nor a backup of the coordinator's state, speaks of the
-store any more. The bucket has one of its own (`manifest.Tombstone`).
+It stays for ever: nobody can know that no log, nor a backup of the coordinator's state, speaks of
+the store any more. The bucket has one of its own (`manifest.Tombstone`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Grave(NamedTuple):
 
 
 def read_tombstone(disk: Disk, path: Path) -> Grave | None:
-    """Return what a tombstone says; None without one. Raises StoreDamagedError, StorageFailedError."""
+    """Return what a tombstone says; None without one. Raises StoreDamagedError,
+    StorageFailedError."""
     try:
         content = disk.read(path)
     except FileNotFoundError:

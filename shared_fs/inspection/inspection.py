@@ -2,9 +2,10 @@
 
 For `holdfast doctor`, beside a running cluster or without one. Invariants:
 
-- Nothing is changed, and no lock is taken but one: a file with a WAL and no owner is locked while its
-  content is checked, for LOOK_SECONDS at the most (unless `deep`). Who wants it waits as long.
-- Locks are asked for (F_GETLK), not tried. A file that a process has open is `in_use`, and not read.
+- Nothing is changed, and no lock is taken but one: a file with a WAL and no owner is locked while
+  its content is checked, for LOOK_SECONDS at the most (unless `deep`). Who wants it waits as long.
+- Locks are asked for (F_GETLK), not tried. A file that a process has open is `in_use`, and not
+  read.
 - A file without WAL is nobody's: it is read as immutable, without any lock. If it changed
   meanwhile, what was found is void and it is read again.
 - Memory does not grow with the number of stores: one folder is listed at a time.

@@ -1,8 +1,8 @@
 """Verification: is what there is of a store whole, and does it fit together?
 
-For `holdfast verify`: the store's file, its newest snapshot, and what the bucket's logs have of it. Reads
-only, and takes no lock but the one that `inspection.py` takes; a file that is in use is left alone. Says
-of each store what is wrong; runs in a process of its own, like the inspection.
+For `holdfast verify`: the store's file, its newest snapshot, and what the bucket's logs have of it.
+Reads only, and takes no lock but the one that `inspection.py` takes; a file that is in use is left
+alone. Says of each store what is wrong; runs in a process of its own, like the inspection.
 """
 
 from __future__ import annotations

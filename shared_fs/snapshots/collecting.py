@@ -1,12 +1,12 @@
 """The collector: removes from the bucket what nothing names and nobody needs any more.
 
-    snapshots, packs    uploaded and never published, dropped out of a manifest, or of a deleted store
+    snapshots, packs    never published, dropped out of a manifest, or of a deleted store
     log slots           of a fenced incarnation, whose every store has a snapshot beyond them
     pins                long expired
 
-In two phases. A pass marks what it finds (`garbage.py`); a later one removes what has been marked for
-the minimum age, if it is still so. Any number of collectors may run at any time. Invariants, none of
-which rests on a clock:
+In two phases. A pass marks what it finds (`garbage.py`); a later one removes what has been marked
+for the minimum age, if it is still so. Any number of collectors may run at any time. Invariants,
+none of which rests on a clock:
 
 1. An object is removed only after its shards said that nothing as old as it will ever be published
    (`Manifests.collect_before`), and as they were then did not name it. A publisher that put it and
@@ -343,8 +343,8 @@ class Collector:
 
 
 class _Named:
-    """What the manifests name, in little memory: eight bytes' digest for each key. Two keys with one
-    digest keep each other alive, at worst."""
+    """What the manifests name, in little memory: eight bytes' digest for each key. Two keys with
+    one digest keep each other alive, at worst."""
 
     def __init__(self, manifests: Manifests, wanted: set[StoreId]) -> None:
         self._keys: set[int] = set()

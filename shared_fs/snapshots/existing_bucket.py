@@ -1,7 +1,7 @@
 """A bucket that a cluster uses, for commands and jobs that read or mend it.
 
-They must never make one: a mistyped address would pass for an empty bucket, and "0 stores, all well"
-for an answer. The persist servers make a bucket when they start with it.
+They must never make one: a mistyped address would pass for an empty bucket, and "0 stores, all
+well" for an answer. The persist servers make a bucket when they start with it.
 """
 
 from __future__ import annotations

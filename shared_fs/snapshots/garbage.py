@@ -82,8 +82,8 @@ def read_marks(bucket: Bucket) -> tuple[Marks, str | None]:
 
 
 def write_marks(bucket: Bucket, marks: Marks, version: str | None) -> None:
-    """Replace the marks of a known version. Raises ObjectConflictError or ObjectExistsError if another
-    collector was quicker, BucketError."""
+    """Replace the marks of a known version. Raises ObjectConflictError or ObjectExistsError if
+    another collector was quicker, BucketError."""
     if version is None:
         bucket.put_new(MARKS_KEY, marks.encode())
     else:

@@ -3,15 +3,15 @@
     FORMAT                  put once: the format version of everything that is ours in the bucket
     manifests/<shard:02x>   one of 256 shards, which a store's hash chooses
 
-A shard maps each of its stores to an entry: the versions that are kept, newest first, up to which seq
-the store is archived, and once it was deleted, a tombstone. Shards, because a million cold stores
-must not need a million objects, and what a server publishes in one pass must not need a request for
-each. Invariants:
+A shard maps each of its stores to an entry: the versions that are kept, newest first, up to which
+seq the store is archived, and once it was deleted, a tombstone. Shards, because a million cold
+stores must not need a million objects, and what a server publishes in one pass must not need a
+request for each. Invariants:
 
 - A shard changes only by compare-and-set, and `generation` grows by one with each change, so no two
   of its bodies are equal.
-- Versions are in the order of (epoch, revision). Publishing one that is not beyond the newest changes
-  nothing: a zombie's snapshot, which holds a prefix of the truth, never becomes the newest.
+- Versions are in the order of (epoch, revision). Publishing one that is not beyond the newest
+  changes nothing: a zombie's snapshot, which holds a prefix of the truth, never becomes the newest.
 - Nothing is published to a store that was deleted in the same or a later epoch.
 - Nothing is published that was taken before `collected_before`: the collector, who raises it in the
   shard before it removes an object (`collecting.py`), may have removed it.
@@ -57,8 +57,8 @@ _FORMAT_TEXT: Final = "holdfast bucket, format "
 _SHARD_FORMAT: Final = 1
 #: Of ten million stores with eight versions each a shard would have some 50 MiB.
 _MAX_SHARD_BYTES: Final = 256 * MIB
-#: Tries of one compare-and-set. Each is lost to another publisher that has won one, so servers would
-#: have to be this many times as fast for one to give up.
+#: Tries of one compare-and-set. Each is lost to another publisher that has won one, so servers
+#: would have to be this many times as fast for one to give up.
 _CAS_TRIES: Final = 32
 _COMPRESSION_LEVEL: Final = 3
 #: Large shards of which the bodies are kept after they were read, and how large those are.
@@ -229,7 +229,8 @@ class Shard:
             yield store, _entry_of(self._rows[store])
 
     def changed(self, entries: Mapping[StoreId, StoreEntry | None]) -> Shard:
-        """Return the next generation, with these entries in the place of theirs; None removes one."""
+        """Return the next generation, with these entries in the place of theirs; None removes
+        one."""
         rows = dict(self._rows)
         for store, entry in entries.items():
             if entry is None:
@@ -239,7 +240,8 @@ class Shard:
         return Shard(self.generation + 1, rows, self.collected_before)
 
     def collecting(self, before: int) -> Shard:
-        """Return the next generation, to which nothing is published that was taken before `before`."""
+        """Return the next generation, to which nothing is published that was taken before
+        `before`."""
         return Shard(self.generation + 1, self._rows, max(self.collected_before, before))
 
     def encode(self) -> bytes:
@@ -260,8 +262,9 @@ class Shard:
 
 
 def find_entry(key: str, body: bytes, store: StoreId) -> StoreEntry | None:
-    """Return what `Shard.decode(key, body).get(store)` would. Of a shard of 4,000 stores that takes a
-    fifth of the time, nearly all of which is the garbage collector's, who looks at all these rows.
+    """Return what `Shard.decode(key, body).get(store)` would. Of a shard of 4,000 stores that takes
+    a fifth of the time, nearly all of which is the garbage collector's, who looks at all these
+    rows.
 
     Raises ObjectDamagedError, NewerFormatError.
     """
@@ -404,8 +407,8 @@ class Manifests:
     def publish(
         self, versions: Iterable[tuple[StoreId, SnapshotVersion]], keep: KeepPolicy, now_ms: int
     ) -> dict[StoreId, Published]:
-        """Publish at most one version of each store, all of a shard at once, and tell what became of
-        each. Versions beyond `keep` go.
+        """Publish at most one version of each store, all of a shard at once, and tell what became
+        of each. Versions beyond `keep` go.
 
         Raises as `update`: then some shards may have theirs, and publishing again does no harm.
         """

@@ -6,9 +6,9 @@
     index                       one zstd frame with a checksum: what lies where, and of which store
     footer                      the index's length and a magic number
 
-A manifest's version names a pack, an offset and a length, so nobody reads the index but who has lost
-the manifests or wants to know what else is in a pack. What no manifest names any more is dead weight
-until the collector has the rest of the pack put elsewhere.
+A manifest's version names a pack, an offset and a length, so nobody reads the index but who has
+lost the manifests or wants to know what else is in a pack. What no manifest names any more is dead
+weight until the collector has the rest of the pack put elsewhere.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
 
 PACK_PREFIX: Final = "packs/"
-#: What one pack holds at the most: large enough that a request puts hundreds, small enough to be made
-#: in memory and to be rewritten by the collector.
+#: What one pack holds at the most: large enough that a request puts hundreds, small enough to be
+#: made in memory and to be rewritten by the collector.
 PACK_BYTES: Final = 16 * MIB
 
 _INDEX_FORMAT: Final = 1

@@ -1,16 +1,18 @@
-"""Pins: what somebody reads in the bucket for longer than a moment, so that the collector leaves it.
+"""Pins: what somebody reads in the bucket for longer than a moment, so that the collector leaves
+it.
 
     pins/<expires_ms:013d>-<nonce>      what is read, and why
 
-A restore or an export pins what it reads, and renews the pin as long as it reads. One that is killed
-leaves a pin that expires. A pin keeps objects from being removed, never from being dropped out of a
-manifest. Invariant: who pins first and looks into the manifest then (`pinned`) reads nothing that is
-removed before the pin expires, since the collector asks for the pins after it has seen that an object
-is not named any more. Beyond that the reader gets ObjectMissingError, and never other bytes. Who does not
-know yet what it will read pins everything, looks, and then pins only that.
+A restore or an export pins what it reads, and renews the pin as long as it reads. One that is
+killed leaves a pin that expires. A pin keeps objects from being removed, never from being dropped
+out of a manifest. Invariant: who pins first and looks into the manifest then (`pinned`) reads
+nothing that is removed before the pin expires, since the collector asks for the pins after it has
+seen that an object is not named any more. Beyond that the reader gets ObjectMissingError, and never
+other bytes. Who does not know yet what it will read pins everything, looks, and then pins only
+that.
 
-A pin is renewed by putting the next one before the last one is deleted, so whoever lists pins and finds
-that one of them is gone lists them again.
+A pin is renewed by putting the next one before the last one is deleted, so whoever lists pins and
+finds that one of them is gone lists them again.
 
 Blocking. All raise BucketError.
 """
@@ -42,7 +44,8 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pin as it is in the bucket. `logs`: no slot of any log may go; `everything`: no object."""
+    """One pin as it is in the bucket. `logs`: no slot of any log may go; `everything`: no
+    object."""
 
     key: str
     expires: int

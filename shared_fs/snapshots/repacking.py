@@ -1,8 +1,8 @@
 """Repacking: what still counts of a pack goes into a new one, so that the rest may be removed.
 
 The new pack is put and looked at, then each shard names it in the place of the old one, by
-compare-and-set and only where the old one was named. The old one is the collector's. A shard that has
-closed what is as old as the new pack (see `collecting.py`) is left as it is.
+compare-and-set and only where the old one was named. The old one is the collector's. A shard that
+has closed what is as old as the new pack (see `collecting.py`) is left as it is.
 """
 
 from __future__ import annotations

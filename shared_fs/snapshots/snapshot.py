@@ -6,11 +6,11 @@
     fetch ──▶ place at a path, or open in memory
 
 An image is the whole content of a store file in which everything is durable, with the rollback
-journal's format numbers in its header, so that anybody can open it `immutable`. Small ones are made in
-memory, larger ones in a draft beside the store file. Invariants:
+journal's format numbers in its header, so that anybody can open it `immutable`. Small ones are made
+in memory, larger ones in a draft beside the store file. Invariants:
 
-- An image is read page by page with each page's checksum verified, and passes `quick_check`, before it
-  is put; its sha256 goes with it, and `fetch` returns only what has that sha256.
+- An image is read page by page with each page's checksum verified, and passes `quick_check`, before
+  it is put; its sha256 goes with it, and `fetch` returns only what has that sha256.
 - A key is used once: the nonce in it is the call's own. What is put is looked at before it counts.
 - Nothing here touches a store file by another way than through its StoreFile.
 
@@ -49,8 +49,8 @@ from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_c
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 SNAPSHOT_PREFIX: Final = "snapshots/"
-#: Images up to this size are made and restored in memory, which then has them twice or three times: so a
-#: server of large values stays small.
+#: Images up to this size are made and restored in memory, which then has them twice or three times:
+#: so a server of large values stays small.
 SMALL_IMAGE_BYTES: Final = 16 * MIB
 #: Snapshots below this size share objects (`pack.py`): a million requests cost more than a year of
 #: storing what they put.
@@ -221,7 +221,8 @@ def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
 
 
 def check_put(bucket: Bucket, key: str, size_bytes: int, sha256: str) -> None:
-    """Look at an object that was put with metadata `sha256`. Raises ObjectDamagedError, BucketError."""
+    """Look at an object that was put with metadata `sha256`. Raises ObjectDamagedError,
+    BucketError."""
     head = bucket.head(key)
     if (head.size_bytes, head.metadata.get("sha256")) != (size_bytes, sha256):
         raise ObjectDamagedError(

@@ -1,8 +1,8 @@
 """How changes become rows of a store file, inside a transaction that the caller has begun.
 
 Runs of plain appends, by far the most common changes, reach SQLite as one array in one statement,
-whether they came in one tick or one by one: without Python's work for each row a row costs half. All
-else goes row by row. The counters that result are returned, not written.
+whether they came in one tick or one by one: without Python's work for each row a row costs half.
+All else goes row by row. The counters that result are returned, not written.
 """
 
 from __future__ import annotations
@@ -247,16 +247,16 @@ class _Stream:
         self._consumers = ConsumerRows(cursor)
 
     def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
-        """Take the run of batches from `start` on that are an append of nothing but a value each, and
-        return how many they are: 0 as well where arrays are not worth it."""
+        """Take the run of batches from `start` on that are an append of nothing but a value each,
+        and return how many they are: 0 as well where arrays are not worth it."""
         seq, revision, time = self._last_seq, self.revision, self._time
         values: list[bytes] = []
         times: list[int] = []
         for previous_revision, batch_time, wires in islice(batches, start, None):
             if len(wires) != 1:
                 break
-            # Positions, not names: `holdfast bench engine`, the rows of many stores, runs this for each
-            # tick of each store.
+            # Positions, not names: `holdfast bench engine`, the rows of many stores, runs this for
+            # each tick of each store.
             change = wires[0]
             if (
                 len(change) != _PLAIN_CHANGE_ELEMENTS

@@ -1,20 +1,21 @@
 """What a stream's file keeps of messages whose values are in the archive.
 
-An archived message is as much part of its stream as any other: it counts, it can be deleted, trimmed, set
-again, evicted, found by time. So the file keeps all of it but its value and headers: blocks of up to a
-few thousand messages, a row each, with seq, revision, time, size and checksum of every message, some
-7 bytes for each. Invariants:
+An archived message is as much part of its stream as any other: it counts, it can be deleted,
+trimmed, set again, evicted, found by time. So the file keeps all of it but its value and headers:
+blocks of up to a few thousand messages, a row each, with seq, revision, time, size and checksum of
+every message, some 7 bytes for each. Invariants:
 
-- Blocks do not overlap, and come in the order of seqs; within and across them revisions and times never
-  go back, since only messages that were only appended are archived.
+- Blocks do not overlap, and come in the order of seqs; within and across them revisions and times
+  never go back, since only messages that were only appended are archived.
 - A message is in a block or in the table `messages`, never in both: `remove` comes before a set.
 - What is not in a block is not in the stream, whatever the archive still has of it.
-- Who reads the archive finds the very value that was here, by revision, time and checksum (of the value
-  as it is exported, `exported_values.py`; the size is that of what was stored), or says that it does not. Nothing is concluded from what the archive lacks.
+- Who reads the archive finds the very value that was here, by revision, time and checksum (of the
+  value as it is exported, `exported_values.py`; the size is that of what was stored), or says that
+  it does not. Nothing is concluded from what the archive lacks.
 
 Does not read the archive (`archive_table.py`), and decides nothing about what is archived
-(`persist/tier/archiving.py`). Everything here runs inside the caller's transaction, if there is one.
-"""
+(`persist/tier/archiving.py`). Everything here runs inside the caller's transaction, if there is
+one. """
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ from holdfast.shared_fs.store_file.exported_values import exported, exported_byt
 _LARGEST_SEQ: Final = (1 << 63) - 1
 #: Decoded blocks that are kept: those at the place where a reader or a deleter is.
 _KEPT_BLOCKS: Final = 4
-#: What one block holds: what is moved in one turn of the loop, in some 5 ms, and what a reader of one
-#: message has to decode.
+#: What one block holds: what is moved in one turn of the loop, in some 5 ms, and what a reader of
+#: one message has to decode.
 ARCHIVE_BLOCK_ROWS: Final = 2048
 ARCHIVE_BLOCK_BYTES: Final = MIB
 _ROWS_AT_ONCE: Final = 64
@@ -60,8 +61,8 @@ class ArchivePlace(NamedTuple):
 class ArchivedMessage:
     """A message without its value and headers, which together have this checksum.
 
-    In a row it stands in the place of the value. It is no bytes and no tuple: who overlooks it fails.
-    """
+    In a row it stands in the place of the value. It is no bytes and no tuple: who overlooks it
+    fails. """
 
     seq: int
     revision: int
@@ -81,8 +82,8 @@ Bodies = dict[tuple[int, int], tuple[bytes, dict[str, str] | None]]
 
 
 class ArchiveDraft(NamedTuple):
-    """What the next block could be: messages that are still in the file, and the digest of all of them,
-    values and headers included."""
+    """What the next block could be: messages that are still in the file, and the digest of all of
+    them, values and headers included."""
 
     end_seq: int
     messages: list[ArchivedMessage]
@@ -120,8 +121,8 @@ class _Block(NamedTuple):
 
 
 class ArchivedBlocks:
-    """The archived messages of one open file. `exists` is False while there have never been any, and
-    nothing then asks the file."""
+    """The archived messages of one open file. `exists` is False while there have never been any,
+    and nothing then asks the file."""
 
     def __init__(self, execute: Callable[..., Any]) -> None:
         """`execute(statement, bindings)` returns a cursor of the file."""
@@ -351,8 +352,8 @@ def checksum_of(value: bytes, headers: bytes | None) -> int:
 
 
 def digest_of(rows: Iterable[tuple[int, int, int, bytes, bytes | None]]) -> bytes:
-    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, headers packed, as they are
-    exported."""
+    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, headers packed, as they
+    are exported."""
     digest = hashlib.sha256()
     for seq, revision, time, stored, stored_headers in rows:
         value, headers = exported(stored, stored_headers)

@@ -1,18 +1,18 @@
 """Large values within a store file: their chunks, from the first one to the removal of the last.
 
-A *body* is the bytes of a value that is too large to travel, or to be kept, in one piece. It grows chunk
-by chunk as an upload that is no value yet, becomes that of a seq or key (its *place*) when the operation
-that says so is applied, and is gone when that is replaced or removed. Invariants:
+A *body* is the bytes of a value that is too large to travel, or to be kept, in one piece. It grows
+chunk by chunk as an upload that is no value yet, becomes that of a seq or key (its *place*) when
+the operation that says so is applied, and is gone when that is replaced or removed. Invariants:
 
 - A body is dense: chunk by chunk from offset 0, and `size` is where the next one begins.
 - A body is the value of one place at the most, and a place has one body at the most.
-- An upload is a value once: whose it was is known for UPLOAD_RETENTION_SECONDS, also when that is gone, so
-  that who goes on with it is told, and does not undo what came after it.
-- What is gone cannot be read, although its chunks are removed later and in parts (`sweep`): freeing a
-  gigabyte takes SQLite seconds.
+- An upload is a value once: whose it was is known for UPLOAD_RETENTION_SECONDS, also when that is
+  gone, so that who goes on with it is told, and does not undo what came after it.
+- What is gone cannot be read, although its chunks are removed later and in parts (`sweep`): freeing
+  a gigabyte takes SQLite seconds.
 
-Runs in transactions of its caller. The tables are made with the first chunk: most stores never have one,
-and their files do not pay for it.
+Runs in transactions of its caller. The tables are made with the first chunk: most stores never have
+one, and their files do not pay for it.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class Bodies:
 
     # Reading
     def find(self, upload_id: bytes) -> Body | None:
-        """Return what there is of an upload, also when it has become a value, and for a while when that
-        is gone."""
+        """Return what there is of an upload, also when it has become a value, and for a while when
+        that is gone."""
         if not self.there:
             return None
         row = self._execute(schema.SELECT_BODY, (upload_id,)).get
@@ -160,21 +160,22 @@ class Bodies:
         return found
 
     def value_at(self, place: Place) -> list[Any] | None:
-        """Return what stands for the value of a place on the wire, None if it is not a large one."""
+        """Return what stands for the value of a place on the wire, None if it is not a large
+        one."""
         row = self._execute(schema.SELECT_BODY_AT, (place,)).get if self.there else None
         return None if row is None else list(row)
 
     def resolve(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a row `(place, revision, time, value, headers)` with what stands for a large value in
-        its place."""
+        """Return a row `(place, revision, time, value, headers)` with what stands for a large value
+        in its place."""
         if row[3] != b"":
             return row
         value = self.value_at(row[0])
         return row if value is None else (*row[:3], value, row[4])
 
     def damage(self) -> str:
-        """Return what is wrong with the first value whose bytes are not what was stored, else nothing.
-        Reads all of them, a chunk at a time."""
+        """Return what is wrong with the first value whose bytes are not what was stored, else
+        nothing. Reads all of them, a chunk at a time."""
         placed = self._execute(schema.SELECT_PLACED_BODIES).fetchall() if self.there else []
         for place, size_bytes, sha256 in placed:
             digest = hashlib.sha256()
@@ -183,14 +184,16 @@ class Bodies:
                 digest.update(data)
                 found_bytes += len(data)
             if found_bytes != size_bytes:
-                return f"{found_bytes} bytes of {size_bytes} are there of the large value at {place!r}"
+                return (
+                    f"{found_bytes} bytes of {size_bytes} are there of the large value at {place!r}"
+                )
             if digest.digest() != sha256:
                 return f"the large value at {place!r} has another sha256"
         return ""
 
     def read(self, upload_id: bytes, offset: int) -> bytes | None:
-        """Return bytes of a value from `offset` on, up to the end of a chunk: none at the end of the
-        value. None if there is no such value."""
+        """Return bytes of a value from `offset` on, up to the end of a chunk: none at the end of
+        the value. None if there is no such value."""
         body = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
         if body is None or Body(*body).place is None:
             return None

@@ -1,11 +1,11 @@
 """Consumers as rows of a stream's file: applied with the changes, and read back when it is opened.
 
 Two tables, made with the first consumer: `consumers`, and `deliveries` with a row for each message
-that is delivered and not done with. Changes name the outcome and not the reason (which seqs, which deadline,
-which count), so a row is written without one being read, and of many changes in one transaction only
-what is left of them is written: a message that was delivered and acknowledged meanwhile costs a
-delete of nothing. What a consumer may deliver is decided in `persist/operations/consuming.py`.
-"""
+that is delivered and not done with. Changes name the outcome and not the reason (which seqs, which
+deadline, which count), so a row is written without one being read, and of many changes in one
+transaction only what is left of them is written: a message that was delivered and acknowledged
+meanwhile costs a delete of nothing. What a consumer may deliver is decided in
+`persist/operations/consuming.py`. """
 
 from __future__ import annotations
 

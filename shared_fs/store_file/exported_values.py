@@ -1,9 +1,9 @@
 """What an export writes of a value: tables have values as applications wrote them.
 
-Clients compress values (`protocol/compression.py`). A table that other programs read must not show that, so
-the export decompresses, and the archive, which is read back from the table, knows its messages in the
-same form. A value that cannot be decompressed is exported as it is stored, its header too: that
-depends on the value alone, so both sides have the same.
+Clients compress values (`protocol/compression.py`). A table that other programs read must not show
+that, so the export decompresses, and the archive, which is read back from the table, knows its
+messages in the same form. A value that cannot be decompressed is exported as it is stored, its
+header too: that depends on the value alone, so both sides have the same.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def exported_bytes(value: bytes, headers: Any) -> int:
 
 
 def exported(value: Any, headers: Any) -> tuple[Any, Any]:
-    """Return value and headers as they are exported; headers are a map, its packed form or None, and
-    are returned in the form that they came in."""
+    """Return value and headers as they are exported; headers are a map, its packed form or None,
+    and are returned in the form that they came in."""
     if not is_marked(headers) or not isinstance(value, bytes):
         return value, headers
     packed = isinstance(headers, bytes)

@@ -1,8 +1,8 @@
 """Pages of rows: as many of a store's rows as go into one answer.
 
 A page is bounded by rows and by bytes, and has at least one row if there is any: so any value gets
-through, and nothing of a store is held in memory as a whole. Headers leave as the wire carries them.
-"""
+through, and nothing of a store is held in memory as a whole. Headers leave as the wire carries
+them. """
 
 from __future__ import annotations
 

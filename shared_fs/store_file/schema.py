@@ -1,16 +1,17 @@
 """The SQL of a store file, in one place.
 
-`application_id` marks our files and `user_version` is the format version. A file holds the tables of
-its kind only. Each statement says which index serves it. A file of an earlier version is upgraded, in
-one transaction, when it is opened to be written.
+`application_id` marks our files and `user_version` is the format version. A file holds the tables
+of its kind only. Each statement says which index serves it. A file of an earlier version is
+upgraded, in one transaction, when it is opened to be written.
 
-A value that was uploaded in chunks is a row of `bodies` and some of `chunks`, tables that are made when the
-first chunk comes, and `spent_uploads` when the first value goes; `value` of its message or entry is empty then, and `body_bytes` says how large it is.
+A value that was uploaded in chunks is a row of `bodies` and some of `chunks`, tables that are made
+when the first chunk comes, and `spent_uploads` when the first value goes; `value` of its message or
+entry is empty then, and `body_bytes` says how large it is.
 
 `expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
-has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table `archived`
-and those of consumers are likewise made with their first row; `archived_blocks.py` and `consumer_rows.py`
-say what is in them.
+has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table
+`archived` and those of consumers are likewise made with their first row; `archived_blocks.py` and
+`consumer_rows.py` say what is in them.
 
 Pages are 1 KiB: most stores are tiny, a commit writes whole pages to the WAL, and round-robin over
 many open files, the common load, was 40 % faster than with 4 KiB pages while scans were equal.
@@ -99,8 +100,8 @@ CREATE TABLE entries(
 """
 )
 
-#: `upload` names a body; without it the body is gone, and its chunks are still to be removed. `place` is
-#: the seq or key whose value it is; without it the upload is not finished.
+#: `upload` names a body; without it the body is gone, and its chunks are still to be removed.
+#: `place` is the seq or key whose value it is; without it the upload is not finished.
 CREATE_BODIES: Final = """
 CREATE TABLE bodies(
     id INTEGER PRIMARY KEY,
@@ -163,15 +164,15 @@ _MESSAGE_BYTES: Final = (
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
-#: The values of `?4` as messages from seq and revision `?1` + 1 and `?2` + 1 on: one statement, which
-#: takes half the time of one for each row.
+#: The values of `?4` as messages from seq and revision `?1` + 1 and `?2` + 1 on: one statement,
+#: which takes half the time of one for each row.
 APPEND_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
     " SELECT ?1 + rowid, ?2 + rowid, ?3, value FROM carray(?4)"
 )
 #: The same of messages that each have a time of their own: `?3` is a blob of these, each of
-#: `TIME_DIGITS` digits. An array of numbers could be joined to that of the values only by a loop in a
-#: loop. 0.6 µs a row, and one release of the GIL for all of them; `INSERT_MESSAGE` takes 1.1 µs.
+#: `TIME_DIGITS` digits. An array of numbers could be joined to that of the values only by a loop in
+#: a loop. 0.6 µs a row, and one release of the GIL for all of them; `INSERT_MESSAGE` takes 1.1 µs.
 TIME_DIGITS: Final = 20
 APPEND_TIMED_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
@@ -214,8 +215,8 @@ SELECT_SEQ_FROM_END: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
 )
 SELECT_SEQ_FROM_START: Final = "SELECT seq FROM messages ORDER BY seq LIMIT 1 OFFSET ?"
-#: One probe of the binary searches by time and by revision: the first message from a seq on that was
-#: only appended.
+#: One probe of the binary searches by time and by revision: the first message from a seq on that
+#: was only appended.
 SELECT_APPENDED_FROM: Final = (
     "SELECT seq, time, revision FROM messages WHERE seq >= ? AND replaced IS NULL"
     " ORDER BY seq LIMIT 1"
@@ -229,8 +230,9 @@ SELECT_REPLACED_AFTER: Final = (
     "SELECT seq, revision, time, value, headers FROM messages"
     " WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
 )
-#: Rows that may have to go: `(seq, revision, time, bytes, expires)`. By seq, the order in which limits
-#: remove them; by time, of those only appended and, by messages_replaced, of the others; by by_expires.
+#: Rows that may have to go: `(seq, revision, time, bytes, expires)`. By seq, the order in which
+#: limits remove them; by time, of those only appended and, by messages_replaced, of the others; by
+#: by_expires.
 _GOING_MESSAGE: Final = f"SELECT seq, revision, time, {_MESSAGE_BYTES}, expires FROM messages"
 SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} ORDER BY seq"
 SELECT_APPENDED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced IS NULL ORDER BY seq"
@@ -374,8 +376,8 @@ SELECT_ENTRIES_AFTER_REVISION: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE revision > ?"
     " ORDER BY revision LIMIT ?"
 )
-#: Rows that may have to go: `(key, revision, time, bytes, expires)`. By revision, which is by time too
-#: and the order in which limits remove them; by by_expires.
+#: Rows that may have to go: `(key, revision, time, bytes, expires)`. By revision, which is by time
+#: too and the order in which limits remove them; by by_expires.
 _GOING_ENTRY: Final = f"SELECT key, revision, time, {_ENTRY_BYTES}, expires FROM entries"
 SELECT_ENTRIES_BY_REVISION: Final = f"{_GOING_ENTRY} ORDER BY revision"
 SELECT_ENTRIES_BY_EXPIRES: Final = f"{_GOING_ENTRY} WHERE expires IS NOT NULL ORDER BY expires"
@@ -385,7 +387,9 @@ CREATE_ENTRIES_BY_EXPIRES: Final = (
 
 # Large values: by the unique indexes on upload and place, and the primary key of chunks
 SELECT_HAS_BODIES: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'bodies')"
-INSERT_BODY: Final = "INSERT INTO bodies(upload, size, crc32, time) VALUES (?, ?, ?, ?) RETURNING id"
+INSERT_BODY: Final = (
+    "INSERT INTO bodies(upload, size, crc32, time) VALUES (?, ?, ?, ?) RETURNING id"
+)
 GROW_BODY: Final = "UPDATE bodies SET size = ?, crc32 = ?, time = ? WHERE upload = ? RETURNING id"
 INSERT_CHUNK: Final = "INSERT INTO chunks(body, offset, data) VALUES (?, ?, ?)"
 PLACE_BODY: Final = (
@@ -456,7 +460,9 @@ SELECT_CHANGES_AFTER: Final = (
     "SELECT revision, time, change FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 )
 #: The revision below which the oldest rows go, so that `?` newest remain.
-SELECT_CHANGE_FROM_END: Final = "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
+SELECT_CHANGE_FROM_END: Final = (
+    "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
+)
 DELETE_CHANGES_UP_TO: Final = "DELETE FROM changes WHERE revision <= ?"
 #: All of it: a few minutes' worth.
 SELECT_ALL_OUTCOMES: Final = "SELECT writer, counter, time, outcome FROM outcomes"

@@ -36,8 +36,8 @@ _LOOKASIDE: Final = (128, 40)
 def configure_process() -> bool:
     """Make every later connection of this process take some 30 kB less memory.
 
-    Call it first: SQLite takes such settings only while nothing uses it. Returns False, with nothing
-    changed, when a connection is open already.
+    Call it first: SQLite takes such settings only while nothing uses it. Returns False, with
+    nothing changed, when a connection is open already.
     """
     if apsw.connections():
         return False
@@ -72,9 +72,9 @@ def checksum_vfs() -> str:
 def page_checksum(page: bytes) -> bytes:
     """Return the checksum that the VFS expects at the end of `page`, without it.
 
-    The algorithm is that of `cksmCompute` in SQLite's ext/misc/cksumvfs.c. Most pages of a small file
-    are largely zeros between what is at their start and at their end: these are leapt over, so that a
-    page that is nearly empty takes 9 µs instead of 40.
+    The algorithm is that of `cksmCompute` in SQLite's ext/misc/cksumvfs.c. Most pages of a small
+    file are largely zeros between what is at their start and at their end: these are leapt over, so
+    that a page that is nearly empty takes 9 µs instead of 40.
     """
     content_end = len(page) - CHECKSUM_BYTES
     gap_start, gap_end = _zeros(page, content_end)

@@ -1,7 +1,8 @@
 """A store file: one store, one SQLite file, one process that has it open.
 
 The file is a materialised view of the commit logs: `apply` brings it forward by whole transactions
-that are not synced one by one, and `checkpoint` makes everything in it survive a power cut. Invariants:
+that are not synced one by one, and `checkpoint` makes everything in it survive a power cut.
+Invariants:
 
 - The file holds a prefix of the store's changes: exactly those up to `meta.revision`.
 - It is opened with `locking_mode=EXCLUSIVE` before the first access, so WAL needs no shared memory
@@ -12,14 +13,14 @@ that are not synced one by one, and `checkpoint` makes everything in it survive 
   restarted WAL whose header was never synced could corrupt the file on a disk that reorders.
 - Every page carries a checksum that is verified when it is read, so a flipped bit is an error.
 - Opening never creates. A missing, empty, foreign or newer file is an error, not a new store.
-- A file without a WAL beside it holds all that its last owner accepted. `new` writes such a file, whole
-  and durable; it is *sealed*, without a connection, a lock or a WAL, until something needs SQLite. Its
-  owner must `hold` it before it accepts more, which puts the WAL there.
+- A file without a WAL beside it holds all that its last owner accepted. `new` writes such a file,
+  whole and durable; it is *sealed*, without a connection, a lock or a WAL, until something needs
+  SQLite. Its owner must `hold` it before it accepts more, which puts the WAL there.
 
 What can be read of it is in `store_rows.py`. Does not decide what an operation does
-(`persist/operations/operations.py`) nor when to apply, checkpoint or close. Every error of SQLite leaves as one
-of ours; after one in `apply` the transaction is rolled back and the file is where it was.
-"""
+(`persist/operations/operations.py`) nor when to apply, checkpoint or close. Every error of SQLite
+leaves as one of ours; after one in `apply` the transaction is rolled back and the file is where it
+was. """
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ _MAX_REWRITTEN_PAGES: Final = 65536
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
 _DISK: Final = Disk()
-#: Two threads that need a sealed file at once must not both open it: closing a second descriptor drops
-#: the lock.
+#: Two threads that need a sealed file at once must not both open it: closing a second descriptor
+#: drops the lock.
 _unsealing: Final = threading.Lock()
 
 
@@ -207,8 +208,8 @@ class StoreFile(StoreRows):
 
     @classmethod
     def of_image(cls, image: bytes, path: Path, store: StoreId) -> StoreFile:
-        """Open what `image` returned, with another journal format than WAL, in memory and for reading
-        only; `path` names it. Raises StoreDamagedError, NewerFormatError."""
+        """Open what `image` returned, with another journal format than WAL, in memory and for
+        reading only; `path` names it. Raises StoreDamagedError, NewerFormatError."""
         try:
             connection = apsw.Connection(":memory:")
             connection.deserialize("main", image)
@@ -270,7 +271,8 @@ class StoreFile(StoreRows):
 
     @raises_ours
     def close(self) -> None:
-        """Checkpoint with full sync and close. Raises StorageFailedError; the lock is gone then too."""
+        """Checkpoint with full sync and close. Raises StorageFailedError; the lock is gone then
+        too."""
         if self.is_sealed:
             return
         try:
@@ -300,8 +302,8 @@ class StoreFile(StoreRows):
 
     @raises_ours
     def go_on_from(self, revision: int, *, time: int, last_seq: int = 0) -> None:
-        """Let the content count as the state at a later revision, in a transaction of its own; seqs go
-        on beyond `last_seq`. Followers of what was before are to begin anew."""
+        """Let the content count as the state at a later revision, in a transaction of its own; seqs
+        go on beyond `last_seq`. Followers of what was before are to begin anew."""
         assert revision > self.meta.revision
         meta = replace(
             self.meta,
@@ -355,12 +357,12 @@ class StoreFile(StoreRows):
 
     @raises_ours
     def trim_some(self, end_seq: int) -> bool:
-        """Remove the first messages up to `end_seq` of a stream, no more than MAX_TRIMMED_ROWS and about
-        MAX_TRIMMED_BYTES, in a transaction of its own; return if there may be more.
+        """Remove the first messages up to `end_seq` of a stream, no more than MAX_TRIMMED_ROWS and
+        about MAX_TRIMMED_BYTES, in a transaction of its own; return if there may be more.
 
-        For a trim of any length that is about to be applied, and is in the durable log: the revision
-        stays, so whoever opens the file after a crash replays the trim, which removes the rest and
-        counts what it removes. Nothing may read the file before the trim was applied.
+        For a trim of any length that is about to be applied, and is in the durable log: the
+        revision stays, so whoever opens the file after a crash replays the trim, which removes the
+        rest and counts what it removes. Nothing may read the file before the trim was applied.
         """
         assert self.store.kind == StoreKind.STREAM
         rows: list[Any] = self._execute(
@@ -465,8 +467,8 @@ class StoreFile(StoreRows):
 
     @raises_ours
     def forget(self, *, msg_ids_before: int, outcomes_before: int) -> Forgotten:
-        """Drop msg_ids and outcomes older than these times, and changes over their bound; return what is
-        left of msg_ids."""
+        """Drop msg_ids and outcomes older than these times, and changes over their bound; return
+        what is left of msg_ids."""
         if self.is_sealed:
             return Forgotten(False, 0)
         gone_count = msg_id_count = 0
@@ -507,8 +509,8 @@ class StoreFile(StoreRows):
 
     @raises_ours
     def sweep(self) -> None:
-        """Remove chunks of large values that are gone, as many as one checkpoint should, and give the
-        space back if little else is in the file.
+        """Remove chunks of large values that are gone, as many as one checkpoint should, and give
+        the space back if little else is in the file.
 
         May run in another thread while nothing else uses the file. Raises StorageFailedError.
         """
@@ -539,7 +541,9 @@ class StoreFile(StoreRows):
     def _load(self) -> None:
         application_id = self._connection.pragma("application_id")
         if application_id != schema.APPLICATION_ID:
-            reason = f"{self.path.name} is not a holdfast store (application_id {application_id:#x})"
+            reason = (
+                f"{self.path.name} is not a holdfast store (application_id {application_id:#x})"
+            )
             raise StoreDamagedError(store=str(self.store), reason=reason)
         version = self._connection.pragma("user_version")
         if version > schema.FORMAT_VERSION:

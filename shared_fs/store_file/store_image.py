@@ -1,12 +1,12 @@
 """The bytes of store files that SQLite has not opened yet.
 
-`empty_store_image` is one in which nothing is: its tables, and no meta row. Writing it is several times
-cheaper than having SQLite create eight tables and indexes in each new file.
+`empty_store_image` is one in which nothing is: its tables, and no meta row. Writing it is several
+times cheaper than having SQLite create eight tables and indexes in each new file.
 
-`new_store_image` is a new store with its first changes, made by SQLite in memory. Written in one go it
-costs half of what a file with a WAL does. Its pages are all of b-trees, so that whatever part of it
-a power cut takes is noticed: SQLite knows no b-tree page of zeros, and the checksum of a page that is
-there in part is wrong. Of an overflow page that is all zeros neither says anything.
+`new_store_image` is a new store with its first changes, made by SQLite in memory. Written in one go
+it costs half of what a file with a WAL does. Its pages are all of b-trees, so that whatever part of
+it a power cut takes is noticed: SQLite knows no b-tree page of zeros, and the checksum of a page
+that is there in part is wrong. Of an overflow page that is all zeros neither says anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_chec
 #: (sqlite.org/fileformat2.html, "The Database Header").
 _FORMAT_VERSIONS: Final = slice(18, 20)
 _WAL: Final = b"\x02\x02"
-#: Where the b-tree of the first page begins, behind the file's header, and the kinds of b-tree pages.
+#: Where the b-tree of the first page begins, behind the file's header, and the kinds of b-tree
+#: pages.
 _FIRST_BTREE: Final = 100
 _BTREE_KINDS: Final = frozenset((2, 5, 10, 13))
 #: A connection serves one thread at a time.
@@ -71,8 +72,8 @@ def new_store_image(
     batches: Sequence[AppliedBatch],
     outcomes: Sequence[WriterOutcome],
 ) -> NewStore | None:
-    """Return the file of a new store of `owner` (epoch, server, incarnation) that holds the batches,
-    which begin at revision 0; None if it would have pages that are not of b-trees.
+    """Return the file of a new store of `owner` (epoch, server, incarnation) that holds the
+    batches, which begin at revision 0; None if it would have pages that are not of b-trees.
 
     Raises StorageFailedError.
     """
@@ -123,7 +124,8 @@ def _build(
 
 @functools.cache
 def _workshop(kind: StoreKind) -> apsw.Connection:
-    """Return the database in memory in which files of `kind` are made, in transactions that never end.
+    """Return the database in memory in which files of `kind` are made, in transactions that never
+    end.
 
     A new one for each would have to read its schema first, which takes as long as all the rest.
     """

@@ -1,8 +1,8 @@
 """What a store file holds, read: messages, entries, changes, and what goes with them.
 
-One rule for all of it: what was archived is there as what stands for it (ArchivedMessage), and so is a
-large value (`bodies.py`). Rows are `(seq or key, revision, time, value, headers)`. Nothing here writes,
-and what is iterated over reads some rows at a time.
+One rule for all of it: what was archived is there as what stands for it (ArchivedMessage), and so
+is a large value (`bodies.py`). Rows are `(seq or key, revision, time, value, headers)`. Nothing
+here writes, and what is iterated over reads some rows at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class GoingOrder(StrEnum):
 
 
 class GoingRow(NamedTuple):
-    """What is to be known of a message or entry that may have to go; `key` of a message is its seq."""
+    """What is to be known of a message or entry that may have to go; `key` of a message is its
+    seq."""
 
     key: Any
     revision: int
@@ -234,8 +235,8 @@ class StoreRows(ABC):
 
     @raises_ours
     def seq_at_revision(self, revision: int) -> int:
-        """Return a seq up to which everything was appended at or before `revision`: the last one, or
-        lower where messages around it were replaced. A binary search, as by time."""
+        """Return a seq up to which everything was appended at or before `revision`: the last one,
+        or lower where messages around it were replaced. A binary search, as by time."""
         earlier, first_archived = 0, None
         if self._archived.exists:
             first_archived = next(self._archived.after_revision(revision), None)
@@ -244,7 +245,8 @@ class StoreRows(ABC):
         return (found if first_archived is None else min(found, first_archived.seq)) - 1
 
     def _first_appended(self, column: int, least: int, low: int) -> int:
-        """Return the first seq from `low` on whose row, as the probe selects it, has `least` or more."""
+        """Return the first seq from `low` on whose row, as the probe selects it, has `least` or
+        more."""
         high = self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
@@ -316,7 +318,10 @@ class StoreRows(ABC):
         of each kind.
         """
         if self.store.kind == StoreKind.STREAM:
-            sources = [(schema.SELECT_APPENDED_AFTER, seq), (schema.SELECT_REPLACED_AFTER, revision)]
+            sources = [
+                (schema.SELECT_APPENDED_AFTER, seq),
+                (schema.SELECT_REPLACED_AFTER, revision),
+            ]
             number = frames.CHANGE_SET_MESSAGE
         else:
             sources = [(schema.SELECT_ENTRIES_AFTER_REVISION, revision)]
@@ -361,8 +366,8 @@ class StoreRows(ABC):
 
     @raises_ours
     def read_body(self, upload_id: bytes, offset: int) -> bytes | None:
-        """Return bytes of a large value from `offset` on, up to the end of a chunk: none at the end of
-        the value. None if there is no such value."""
+        """Return bytes of a large value from `offset` on, up to the end of a chunk: none at the end
+        of the value. None if there is no such value."""
         return self._bodies.read(upload_id, offset)
 
     @raises_ours
@@ -387,8 +392,8 @@ class StoreRows(ABC):
 
     @raises_ours
     def limits(self) -> tuple[dict[str, Any], bool]:
-        """Return the store's configuration, by name what is not the default, and if a row ever had a
-        ttl."""
+        """Return the store's configuration, by name what is not the default, and if a row ever had
+        a ttl."""
         config, has_ttl = self._execute(schema.SELECT_LIMITS).get
         return {} if config is None else json.loads(config), bool(has_ttl)
 

@@ -257,7 +257,9 @@ class _Round:
 class _Taken:
     """What of a job's outcomes can be committed together."""
 
-    def __init__(self, planned: ExportPlan, outcomes: Sequence[TaskOutcome], before: Watermarks) -> None:
+    def __init__(
+        self, planned: ExportPlan, outcomes: Sequence[TaskOutcome], before: Watermarks
+    ) -> None:
         self.files: list[AddedFile] = []
         self.changed: dict[StoreId, Watermark] = {}
         self.damaged: list[str] = []
@@ -321,7 +323,8 @@ def run_job(
     tasks: Sequence[object],
     progress: Progress | None,
 ) -> list[Any]:
-    """Call `function(job, task)` on executors for each task and return what they return, in order."""
+    """Call `function(job, task)` on executors for each task and return what they return, in
+    order."""
     context = spark.sparkContext
     group = f"{name} {uuid.uuid4().hex[:8]}"
     context.setJobGroup(group, name, interruptOnCancel=True)

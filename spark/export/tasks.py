@@ -1,9 +1,9 @@
 """What an executor does for an export: read what a task names, write files, say how far it came.
 
-Everything that a task needs is in the task; nothing goes through the driver but names and numbers. A
-worker needs at most some 600 MiB, however large a store is: 64 MiB of packs and twice 16 MiB of an
-unpacked image, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for their row
-group and as much again while it is written. A larger image lies on the executor's disk.
+Everything that a task needs is in the task; nothing goes through the driver but names and numbers.
+A worker needs at most some 600 MiB, however large a store is: 64 MiB of packs and twice 16 MiB of
+an unpacked image, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for
+their row group and as much again while it is written. A larger image lies on the executor's disk.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: T
 
 @contextmanager
 def _without_cycles() -> Iterator[None]:
-    """Keep the garbage collector from looking at millions of rows that are in no cycle, which takes an
-    eighth of the time."""
+    """Keep the garbage collector from looking at millions of rows that are in no cycle, which takes
+    an eighth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,15 +1,15 @@
 """The changes that the image of a store file holds, in the order of revisions.
 
-An image has each message or entry as it was set last, and deletes and trims as far back as the change
-log of the file goes. What was overwritten before the image was taken is not there.
+An image has each message or entry as it was set last, and deletes and trims as far back as the
+change log of the file goes. What was overwritten before the image was taken is not there.
 
 A part of an image is a range of revisions, so that the parts of a large store are read by different
-tasks. Messages that were only appended are in the table in the order of revisions as well as of seqs,
-so a range of them is found by a binary search; all else has an index by revision.
+tasks. Messages that were only appended are in the table in the order of revisions as well as of
+seqs, so a range of them is found by a binary search; all else has an index by revision.
 
 If the table goes up to a revision whose successors are no longer all known (deletes of them were
-forgotten, or the store was created anew or restored meanwhile), the image is read from its beginning,
-and `Reading.is_reset` says so: what the table had of the store is void.
+forgotten, or the store was created anew or restored meanwhile), the image is read from its
+beginning, and `Reading.is_reset` says so: what the table had of the store is void.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from holdfast.spark.tables.watermarks import Watermark
 _CACHE_KIB: Final = 8192
 _revision: Final = attrgetter("revision")
 
-#: All that is asked of every image: preparing a statement costs more than a row of it. The last two say
-#: if there is anything of what most stores have none of.
+#: All that is asked of every image: preparing a statement costs more than a row of it. The last two
+#: say if there is anything of what most stores have none of.
 _BODIES: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'bodies'"
 _META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
     ", created, EXISTS(SELECT 1 FROM changes), {}, EXISTS(" + _BODIES + ") FROM meta WHERE id = 1"
@@ -120,9 +120,9 @@ class StoreImage:
         archive: Archive | None = None,
         memory: apsw.Connection | None = None,
     ) -> None:
-        """`archive` is where the values of archived messages are. `memory` is a connection whose last
-        image was closed: to make one takes as long as to read fifty rows. It stays open. Raises
-        StoreDamagedError, NewerFormatError."""
+        """`archive` is where the values of archived messages are. `memory` is a connection whose
+        last image was closed: to make one takes as long as to read fifty rows. It stays open.
+        Raises StoreDamagedError, NewerFormatError."""
         self.store = store
         self._archive = archive
         self._is_borrowed = memory is not None
@@ -245,8 +245,8 @@ class StoreImage:
         yield from self._interleaved(origin, appended, others, reading.upto)
 
     def _brought_back(self, reading: ImageReading) -> Iterator[tuple[Any, ...]]:
-        """Yield the archived messages of a reading as rows: for a table that has them not, or that is
-        to hold the store anew."""
+        """Yield the archived messages of a reading as rows: for a table that has them not, or that
+        is to hold the store anew."""
         wanted = takewhile(
             lambda message: message.revision <= reading.upto,
             self._archived.after_revision(reading.after),

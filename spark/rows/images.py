@@ -1,8 +1,8 @@
 """Brings images of snapshots from the bucket to where a task reads them.
 
-A small image is read in memory. A large one is brought to a file once for all tasks of a machine that
-read a part of it: whoever comes first fetches it, the others wait for a lock. Images stay until room is
-needed, and go with the folder of the Spark application.
+A small image is read in memory. A large one is brought to a file once for all tasks of a machine
+that read a part of it: whoever comes first fetches it, the others wait for a lock. Images stay
+until room is needed, and go with the folder of the Spark application.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SHARED_CONNECTION_BYTES: Final = MIB
 
 
 class Images:
-    """The images of one task. What lies close together in a pack comes with one request. One is open at a
-    time; a context manager."""
+    """The images of one task. What lies close together in a pack comes with one request. One is
+    open at a time; a context manager."""
 
     def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
         self._bucket = bucket

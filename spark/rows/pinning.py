@@ -1,12 +1,12 @@
 """The pin of a running export: nothing that its tasks are to read is removed by the collector.
 
-While the manifests are read everything is pinned, since nobody knows yet what will be needed; once the
-plan is made, only what it names. A thread renews the pin as long as the export runs. One whose driver is
-killed keeps objects for an hour at most.
+While the manifests are read everything is pinned, since nobody knows yet what will be needed; once
+the plan is made, only what it names. A thread renews the pin as long as the export runs. One whose
+driver is killed keeps objects for an hour at most.
 
-A bucket that takes no pin, as of somebody who may only read it, is exported without. What is removed then,
-or because a pin could not be renewed in time, or by the deletion of a store, which asks for no pins, is
-found missing by a task and left for the next round (`export.py`).
+A bucket that takes no pin, as of somebody who may only read it, is exported without. What is
+removed then, or because a pin could not be renewed in time, or by the deletion of a store, which
+asks for no pins, is found missing by a task and left for the next round (`export.py`).
 """
 
 from __future__ import annotations

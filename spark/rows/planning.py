@@ -1,14 +1,16 @@
 """What a run of the export has to read: from manifests, logs and watermarks to tasks. Pure.
 
 Of each store the table has all changes up to its watermark. What follows is, first choice, in the
-bucket's log, change by change, with what was overwritten since; else in the newest snapshot, and after
-that in the log. Invariants:
+bucket's log, change by change, with what was overwritten since; else in the newest snapshot, and
+after that in the log. Invariants:
 
-- What a store's tasks read are ranges of revisions that follow the watermark without gap or overlap.
+- What a store's tasks read are ranges of revisions that follow the watermark without gap or
+  overlap.
 - A record of the log counts only up to where the next epoch begins: what lies beyond was never
   acknowledged.
-- Log objects are read by tasks that read nothing else, and the parts of a large store by tasks of their
-  own, so that their files can be left out if something that they needed was removed meanwhile.
+- Log objects are read by tasks that read nothing else, and the parts of a large store by tasks of
+  their own, so that their files can be left out if something that they needed was removed
+  meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ MAX_TASK_BYTES: Final = 1024 * MIB
 _TASKS_PER_CORE: Final = 3
 #: Compressed bytes of log objects that a task has in memory together.
 LOG_TASK_BYTES: Final = 16 * MIB
-#: What reading a store takes, however small it is: a millisecond, in which a large one yields as much.
+#: What reading a store takes, however small it is: a millisecond, in which a large one yields as
+#: much.
 _STORE_BYTES: Final = 64 * KIB
 
 

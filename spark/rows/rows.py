@@ -1,8 +1,9 @@
-"""Changes on their way to the table, as columns: what readers of images and logs hand to the writer.
+"""Changes on their way to the table, as columns: what readers of images and logs hand to the
+writer.
 
-Readers give out pieces: rows of one store in the order of revisions. Most are plain appends, thousands at
-once, so what is the same for all rows is kept once until Arrow needs it. Small pieces are gathered to
-batches of some thousand rows.
+Readers give out pieces: rows of one store in the order of revisions. Most are plain appends,
+thousands at once, so what is the same for all rows is kept once until Arrow needs it. Small pieces
+are gathered to batches of some thousand rows.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ _HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
 
 
 class RowGathering:
-    """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows takes
-    as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
+    """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows
+    takes as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -158,7 +159,8 @@ class RowGathering:
             yield RowBatch(pieces[0].origin.store.tenant, batch_of(pieces))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
-        """Take back the last `row_count` rows, all of one store; False if some are in a batch already."""
+        """Take back the last `row_count` rows, all of one store; False if some are in a batch
+        already."""
         kept = len(self._pieces)
         while kept and self._pieces[kept - 1].origin.store == store:
             kept -= 1
@@ -218,7 +220,8 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
 
 
 def _exported(piece: Piece) -> Iterator[Piece]:
-    """Yield a piece with its values as they are exported, in parts where that makes it too large."""
+    """Yield a piece with its values as they are exported, in parts where that makes it too
+    large."""
     headers_of = _HEADERS_OF[piece.shape]
     if not any(map(is_marked, map(headers_of, piece.rows))):
         yield piece
@@ -276,7 +279,9 @@ def _integers(numbers: Sequence[int]) -> pa.Array:
 def _headers(headers: Sequence[Any]) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), _MAP_TYPE)
-    pairs = [_pairs(one) if isinstance(one, bytes) else tuple((one or {}).items()) for one in headers]
+    pairs = [
+        _pairs(one) if isinstance(one, bytes) else tuple((one or {}).items()) for one in headers
+    ]
     offsets: list[int | None] = [0, *accumulate(map(len, pairs))]
     present: Iterable[int] = (index for index, one in enumerate(pairs) if not one)
     for index in present:

@@ -1,8 +1,8 @@
 """What a sink's task writes, cut into chunks: atomic appends to one stream each. Pure.
 
-A chunk's number, its count and a digest of its rows are in a header of its first message, so that whoever
-tries again sees what is stored already, and whether that is what it was about to store. Where chunks
-begin and end depends on the rows and their order alone.
+A chunk's number, its count and a digest of its rows are in a header of its first message, so that
+whoever tries again sees what is stored already, and whether that is what it was about to store.
+Where chunks begin and end depends on the rows and their order alone.
 """
 
 from __future__ import annotations

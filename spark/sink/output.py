@@ -2,17 +2,18 @@
 
 How a task writes the chunks of one stream:
 
-1. It notes in the ledger, a kv of the tenant, where the stream stood before anything of this batch was
-   written: key `<query>/<batch>/<partition>/<stream>`, create only. If an earlier try has noted that,
-   it reads the stream from there on and finds, by their marks (`chunks.py`), what is stored.
-2. It appends each further chunk on the condition that the stream's last seq is the one up to which it
-   knows everything. If that is refused, it reads what others have appended, among which its own
+1. It notes in the ledger, a kv of the tenant, where the stream stood before anything of this batch
+   was written: key `<query>/<batch>/<partition>/<stream>`, create only. If an earlier try has noted
+   that, it reads the stream from there on and finds, by their marks (`chunks.py`), what is stored.
+2. It appends each further chunk on the condition that the stream's last seq is the one up to which
+   it knows everything. If that is refused, it reads what others have appended, among which its own
    chunk may be, and tries again.
 
-So a chunk is stored only in a stream that does not have it, whatever paused tasks and their successors
-do at the same time: no clock and no window of time is involved. When a batch is committed, the ledger
-says so (`<query>/committed`), and then its notes go; a committed batch is not written again at all. Who
-makes a note looks for that afterwards, since the note of its successor may have come and gone.
+So a chunk is stored only in a stream that does not have it, whatever paused tasks and their
+successors do at the same time: no clock and no window of time is involved. When a batch is
+committed, the ledger says so (`<query>/committed`), and then its notes go; a committed batch is not
+written again at all. Who makes a note looks for that afterwards, since the note of its successor
+may have come and gone.
 
 What may go wrong is told, not guessed: if messages were removed from a stream between two tries,
 OutputRemovedError; if the second try has other rows, RowsChangedError.
@@ -32,7 +33,8 @@ from holdfast.spark.errors import OutputRemovedError, RowsChangedError
 from holdfast.spark.sink.chunks import BatchId, Chunk, ChunkMark
 
 DEFAULT_LEDGER: Final = "spark-sink"
-#: Each is lost to somebody else's append that was not. Far beyond what tasks of one job do to each other.
+#: Each is lost to somebody else's append that was not. Far beyond what tasks of one job do to each
+#: other.
 _TRIES: Final = 1000
 _COMMITTED: Final = "committed"
 _KEYS_AT_ONCE: Final = 1000
@@ -64,8 +66,8 @@ class Ledger:
             return None
 
     async def commit(self, query: str, batch: int, ttl_seconds: float | None = None) -> None:
-        """Record that all of a batch, and of those before it, is written, and forget their notes. Of a
-        query that will not be run again the record need not stay."""
+        """Record that all of a batch, and of those before it, is written, and forget their notes.
+        Of a query that will not be run again the record need not stay."""
         prefix = f"{quote(query)}/"
         if not await self.is_committed(query, batch):
             await self._kv.set(
@@ -94,8 +96,8 @@ class Output:
         self._streams: dict[str, StreamOutput] = {}
 
     async def write(self, chunks: Iterable[Chunk]) -> None:
-        """Store chunks, in order within each stream. Raises RowsChangedError, OutputRemovedError, and
-        what `append_many` raises."""
+        """Store chunks, in order within each stream. Raises RowsChangedError, OutputRemovedError,
+        and what `append_many` raises."""
         queues: dict[str, list[Chunk]] = {}
         for chunk in chunks:
             queues.setdefault(chunk.stream, []).append(chunk)

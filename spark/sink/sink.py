@@ -159,7 +159,9 @@ def _rows(
     for batch in batches:
         names = batch.schema.names
         values = batch.column("value").to_pylist()
-        headers = batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
+        headers = (
+            batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
+        )
         streams: list[str | None] = [options.stream] * len(values)
         if options.stream is None:
             streams = batch.column("store").to_pylist()

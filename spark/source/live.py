@@ -1,8 +1,8 @@
 """The live cluster, read: which stores there are, and what they hold. Needs NATS and nothing else.
 
-Everything is asked of the owners, so it is as fresh as any client's read. A task keeps a bounded amount
-in memory: a batch of rows that is being made and the next one, each of a few MB, and what the client
-has asked for ahead, a page for each store that is being read.
+Everything is asked of the owners, so it is as fresh as any client's read. A task keeps a bounded
+amount in memory: a batch of rows that is being made and the next one, each of a few MB, and what
+the client has asked for ahead, a page for each store that is being read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> l
     return [one for one in await _in_groups(extent, names) if one.last_seq or one.row_count]
 
 
-async def since_time(client: Client, found: Sequence[StoreExtent], start_time: int) -> list[StoreExtent]:
+async def since_time(
+    client: Client, found: Sequence[StoreExtent], start_time: int
+) -> list[StoreExtent]:
     """Return of each stream the part that was appended from `start_time` on."""
 
     async def since(extent: StoreExtent) -> StoreExtent:

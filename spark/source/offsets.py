@@ -1,8 +1,8 @@
 """How far a streaming query has read. Pure.
 
-An offset is `{stream: [began, next]}`: the query has read the messages from `began` to `next` - 1. A
-stream is in it from the batch on that reads the first of it, so streams may appear at any time, and
-`began` says for good where that was: batches that are run again read the same seqs.
+An offset is `{stream: [began, next]}`: the query has read the messages from `began` to `next` - 1.
+A stream is in it from the batch on that reads the first of it, so streams may appear at any time,
+and `began` says for good where that was: batches that are run again read the same seqs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Filters that Spark offers the source: what they say of which stores and seqs have to be read. Pure.
+"""Filters that Spark offers the source: what they say of which stores and seqs have to be read.
+Pure.
 
 Every filter is left to Spark as well, which costs little on what was read, so that here only what
-surely fails a filter has to be left out. A time says nothing of seqs: a message that was replaced has
-the time of that. It tells which snapshots are too old.
+surely fails a filter has to be left out. A time says nothing of seqs: a message that was replaced
+has the time of that. It tells which snapshots are too old.
 """
 
 from __future__ import annotations

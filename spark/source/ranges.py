@@ -1,7 +1,7 @@
 """How what is to be read is cut into tasks. Pure.
 
-A task reads ranges of seqs: part of one large stream, or many small stores. Ranges are pinned: a task
-that is run again reads the same seqs.
+A task reads ranges of seqs: part of one large stream, or many small stores. Ranges are pinned: a
+task that is run again reads the same seqs.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def limited(extent: StoreExtent, start_seq: int, end_seq: int | None) -> SeqRang
 def tasks(
     ranges: Iterable[SeqRange], rows_per_task: int, rows_per_piece: int | None = None
 ) -> list[list[SeqRange]]:
-    """Return the ranges in groups that each cost about `rows_per_task` at most, but that ranges of up
-    to `rows_per_piece` are not cut."""
+    """Return the ranges in groups that each cost about `rows_per_task` at most, but that ranges of
+    up to `rows_per_piece` are not cut."""
     found: list[list[SeqRange]] = []
     group: list[SeqRange] = []
     filled = 0

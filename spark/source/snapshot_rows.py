@@ -1,8 +1,8 @@
 """The newest snapshots in a bucket, read: which stores there are, and what they held.
 
-Costs the cluster nothing and sees what it has published, so what was written since is not there. Each
-task fetches the snapshots that it reads; a large one goes to a file in the temporary folder, and of each
-page as much as fits in a batch is in memory.
+Costs the cluster nothing and sees what it has published, so what was written since is not there.
+Each task fetches the snapshots that it reads; a large one goes to a file in the temporary folder,
+and of each page as much as fits in a batch is in memory.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def read(
 ) -> Iterator[ColumnRows]:
     """Yield what the parts hold, in lists that are small enough for a batch.
 
-    Raises ObjectMissingError if a snapshot was replaced and collected meanwhile, ObjectDamagedError,
-    StoreDamagedError, BucketError.
+    Raises ObjectMissingError if a snapshot was replaced and collected meanwhile,
+    ObjectDamagedError, StoreDamagedError, BucketError.
     """
     archive = Archive(bucket.url)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:

@@ -4,12 +4,13 @@ What each part of a query does:
 
 - The driver keeps up with how the streams stand (`survey.py`), says how far the next batch reads
   (`offsets.py`), and cuts that into tasks. Streams may appear at any time.
-- A task reads pinned ranges of seqs from the owners. It may be run again, also after a restart from the
-  checkpoint, and gives the same rows, but for messages that were overwritten or deleted meanwhile.
+- A task reads pinned ranges of seqs from the owners. It may be run again, also after a restart from
+  the checkpoint, and gives the same rows, but for messages that were overwritten or deleted
+  meanwhile.
 
-Invariant: every message of a stream from where its reading began is given out once, in the order of seqs
-within a stream, or the query fails with MessagesLostError, unless `failOnDataLoss` is `false`. A change
-of a message that was read already is not news to a query.
+Invariant: every message of a stream from where its reading began is given out once, in the order of
+seqs within a stream, or the query fails with MessagesLostError, unless `failOnDataLoss` is `false`.
+A change of a message that was read already is not news to a query.
 
 With the trigger `availableNow` it stops where the streams stood at the start.
 """
@@ -127,8 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._last_seqs
         return [bounded(start, [one], 1, ends.get(one.name, 0))[0] for one in found]
 
-    def _since(self, start: Offsets, found: list[StoreExtent], start_time: int) -> list[StoreExtent]:
-        """Leave out of streams that are not read yet what is older; asked anew when there is more."""
+    def _since(
+        self, start: Offsets, found: list[StoreExtent], start_time: int
+    ) -> list[StoreExtent]:
+        """Leave out of streams that are not read yet what is older; asked anew when there is
+        more."""
         unknown = [
             extent
             for extent in found

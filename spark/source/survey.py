@@ -1,9 +1,9 @@
 """What a streaming query's driver knows of the streams, kept up to date at little cost.
 
-The first look asks for the head of every stream that matches. From then on changes are heard: owners
-broadcast each one, and only streams that were heard of are asked again. So streams that nobody writes to
-stay closed at their owners, however many there are and however often Spark looks. After a reconnect, and
-every few minutes in case a broadcast was lost, all are asked.
+The first look asks for the head of every stream that matches. From then on changes are heard:
+owners broadcast each one, and only streams that were heard of are asked again. So streams that
+nobody writes to stay closed at their owners, however many there are and however often Spark looks.
+After a reconnect, and every few minutes in case a broadcast was lost, all are asked.
 
 One connection and one thread in the driver's process, from the first look until `close`. Does not
 travel to tasks: before the first look there is nothing that could not.

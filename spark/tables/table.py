@@ -1,12 +1,14 @@
 """The table of changes: a Delta table, written by transactions of the package deltalake.
 
-One row is one change of one store (`COLUMNS`); docs/analytics.md says what they mean together. Files are
-Parquet, partitioned by tenant and date of the change, sorted by store and revision. Invariants:
+One row is one change of one store (`COLUMNS`); docs/analytics.md says what they mean together.
+Files are Parquet, partitioned by tenant and date of the change, sorted by store and revision.
+Invariants:
 
 - Files that executors wrote are visible with the commit and not before. Names are used once.
-- A run commits the rows after the watermarks that it read, and new watermarks, in one transaction. Of
-  two runs that began at the same watermarks the second one to commit is refused.
-- What was never committed, or was replaced by compaction, is removed after `keep_hours` and not before.
+- A run commits the rows after the watermarks that it read, and new watermarks, in one transaction.
+  Of two runs that began at the same watermarks the second one to commit is refused.
+- What was never committed, or was replaced by compaction, is removed after `keep_hours` and not
+  before.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("source", pa.string(), nullable=False),
     ]
 )
-#: The columns of which the table knows the least and the greatest value in each file: all that have any.
+#: The columns of which the table knows the least and the greatest value in each file: all that have
+#: any.
 STATISTICS: Final = (
     *("store", "kind", "operation", "epoch", "revision"),
     *("seq", "key", "time", "run", "source"),
@@ -72,9 +75,9 @@ _COMPACTION: Final = "holdfast.compaction"
 class AddedFile:
     """A Parquet file that was written and is not visible yet.
 
-    `lowest` and `highest` are the least and the greatest values of each of STATISTICS that has any, and
-    `null_counts` has them all: where some columns are told of and others are not, deltalake's datasets take
-    the others for null and leave their files out.
+    `lowest` and `highest` are the least and the greatest values of each of STATISTICS that has any,
+    and `null_counts` has them all: where some columns are told of and others are not, deltalake's
+    datasets take the others for null and leave their files out.
     """
 
     path: str
@@ -198,8 +201,8 @@ class ChangesTable:
     ) -> None:
         """Commit one run: its rows and how far they go.
 
-        Raises TableConflictError if another run has committed since this was refreshed; then nothing
-        of this run is visible, ever.
+        Raises TableConflictError if another run has committed since this was refreshed; then
+        nothing of this run is visible, ever.
         """
         with tempfile.TemporaryDirectory() as folder:
             draft = Path(folder) / "watermarks"

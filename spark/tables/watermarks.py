@@ -1,10 +1,10 @@
 """Watermarks: up to which change of each store a table is complete.
 
-They lie in a file of the table's folder, `_holdfast/<version>`, written before the commit that needs it.
-The commit itself carries the number `version` as its application transaction, and the number is the
-file's name: so what the table has and how far it goes change in one step, and a file of a run that never
-committed is found by nobody. The high bits of a number count the runs, the low ones are random: two runs
-from the same base have two numbers.
+They lie in a file of the table's folder, `_holdfast/<version>`, written before the commit that
+needs it. The commit itself carries the number `version` as its application transaction, and the
+number is the file's name: so what the table has and how far it goes change in one step, and a file
+of a run that never committed is found by nobody. The high bits of a number count the runs, the low
+ones are random: two runs from the same base have two numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _RANDOM_BITS: Final = 32
 
 
 class Watermark(NamedTuple):
-    """How far the table goes in one store. `created` tells its lives apart, 0 if it is not known."""
+    """How far the table goes in one store. `created` tells its lives apart, 0 if it is not
+    known."""
 
     epoch: int
     revision: int

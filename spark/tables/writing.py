@@ -1,11 +1,11 @@
 """Writes batches of changes to Parquet files of the table, one or more for each tenant and date.
 
-Batches come by tenant, and within a tenant in the order of store and revision; so each file is sorted.
-What is written is nobody's yet: it counts once the driver has committed it.
+Batches come by tenant, and within a tenant in the order of store and revision; so each file is
+sorted. What is written is nobody's yet: it counts once the driver has committed it.
 
-Memory is bounded whatever comes: rows wait in memory for their row group up to `BUFFER_BYTES` for all
-dates together, and files are written to the local disk before they are put in their place whole.
-"""
+Memory is bounded whatever comes: rows wait in memory for their row group up to `BUFFER_BYTES` for
+all dates together, and files are written to the local disk before they are put in their place
+whole. """
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the tests of this folder share: how they are run, and what a follower makes of its changes."""
+"""What the tests of this folder share: how they are run, and what a follower makes of its
+changes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The conformance suite: what holdfast promises, through the public API alone.
 
-It says nothing of how: another implementation of `holdfast.client`, or of the servers behind it, has to
-pass as it is. One real cluster serves all tests, so each has a tenant of its own; only the tutorial starts one for itself.
-Two files have faults, `test_convergence.py` and `test_tutorial.py`; the other folders are about faults.
-"""
+It says nothing of how: another implementation of `holdfast.client`, or of the servers behind it,
+has to pass as it is. One real cluster serves all tests, so each has a tenant of its own; only the
+tutorial starts one for itself. Two files have faults, `test_convergence.py` and `test_tutorial.py`;
+the other folders are about faults. """
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a store has to be after what was acknowledged, in the order of the revisions.
 
-Every write that changed something has one revision, or one for each of its parts, and no two writes have
-the same: so what the writers were told, sorted, is the whole history of the store. Each step
+Every write that changed something has one revision, or one for each of its parts, and no two writes
+have the same: so what the writers were told, sorted, is the whole history of the store. Each step
 is checked against the state that it was made on: conditions must have held, and what was said to be
 there must have been. What followers and readers end with must be what the steps make.
 """
@@ -23,8 +23,8 @@ Key = int | str
 class Step(NamedTuple):
     """One change: what was set, or which keys or seqs went and how many of them were there.
 
-    `trim_to` is the seq up to which all went, or -1: everything. `expected` are the revisions that had
-    to be those of keys or seqs before it (0: of none); of None the last seq.
+    `trim_to` is the seq up to which all went, or -1: everything. `expected` are the revisions that
+    had to be those of keys or seqs before it (0: of none); of None the last seq.
     """
 
     value: tuple[Key, bytes] | None = None
@@ -61,7 +61,8 @@ class Model:
         self.last = max(self.last, revision)
 
     def state(self, revision: int) -> State:
-        """Return the state at `revision`, the last one; every step up to there, and every read, checked."""
+        """Return the state at `revision`, the last one; every step up to there, and every read,
+        checked."""
         assert sorted(self.steps) == list(range(1, revision + 1)), "a revision that nobody wrote"
         state: State = {}
         revisions: dict[Key, int] = {}

@@ -1,4 +1,5 @@
-"""A write that is cancelled at any time is stored whole or not at all, and what follows it works."""
+"""A write that is cancelled at any time is stored whole or not at all, and what follows it
+works."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Write = Callable[[int], Awaitable[object]]
 
 
 async def cancelled_at_random(write: Write, seed: int) -> set[int]:
-    """Start writes one after the other and cancel each some time before it is answered, or just after;
-    return those that were done before."""
+    """Start writes one after the other and cancel each some time before it is answered, or just
+    after; return those that were done before."""
     chance = random.Random(seed)
     loop = asyncio.get_running_loop()
     began_at = loop.time()

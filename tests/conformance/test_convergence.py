@@ -1,8 +1,9 @@
-"""Random operations of several clients, with lost broadcasts and a killed owner, end in one history.
+"""Random operations of several clients, with lost broadcasts and a killed owner, end in one
+history.
 
-The answers to the writers are the history (`model.py`); everybody who reads, follows or holds a replica has to agree
-with it. A failing run is repeated by its seed. These tests kill a server of the cluster that all tests share:
-the one that has the store, half way through.
+The answers to the writers are the history (`model.py`); everybody who reads, follows or holds a
+replica has to agree with it. A failing run is repeated by its seed. These tests kill a server of
+the cluster that all tests share: the one that has the store, half way through.
 """
 
 from __future__ import annotations

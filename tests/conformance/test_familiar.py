@@ -1,4 +1,5 @@
-"""What the tests of JetStream's and CoCalc's own clients check, where it applies, and was not checked elsewhere.
+"""What the tests of JetStream's and CoCalc's own clients check, where it applies, and was not
+checked elsewhere.
 
 docs/coming-from.md says what is called what. What is different on purpose is tested as it is here.
 """

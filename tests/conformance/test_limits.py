@@ -1,7 +1,7 @@
 """Ttl and limits: what goes, what is refused, and that nothing else is touched.
 
-Many of these are what the tests of JetStream and of CoCalc's persist check, or should have: an overwrite is no
-growth, a refused write evicts nothing, and what has expired is not read.
+Many of these are what the tests of JetStream and of CoCalc's persist check, or should have: an
+overwrite is no growth, a refused write evicts nothing, and what has expired is not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Live kvs and streams: local copies that are read and written at once, and are the same everywhere."""
+"""Live kvs and streams: local copies that are read and written at once, and are the same
+everywhere."""
 
 from __future__ import annotations
 

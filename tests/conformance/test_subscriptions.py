@@ -1,4 +1,5 @@
-"""Subscriptions: history or state first, then every change, each once, in the order of revisions."""
+"""Subscriptions: history or state first, then every change, each once, in the order of
+revisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The blocking API: what the other tests of this folder say of the client, from threads, forks and interrupts."""
+"""The blocking API: what the other tests of this folder say of the client, from threads, forks and
+interrupts."""
 
 from __future__ import annotations
 
@@ -402,7 +403,9 @@ def test_a_closed_client_says_so_and_may_be_closed_again(connected: Callable[...
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_of_a_fork_connects_for_itself(hf: Client, connected: Callable[..., Client]) -> None:
+def test_a_child_of_a_fork_connects_for_itself(
+    hf: Client, connected: Callable[..., Client]
+) -> None:
     notes = hf.stream("notes")
     notes.append(b"parent")
     child = os.fork()

@@ -1,4 +1,5 @@
-"""The tutorial is followed to the letter: its files, its terminals, its cluster, and what they print."""
+"""The tutorial is followed to the letter: its files, its terminals, its cluster, and what they
+print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Work queues: each message to one worker at a time, again if it is not acknowledged, and never after."""
+"""Work queues: each message to one worker at a time, again if it is not acknowledged, and never
+after."""
 
 from __future__ import annotations
 
@@ -159,7 +160,9 @@ def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(run: Run
         options: Any = {"max_deliveries": 2, "dead_letter": "orders.dead", "ack_wait_seconds": 60}
         consumer = orders.consumer("c", **options)
         bad, good, hopeless, huge = await consumer.fetch(4)
-        assert [await good.ack(), await hopeless.term(), await bad.nak(), await huge.nak()] == [True] * 4
+        assert [await good.ack(), await hopeless.term(), await bad.nak(), await huge.nak()] == [
+            True
+        ] * 4
         assert not await hopeless.term(), "it was said before"
         for delivery in await consumer.fetch(4):
             assert delivery.delivery_count == 2
@@ -175,7 +178,11 @@ def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(run: Run
         assert copy is not None
         assert copy.value == large
         info = await consumer.info()
-        assert (info.ack_floor, info.given_up_count, info.config.dead_letter) == (4, 3, "orders.dead")
+        assert (info.ack_floor, info.given_up_count, info.config.dead_letter) == (
+            4,
+            3,
+            "orders.dead",
+        )
         assert await letters(orders.consumer("another")) == [], "it has no dead letters"
 
         found = [letter async for letter in consumer.dead_letters()]

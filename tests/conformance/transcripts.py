@@ -3,11 +3,13 @@
 Blocks are worked off in the order of the document.
 
 - A ```` ```python ```` block that begins with `# name.py` is that file from then on.
-- A ```` ```console ```` block is a shell: `$ ` runs a command to its end, and what follows is what it prints.
-- A ```` ```console ada ```` block is a terminal named `ada`, where `$ ` starts a program that goes on running: a
-  later block of that name is the same program. `> ` types a line, `^C` and `^D` are what they are on a terminal, and
-  each other line is waited for. Lines between two typed ones may come in any order; `...` stands for any lines,
-  and lines that begin with `* ` may come without being shown.
+- A ```` ```console ```` block is a shell: `$ ` runs a command to its end, and what follows is what
+  it prints.
+- A ```` ```console ada ```` block is a terminal named `ada`, where `$ ` starts a program that goes
+  on running: a later block of that name is the same program. `> ` types a line, `^C` and `^D` are
+  what they are on a terminal, and each other line is waited for. Lines between two typed ones may
+  come in any order; `...` stands for any lines, and lines that begin with `* ` may come without
+  being shown.
 """
 
 from __future__ import annotations

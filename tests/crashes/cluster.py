@@ -1,9 +1,10 @@
-"""A cluster with a bucket, in which each call of the disk, the bucket and the coordinator is a point.
+"""A cluster with a bucket, in which each call of the disk, the bucket and the coordinator is a
+point.
 
-The cluster of the power cuts (`power/cluster.py`) with a bucket in memory and policies so short that
-stores go cold within seconds. `at_point` hears of every call before and after its effect, with the
-process that makes it and would die there. What changes nothing by itself, a read, is a point too.
-"""
+The cluster of the power cuts (`power/cluster.py`) with a bucket in memory and policies so short
+that stores go cold within seconds. `at_point` hears of every call before and after its effect, with
+the process that makes it and would die there. What changes nothing by itself, a read, is a point
+too. """
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class CrashCluster(Cluster):
         #: Those that are none of the cluster's processes, as an operator's commands are.
         self._commands: dict[str, HostDisk] = {}
         self._changed = False
-        #: Frames were written to some WAL: to who comes next they are nothing until the last of them.
+        #: Frames were written to some WAL: to who comes next they are nothing until the last of
+        #: them.
         self._uncommitted = False
         self.network.taps.append(self._on_publish)
 
@@ -131,7 +133,8 @@ class CrashCluster(Cluster):
 
     # Points
     def point(self, name: str, text: str) -> None:
-        """A process is about to make a call, or has just made it. Raises OSError if it dies here."""
+        """A process is about to make a call, or has just made it. Raises OSError if it dies
+        here."""
         if self.is_dead(name):
             raise OSError(errno.EIO, f"{name} is dead")
         if self._meet(name, text):
@@ -238,7 +241,9 @@ class CallerBackend(Backend):
             "part", upload.key, lambda: objects.put_part(upload, number, offset, body)
         )
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         objects = self._cluster.objects
         return self._call(
             "complete", upload.key, lambda: objects.complete_upload(upload, tags, condition)
@@ -258,7 +263,8 @@ class CallerBackend(Backend):
 
 @contextlib.contextmanager
 def short_times(cluster: Callable[[], CrashCluster]) -> Iterator[None]:
-    """Let what the tiers take from the machine come from the cluster, and wait seconds, not hours."""
+    """Let what the tiers take from the machine come from the cluster, and wait seconds, not
+    hours."""
 
     class Thread:
         def __call__(self, function: Callable[[], Any]) -> Any:

@@ -1,8 +1,8 @@
 """What is crashed: each operation of the tiers, as a short story and what completes it.
 
-`prepare` leads up to it; `act` is crashed at every point; `again` is what somebody does who does not
-know how far it went, and judges what only this operation knows. The application's own promises, the
-bucket and what is left behind are judged for all of them alike (`world.py`).
+`prepare` leads up to it; `act` is crashed at every point; `again` is what somebody does who does
+not know how far it went, and judges what only this operation knows. The application's own promises,
+the bucket and what is left behind are judged for all of them alike (`world.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Bugs planted on purpose, each one line of the shipped code, to show that crashing at every step finds
-them.
+"""Bugs planted on purpose, each one line of the shipped code, to show that crashing at every step
+finds them.
 
 Each is a context manager, named after what is done wrong while it is entered.
 """

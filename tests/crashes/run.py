@@ -1,9 +1,10 @@
 """One operation, crashed at each of its points, and what whoever comes next makes of it.
 
-The story runs once. At each point the process forks: the child lets the process of the cluster that is at
-work die there, has everything started again and goes on to the judgement; the parent goes on with
-the story. So the cost of a crash point is that of its recovery. Where nothing has changed for others
-since a point at which the same process died, it dies once for both: after a call is before the next.
+The story runs once. At each point the process forks: the child lets the process of the cluster that
+is at work die there, has everything started again and goes on to the judgement; the parent goes on
+with the story. So the cost of a crash point is that of its recovery. Where nothing has changed for
+others since a point at which the same process died, it dies once for both: after a call is before
+the next.
 
 The judgement, of each crash point and of the end of the story:
 

@@ -1,4 +1,5 @@
-"""No crash loses, doubles or brings back anything, at whatever step of what the tiers do it comes."""
+"""No crash loses, doubles or brings back anything, at whatever step of what the tiers do it
+comes."""
 
 from __future__ import annotations
 

@@ -199,7 +199,9 @@ class World:
             for version in entry.versions
         }
         there = {
-            listed.key for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX) for listed in bucket.list(prefix)
+            listed.key
+            for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX)
+            for listed in bucket.list(prefix)
         }
         if there != named:
             raise Violation(f"beside what is named there is {there - named}, gone {named - there}")

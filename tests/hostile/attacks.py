@@ -170,7 +170,8 @@ def mutated_frames(rng: random.Random, world: World, inbox: bytes) -> Volley:
 
 @_weighing(8)
 def mutated_control(rng: random.Random, world: World, inbox: bytes) -> Volley:
-    """A client's questions to the coordinator, and servers' and operators' as a tenant's, changed."""
+    """A client's questions to the coordinator, and servers' and operators' as a tenant's,
+    changed."""
     sent = []
     for _ in range(60):
         verbs = VERBS if rng.random() < 0.7 else FORGED_VERBS
@@ -207,7 +208,8 @@ def forged_control(rng: random.Random, world: World, inbox: bytes) -> Volley:
 
 @_weighing(2)
 def forbidden_subjects(rng: random.Random, world: World, inbox: bytes) -> Volley:
-    """What nats-server refuses: other tenants, the cluster, other inboxes; to publish and to hear."""
+    """What nats-server refuses: other tenants, the cluster, other inboxes; to publish and to
+    hear."""
     subjects = [
         f"hf.{world.victim}.srv.s1",
         f"hf.{world.victim}.coord.resolve",

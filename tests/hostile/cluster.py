@@ -1,4 +1,5 @@
-"""The cluster that is attacked: nats-server with a user for each tenant, as docs/operations.md has it.
+"""The cluster that is attacked: nats-server with a user for each tenant, as docs/operations.md has
+it.
 
 Two persist servers and two coordinators, one of them a standby, under the user that servers have;
 each tenant has the permissions of a tenant and nothing else.
@@ -15,7 +16,8 @@ SERVERS: Final = ("s1", "s2")
 #: The tenant that attacks, and the one that must not notice.
 HOSTILE: Final = "evil"
 VICTIM: Final = "victim"
-#: `permissions` of docs/operations.md. Publishing is granted a little wider than there: `>` for `*`.
+#: `permissions` of docs/operations.md. Publishing is granted a little wider than there: `>` for
+#: `*`.
 _CONFIGURATION: Final = """
 max_payload: 1048576
 authorization {

@@ -171,7 +171,8 @@ class RawConnection(asyncio.Protocol):
         del buffer[:at]
 
     def _take(self, line: bytes, body_at: int) -> int | None:
-        """Take one line and its body; return where the next one is, None if this is not all there."""
+        """Take one line and its body; return where the next one is, None if this is not all
+        there."""
         if line.startswith((b"MSG ", b"HMSG ")):
             words = line.split(b" ")
             with_headers = words[0] == b"HMSG"

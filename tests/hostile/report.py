@@ -69,6 +69,7 @@ def _add_victim(table: Table, result: Result) -> None:
         table.add_row(
             "  longest wait for an ack",
             f"{longest.seconds:.2f} s",
-            f"of {longest.store}; {median(one.seconds for one in result.pauses):.2f} s in the median "
+            f"of {longest.store}; {median(one.seconds for one in result.pauses):.2f} s in the "
+            "median "
             f"of its stores; at most {LONGEST_PAUSE_SECONDS:g} s",
         )

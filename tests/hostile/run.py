@@ -2,7 +2,8 @@
 
 1. The cluster starts; the other tenant writes and follows.
 2. The attacker attacks until the time is up, or until it has sent so many operations.
-3. Every server is killed at once: each must open again what the attacker left in its logs and files.
+3. Every server is killed at once: each must open again what the attacker left in its logs and
+   files.
 4. A marker is written to each store; the follower goes on until it has heard it.
 5. A fresh client reads everything back, that of the attacker's stores too, and all is judged.
 """
@@ -84,7 +85,8 @@ class HostileRun:
         self._only = tuple(only)
         self._planted = planted
         self._histories = data / "history"
-        #: In every value of the victim's, since the names of values begin with that of their writer.
+        #: In every value of the victim's, since the names of values begin with that of their
+        #: writer.
         self._secret = blake2b(os.urandom(16), digest_size=8).hexdigest()
         self._wrong: list[str] = []
 

@@ -21,13 +21,13 @@ from holdfast.protocol.limits import (
 )
 from hostile.watch import Evidence
 
-#: The longest that a takeover makes a writer wait: a server's silence, the probe, a question that was
-#: lost, a frame that was lost.
+#: The longest that a takeover makes a writer wait: a server's silence, the probe, a question that
+#: was lost, a frame that was lost.
 TAKEOVER_SECONDS: Final = (
     SILENCE_SECONDS + PROBE_TIMEOUT_SECONDS + CONTROL_TIMEOUT_SECONDS + FRAME_TIMEOUT_SECONDS
 )
-#: No server is taken over here, so this is not for the product but for machines with other work. What it
-#: must tell apart are the 26 and 30 s of a cluster that was stopped.
+#: No server is taken over here, so this is not for the product but for machines with other work.
+#: What it must tell apart are the 26 and 30 s of a cluster that was stopped.
 LONGEST_PAUSE_SECONDS: Final = 2 * TAKEOVER_SECONDS
 
 

@@ -1,4 +1,5 @@
-"""The archive, end to end: what left the hot file is read back, in order, once, or its loss is told."""
+"""The archive, end to end: what left the hot file is read back, in order, once, or its loss is
+told."""
 
 from __future__ import annotations
 

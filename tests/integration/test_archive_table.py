@@ -58,7 +58,9 @@ def content(seq: int) -> tuple[bytes, dict[str, str] | None]:
     return b"value %d" % seq, {"number": str(seq)} if seq % 2 else None
 
 
-def write(location: TableLocation, seqs: range, *, store: str = "notes", mode: str = "append") -> None:
+def write(
+    location: TableLocation, seqs: range, *, store: str = "notes", mode: str = "append"
+) -> None:
     bodies = [content(seq) for seq in seqs]
     # The same numbers in an earlier life of the stream, and a value that stayed in its store.
     bodies += [(b"of another life", None), (None, None)]

@@ -1,4 +1,5 @@
-"""What every bucket does: in a directory, in memory, on an S3 server, and each of them with faults."""
+"""What every bucket does: in a directory, in memory, on an S3 server, and each of them with
+faults."""
 
 from __future__ import annotations
 

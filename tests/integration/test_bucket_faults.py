@@ -310,7 +310,9 @@ def test_an_upload_that_expired_is_begun_again(tmp_path: Path) -> None:
     class Expiring(MemoryBackend):
         expired = False
 
-        def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+        def complete_upload(
+            self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+        ) -> str:
             if not self.expired:
                 self.expired = True
                 self.abort_upload(upload)
@@ -351,7 +353,9 @@ class Careless(MemoryBackend):
             condition = NewObject()
         return super().put(key, body, metadata, condition)
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         if self._complete:
             super().delete(upload.key, None)
         return super().complete_upload(upload, tags, condition)

@@ -1,4 +1,5 @@
-"""What every Bus does, asked of the one over NATS (with a real nats-server) and of the one in memory."""
+"""What every Bus does, asked of the one over NATS (with a real nats-server) and of the one in
+memory."""
 
 from __future__ import annotations
 
@@ -381,10 +382,22 @@ def test_a_closed_bus_is_closed(system: _AnySystem) -> None:
 
 
 #: What nats-py takes for white space, or cannot decode, and a nats-server for a byte like others.
-_ODD_BYTES = [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\x00", b"\xff\xfe", b"\x85"]
+_ODD_BYTES = [
+    b"\x0b",
+    b"\x0c",
+    b"\x1c",
+    b"\x1d",
+    b"\x1e",
+    b"\x1f",
+    b"\r",
+    b"\x00",
+    b"\xff\xfe",
+    b"\x85",
+]
 
 
-# Not by the public API: nats-py's own parser takes these for spaces, which is why no server starts with it.
+# Not by the public API: nats-py's own parser takes these for spaces, which is why no server starts
+# with it.
 @pytest.mark.parametrize("system", ["nats", "memory"], indirect=True)
 @pytest.mark.parametrize("odd", _ODD_BYTES)
 def test_no_subject_or_reply_that_a_peer_sends_reaches_another_subscription_or_makes_it_deaf(
@@ -418,7 +431,20 @@ def test_no_subject_or_reply_that_a_peer_sends_reaches_another_subscription_or_m
 
 @pytest.mark.parametrize(
     "subject",
-    ["", "a b", "a\tb", "a\r\nPUB x 0\r\n", "a\x0bb", "a\x00", "a..b", ".a", "a.", "a.*", ">", "\xe9"],
+    [
+        "",
+        "a b",
+        "a\tb",
+        "a\r\nPUB x 0\r\n",
+        "a\x0bb",
+        "a\x00",
+        "a..b",
+        ".a",
+        "a.",
+        "a.*",
+        ">",
+        "\xe9",
+    ],
 )
 def test_nothing_is_published_on_what_is_no_subject(system: _AnySystem, subject: str) -> None:
     async def test(_: _System, one: Bus, other: Bus) -> None:
@@ -515,7 +541,10 @@ def test_a_connection_that_passes_nothing_any_more_is_replaced(
     nats_server: NatsServer, unsent: bool
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(6 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+        async with (
+            asyncio.timeout(6 * _DEADLINE_SECONDS),
+            stalling_proxy(nats_server.port) as proxy,
+        ):
             bus, other = await connect_nats(proxy.url, name="test"), None
             try:
                 other = await connect_nats(nats_server.url, name="test")
@@ -553,7 +582,10 @@ def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(
     nats_server: NatsServer,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+        async with (
+            asyncio.timeout(2 * _DEADLINE_SECONDS),
+            stalling_proxy(nats_server.port) as proxy,
+        ):
             bus = await connect_nats(proxy.url, name="test")
             proxy.stall()
             publishing = asyncio.create_task(_publish_much(bus))
@@ -572,7 +604,10 @@ def test_a_bus_can_be_closed_in_any_turn_after_its_connection_broke(
     nats_server: NatsServer, turns: int
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(2 * _DEADLINE_SECONDS), stalling_proxy(nats_server.port) as proxy:
+        async with (
+            asyncio.timeout(2 * _DEADLINE_SECONDS),
+            stalling_proxy(nats_server.port) as proxy,
+        ):
             bus = await connect_nats(proxy.url, name="test")
             await bus.flush()
             proxy.drop()

@@ -446,7 +446,9 @@ def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
                     for row in rows:
                         store.revision += 1
                         store.entries[row[1]] = (store.revision, 0, row[2], None)
-                    store.log = [(entry[0], 0, [5, key, entry[2]]) for key, entry in store.entries.items()]
+                    store.log = [
+                        (entry[0], 0, [5, key, entry[2]]) for key, entry in store.entries.items()
+                    ]
                     await asyncio.sleep(0)
                     sizes.append(buffers.used_bytes)
                 assert max(sizes) <= SUBSCRIPTION_BUFFER_CHANGES * 1024

@@ -1,4 +1,5 @@
-"""A work queue against a real cluster: eight workers, and the owner of the stream killed meanwhile."""
+"""A work queue against a real cluster: eight workers, and the owner of the stream killed
+meanwhile."""
 
 from __future__ import annotations
 

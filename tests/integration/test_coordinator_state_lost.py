@@ -1,4 +1,5 @@
-"""The coordinator dies, with and without its state, under load: no data is lost and nobody is told."""
+"""The coordinator dies, with and without its state, under load: no data is lost and nobody is
+told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The logs of dead servers are damaged or removed: nothing acknowledged is missing without a word."""
+"""The logs of dead servers are damaged or removed: nothing acknowledged is missing without a
+word."""
 
 from __future__ import annotations
 

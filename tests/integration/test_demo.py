@@ -28,7 +28,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_demo(repository: Path, temporary: Path, *options: str) -> subprocess.CompletedProcess[str]:
     temporary.mkdir(exist_ok=True)
     return subprocess.run(
-        [*COMMAND, "demo", "--repo", str(repository), "--json", "--no-progress", "--no-export", *options],
+        [
+            *COMMAND,
+            "demo",
+            "--repo",
+            str(repository),
+            "--json",
+            "--no-progress",
+            "--no-export",
+            *options,
+        ],
         env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,

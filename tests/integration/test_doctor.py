@@ -94,7 +94,9 @@ def kill_everything(cluster: RunningUp) -> None:
     wait_until(lambda: not any(map(is_running, pids)), "all parts are gone")
 
 
-def test_it_leaves_what_is_in_use_alone_warns_after_a_crash_and_not_after_a_clean_stop(tmp_path: Path) -> None:
+def test_it_leaves_what_is_in_use_alone_warns_after_a_crash_and_not_after_a_clean_stop(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     with running_up(data) as cluster:
         incarnations = {row["incarnation"] for row in cluster.json("servers")["servers"]}

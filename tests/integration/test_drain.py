@@ -87,7 +87,9 @@ def run(
         ):
             scene = Scene(processes, started, client)
             for server in servers:
-                await scene.eventually(server, lambda one: one.state == ServerState.LIVE, "it lives")
+                await scene.eventually(
+                    server, lambda one: one.state == ServerState.LIVE, "it lives"
+                )
             await body(scene)
 
     with running_processes(tmp_path) as processes:

@@ -120,7 +120,9 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "empty": lambda path: path.write_bytes(b""),
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "foreign": lambda path: _write(path, b"not a database at all, but a text\n" * 400),
-    "of-another-store": lambda path: _write(path, store_file(path.parents[4], "whole").read_bytes()),
+    "of-another-store": lambda path: _write(
+        path, store_file(path.parents[4], "whole").read_bytes()
+    ),
     "bit-flipped": lambda path: _flip_a_bit(path, b"precious 7"),
 }
 

@@ -1,5 +1,5 @@
-"""Values of any size, through real processes: streamed both ways, resumed, whole or not there at all, and
-brought through every tier and from owner to owner in little memory."""
+"""Values of any size, through real processes: streamed both ways, resumed, whole or not there at
+all, and brought through every tier and from owner to owner in little memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ LARGE_BYTES = 32 * MIB
 TIERED_BYTES = 17 * MIB
 #: What a client or a server may take beside what it takes anyway.
 EXTRA_BYTES = 28 * MIB
-#: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the compression.
+#: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the
+#: compression.
 OWNER_BYTES = 80 * MIB
 SOON_COLD = (
     *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),

@@ -1,4 +1,5 @@
-"""Faults of the machine, on real processes: no false ack, reads go on, and service returns by itself."""
+"""Faults of the machine, on real processes: no false ack, reads go on, and service returns by
+itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real nats-server with the permissions of docs/operations.md, and with less: what is refused is told."""
+"""A real nats-server with the permissions of docs/operations.md, and with less: what is refused is
+told."""
 
 from __future__ import annotations
 
@@ -145,7 +146,9 @@ def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> None:
             )
         else:
             allowed = ("hf.acme.", "_INBOX.acme.")
-            bus = MemoryNetwork().connect("test", lambda action, subject: subject.startswith(allowed))
+            bus = MemoryNetwork().connect(
+                "test", lambda action, subject: subject.startswith(allowed)
+            )
         refused: list[NotAllowedError] = []
         bus.on_refused(refused.append)
         try:

@@ -56,7 +56,9 @@ async def put_older_copies_in_place(processes: Processes) -> None:
         await until(lambda: told.issuperset(NAMES), "the coordinator is told")
 
         paths["idle"].write_bytes(older["idle"])
-        await refused(peer, "idle", "reaches revision 1, and the coordinator knows that it was at 2")
+        await refused(
+            peer, "idle", "reaches revision 1, and the coordinator knows that it was at 2"
+        )
         assert paths["idle"].read_bytes() == older["idle"], "it is left as it is"
 
         await peer.write("stopped", 3, [frames.APPEND, b"3"])
@@ -64,7 +66,9 @@ async def put_older_copies_in_place(processes: Processes) -> None:
         newer = paths["stopped"].read_bytes()
         paths["stopped"].write_bytes(older["stopped"])
         server = processes.start_persist("s1")
-        await refused(peer, "stopped", "reaches revision 1, and the coordinator knows that it was at 3")
+        await refused(
+            peer, "stopped", "reaches revision 1, and the coordinator knows that it was at 3"
+        )
 
         paths["stopped"].write_bytes(newer)
         ((rows, _after),) = await peer.read("stopped", [frames.GET_MESSAGES])

@@ -303,7 +303,8 @@ def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
 
 
 def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
-    """Nor to the cluster's inboxes, nor to change subjects, whoever of a server and the coordinator is asked."""
+    """Nor to the cluster's inboxes, nor to change subjects, whoever of a server and the coordinator
+    is asked."""
 
     async def body(processes: Processes, peer: Peer) -> None:
         heard: list[str] = []
@@ -318,10 +319,16 @@ def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
             "reply",
         ]
         asked = [
-            (SUBJECTS.server(TENANT, "s1"), request((STREAM, "a", 1, 1, 0, [[frames.APPEND, b"v"]]))),
+            (
+                SUBJECTS.server(TENANT, "s1"),
+                request((STREAM, "a", 1, 1, 0, [[frames.APPEND, b"v"]])),
+            ),
             (SUBJECTS.server(TENANT, "s1"), request()),
             (SUBJECTS.server(TENANT, "s1"), b"\x02"),
-            (SUBJECTS.destroy(TENANT, "s1"), frames.encode_control(job="j", store=[1, "a"], epoch=1)),
+            (
+                SUBJECTS.destroy(TENANT, "s1"),
+                frames.encode_control(job="j", store=[1, "a"], epoch=1),
+            ),
             (SUBJECTS.coordinator(TENANT, "servers"), frames.encode_control()),
             (SUBJECTS.coordinator(TENANT, "nonsense"), b""),
         ]

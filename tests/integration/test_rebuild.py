@@ -1,4 +1,5 @@
-"""Everything but the bucket is lost: `holdfast rebuild`, and every `stored` write is there again."""
+"""Everything but the bucket is lost: `holdfast rebuild`, and every `stored` write is there
+again."""
 
 from __future__ import annotations
 

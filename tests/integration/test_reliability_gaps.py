@@ -1,8 +1,8 @@
 """Faults that no other test injects. docs/reliability.md has them all.
 
-The disk, the clocks and the paths between the parts are under control where the shipped parts run in
-one loop, over the bus in memory, on real files (`World`); what needs a process to die has processes.
-"""
+The disk, the clocks and the paths between the parts are under control where the shipped parts run
+in one loop, over the bus in memory, on real files (`World`); what needs a process to die has
+processes. """
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Limits and ttl through the public API against a real cluster: what writers, readers and followers see."""
+"""Limits and ttl through the public API against a real cluster: what writers, readers and followers
+see."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 One server's tier with real files, a bucket in memory and the coordinator's real state file. The run
 is cut short at each call of the disk, the bucket and the coordinator in turn; then another
-incarnation goes on, and every acknowledged message must be there. What the tiers do with small stores,
-and all else that they do, `tests/crashes` has, in virtual time.
+incarnation goes on, and every acknowledged message must be there. What the tiers do with small
+stores, and all else that they do, `tests/crashes` has, in virtual time.
 """
 
 from __future__ import annotations

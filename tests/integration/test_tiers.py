@@ -233,7 +233,9 @@ def test_hot_service_goes_on_while_the_bucket_is_away_and_nothing_is_evicted(wor
 
 async def backlog(peer: Peer) -> int:
     """What `holdfast servers` shows of s1."""
-    answer = await peer.bus.request(SUBJECTS.coordinator(TENANT, "servers"), encode_control(), 2.0, TENANT)
+    answer = await peer.bus.request(
+        SUBJECTS.coordinator(TENANT, "servers"), encode_control(), 2.0, TENANT
+    )
     rows = decode_control(answer)["servers"]
     return ServerInfo(*rows[0]).snapshot_backlog
 

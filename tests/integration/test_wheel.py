@@ -1,4 +1,5 @@
-"""The built wheel: what is in it, and that it is all of holdfast, in an environment with nothing of the checkout."""
+"""The built wheel: what is in it, and that it is all of holdfast, in an environment with nothing of
+the checkout."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and of everything else only what the tests' own has installed."""
+    """An environment with the wheel, and of everything else only what the tests' own has
+    installed."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     _pip(
@@ -76,7 +78,8 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--no-index", str(built.wheel)),
     )
     [packages] = folder.glob("lib/python*/site-packages")
-    # A path that is added so runs none of the .pth files there, the editable install's least of all.
+    # A path that is added so runs none of the .pth files there, the editable install's least of
+    # all.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
 

@@ -44,10 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jobs = [(scenario, *cuts) for cuts in every_cut(scenario, seed)]
             wrong = [each for each in pool.imap_unordered(run_job, jobs, 16) if each.violation]
             seconds = time.monotonic() - started
-            print(f"{scenario}: {len(jobs)} runs, {len(wrong)} failed ({seconds:.0f} s)", flush=True)
+            print(
+                f"{scenario}: {len(jobs)} runs, {len(wrong)} failed ({seconds:.0f} s)", flush=True
+            )
             for result in wrong[:5]:
                 cuts_text = " ".join(map(str, result.cuts))
-                print(f'    make power SCENARIO={scenario} CUTS="{cuts_text}"\n    {result.violation}')
+                print(
+                    f'    make power SCENARIO={scenario} CUTS="{cuts_text}"\n    {result.violation}'
+                )
             failed += len(wrong)
     return 1 if failed else 0
 

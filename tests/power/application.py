@@ -1,9 +1,9 @@
 """An application that knows what it was promised: it numbers its writes as a client does.
 
 One writer, one group after the other for each store, so what a store must hold after each group is
-known beforehand (`Model`). Nothing is ever given up: a group without an answer is sent again with the
-same number until it has one, and an answered one may be sent again to see that the answer stays.
-"""
+known beforehand (`Model`). Nothing is ever given up: a group without an answer is sent again with
+the same number until it has one, and an answered one may be sent again to see that the answer
+stays. """
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def every_cut(scenario: str, seed: int) -> Iterator[tuple[Cut, ...]]:
         yield _any_cut(at, chance), _any_cut(chance.randrange(1, recovery_count + 2), chance)
 
 
-def some_cuts(scenario: str, seed: int, single_count: int, double_count: int) -> Iterator[tuple[Cut, ...]]:
+def some_cuts(
+    scenario: str, seed: int, single_count: int, double_count: int
+) -> Iterator[tuple[Cut, ...]]:
     """Yield crash points spread over a story, each with some way to lose power, and some pairs."""
     chance = random.Random(f"{seed}/{scenario}")
     story_count, recovery_count = run(scenario).event_counts

@@ -1,10 +1,11 @@
 """A small cluster on simulated disks whose power is cut at one chosen change of a file.
 
-A coordinator and persist servers, the shipped ones, each on a host of its own, in one event loop with
-virtual time, over the bus in memory. Every change of a file, SQLite's included, is an event: a write,
-truncation, sync, creation, rename or removal. `arm` counts them from there on, and at the chosen one
-the power goes *before* the event takes place, so number n + 1 is the cut right after event n. What a
-thread does elsewhere is done at one moment here, and the loop goes on before and after it.
+A coordinator and persist servers, the shipped ones, each on a host of its own, in one event loop
+with virtual time, over the bus in memory. Every change of a file, SQLite's included, is an event: a
+write, truncation, sync, creation, rename or removal. `arm` counts them from there on, and at the
+chosen one the power goes *before* the event takes place, so number n + 1 is the cut right after
+event n. What a thread does elsewhere is done at one moment here, and the loop goes on before and
+after it.
 
 Kept: a dead process has no effect, and what a live one logs as an error is noted in `errors`.
 """

@@ -25,7 +25,9 @@ _SEED = 1
 def test_a_power_cut_at_any_point_takes_nothing_that_was_acknowledged(scenario: str) -> None:
     failed = [
         result
-        for cuts in some_cuts(scenario, _SEED, single_count=tries(3, 10, 28), double_count=tries(1, 4, 10))
+        for cuts in some_cuts(
+            scenario, _SEED, single_count=tries(3, 10, 28), double_count=tries(1, 4, 10)
+        )
         if (result := run(scenario, *cuts)).violation
     ]
     assert not failed, "\n".join(map(str, failed[:3]))

@@ -2,8 +2,8 @@
 
 Pure. What was promised, and how it is judged from outside:
 
-- **One order.** Acks, reads, broadcasts, followers and the final state each say what happened at some
-  revision of a store. No two may say different things of one revision.
+- **One order.** Acks, reads, broadcasts, followers and the final state each say what happened at
+  some revision of a store. No two may say different things of one revision.
 - **Nothing lost.** What any of them said is in the final state, or was replaced or removed later by
   an operation that somebody asked for.
 - **Nothing twice.** Values are unique, so none may appear at two revisions.
@@ -11,8 +11,8 @@ Pure. What was promised, and how it is judged from outside:
 - **Seqs are dense** and given once: a message that was appended is the first of its seq.
 - **Real time.** What starts after an answer sees at least what that answer saw.
 - **Transactions** happened whole, at a moment at which all that they had read was still so.
-- **Stored** writes are in a cluster that is rebuilt from the bucket alone, and whatever is there is as
-  it was at some revision.
+- **Stored** writes are in a cluster that is rebuilt from the bucket alone, and whatever is there is
+  as it was at some revision.
 - **Followers** are given the order itself: each change once, in order, all deletes, and of the sets
   all but those that were overwritten; in the end they have what the store has.
 """
@@ -180,8 +180,8 @@ class _Facts:
         }
 
     def _may_have_gone(self, key: Key, after: int) -> bool:
-        """Tell if `key`, as set at revision `after` or later, may have had to go by itself: with its
-        ttl, or for newer ones since there may be only `max_messages`."""
+        """Tell if `key`, as set at revision `after` or later, may have had to go by itself: with
+        its ttl, or for newer ones since there may be only `max_messages`."""
         for operation in self.operations:
             if operation.expires and (not operation.keys or key in operation.keys):
                 if operation.outcome is Outcome.UNKNOWN:
@@ -432,7 +432,8 @@ def _rebuilt_is_right(facts: _Facts, rebuilt: Final) -> Iterator[str]:
             last = max(operation.revisions)
             if last > rebuilt.revision:
                 yield (
-                    f"not stored: revision {last} was acknowledged to {operation.client} as stored, "
+                    f"not stored: revision {last} was acknowledged to {operation.client} as "
+                    "stored, "
                     f"and the bucket has the store up to {rebuilt.revision}"
                 )
     if rebuilt.revision > facts.final.revision:
@@ -446,7 +447,8 @@ def _rebuilt_is_right(facts: _Facts, rebuilt: Final) -> Iterator[str]:
             yield f"rebuilt with {key!r} at {revision}, which is {_text(known[0])}"
         last = facts.last_change(key, rebuilt.revision)
         if last > revision:
-            yield f"rebuilt with {key!r} as of {revision}, though {_text(facts.changes[last][0])} at {last}"
+            change = _text(facts.changes[last][0])
+            yield f"rebuilt with {key!r} as of {revision}, though {change} at {last}"
 
 
 def _seen_revision(operation: Operation) -> int:

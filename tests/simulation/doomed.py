@@ -1,7 +1,7 @@
 """Streams of which a bit flips in the file while its owner has it open.
 
-From then on such a stream is either right, with all that was acknowledged, or refused as damaged; never
-empty or older. It costs nobody else anything: the log of its owner goes on without it.
+From then on such a stream is either right, with all that was acknowledged, or refused as damaged;
+never empty or older. It costs nobody else anything: the log of its owner goes on without it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class DoomedStream:
             )
 
     def _kept_segments(self, node: ServerNode) -> int:
-        """Return how much of its log a server keeps for changes of the stream that are in no file."""
+        """Return how much of its log a server keeps for changes of the stream that are in no
+        file."""
         if not node.running or node.server is None:
             return 0
         store = node.server._open_stores.find(self._store)

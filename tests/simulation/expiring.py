@@ -1,10 +1,11 @@
 """Keys with a ttl, while the clocks of all servers are far ahead for a while.
 
-What has a short ttl is gone soon after it, also if it was set with such a clock or after it. What has a
-long one stays, also if its server began with a clock that was wrong: the coordinator's is right.
+What has a short ttl is gone soon after it, also if it was set with such a clock or after it. What
+has a long one stays, also if its server began with a clock that was wrong: the coordinator's is
+right.
 
-Of a store that such a clock has written time goes on only while it is open (docs/reliability.md, Known
-gaps): so what is to go is judged where stores stay open that are asked for every second.
+Of a store that such a clock has written time goes on only while it is open (docs/reliability.md,
+Known gaps): so what is to go is judged where stores stay open that are asked for every second.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class ExpiringKeys:
             if await self._is_gone(keys, key):
                 return
         self._simulation.fail(
-            f"a key that was set {key} with a ttl of {_SHORT_SECONDS:g} s is there {_PATIENCE_SECONDS:g} s later"
+            f"a key that was set {key} with a ttl of {_SHORT_SECONDS:g} s is there "
+            f"{_PATIENCE_SECONDS:g} s later"
         )
 
     async def _set(self, keys: KV[bytes], key: str, ttl_seconds: float) -> bool:

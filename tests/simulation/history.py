@@ -1,4 +1,5 @@
-"""What a run leaves behind to be judged: operations, what followers saw, broadcasts, the final state.
+"""What a run leaves behind to be judged: operations, what followers saw, broadcasts, the final
+state.
 
 Plain data. Changes are brought to one form whatever their source, so that they can be compared:
 `ChangeOf` says what happened at one revision of one store.
@@ -60,8 +61,8 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Operation:
-    """One call of a client. `invoked` and `returned` are positions in one order of all events; while
-    nothing has returned, `returned` is None and the outcome unknown."""
+    """One call of a client. `invoked` and `returned` are positions in one order of all events;
+    while nothing has returned, `returned` is None and the outcome unknown."""
 
     client: str
     store: Store
@@ -107,9 +108,9 @@ class Operation:
 
 @dataclass(slots=True)
 class Transaction:
-    """Writes of one store that are to happen together, and what they rest on: keys with the revisions
-    that were read. `writes` are among the history's operations too, those that set before those that
-    delete."""
+    """Writes of one store that are to happen together, and what they rest on: keys with the
+    revisions that were read. `writes` are among the history's operations too, those that set before
+    those that delete."""
 
     client: str
     store: Store
@@ -120,8 +121,9 @@ class Transaction:
 
 @dataclass(slots=True)
 class Delivery:
-    """A message of a queue, as a worker had it. `asked` and `done` are positions in the order of all
-    events, the times seconds of the run; `done` is set once an ack or a giving up was confirmed."""
+    """A message of a queue, as a worker had it. `asked` and `done` are positions in the order of
+    all events, the times seconds of the run; `done` is set once an ack or a giving up was
+    confirmed."""
 
     worker: str
     seq: int
@@ -182,7 +184,8 @@ class History:
         self.followings: list[Following] = []
         self.transactions: list[Transaction] = []
         self.deliveries: list[Delivery] = []
-        #: Of the queue: how long a delivery is its worker's, and how far the clocks of owners differ.
+        #: Of the queue: how long a delivery is its worker's, and how far the clocks of owners
+        #: differ.
         self.ack_wait_seconds = self.clock_skew_seconds = 0.0
         self.broadcasts: list[Broadcast] = []
         self.final: dict[Store, Final] = {}
@@ -212,8 +215,8 @@ class History:
 
 
 def value_of(row: Message | Entry) -> bytes:
-    """Return the value of a row, as its writer gave it; of a large one its sha256, which stands for it in
-    a history."""
+    """Return the value of a row, as its writer gave it; of a large one its sha256, which stands for
+    it in a history."""
     if row.large is not None:
         return row.large.sha256.hex().encode()
     if ENCODING_HEADER in row.headers:

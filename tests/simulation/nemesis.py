@@ -245,7 +245,8 @@ class Nemesis:
 
     # --- the bucket ------------------------------------------------------------------------------
     async def _crash_in_bucket(self) -> None:
-        """Have whoever makes one of the next calls of the bucket die: before its effect or after."""
+        """Have whoever makes one of the next calls of the bucket die: before its effect or
+        after."""
         self._simulation.crash_in_bucket = self._chance.randint(1, 60)
         await asyncio.sleep(self._chance.uniform(0.5, 4.0))
         self._simulation.crash_in_bucket = 0
@@ -338,9 +339,9 @@ class Nemesis:
     async def _restore_state(self) -> None:
         """Put the coordinator's state from before a server left in the place of today's.
 
-        Not after a power cut, nor is power cut until the survey that follows is done: a file that was never
-        durable and is torn is refused once the state that knew of it is lost (docs/reliability.md, Known
-        gaps).
+        Not after a power cut, nor is power cut until the survey that follows is done: a file that
+        was never durable and is torn is refused once the state that knew of it is lost
+        (docs/reliability.md, Known gaps).
         """
         if self._power_was_cut or self._state_is_being_restored:
             return
@@ -374,13 +375,15 @@ class Nemesis:
             coordinator.start()
 
     async def _leap_of_clock(self) -> None:
-        """Let the clocks of all servers be far ahead for a while; half of the time servers start so."""
+        """Let the clocks of all servers be far ahead for a while; half of the time servers start
+        so."""
         self._leap_count += 1
         expiring = ExpiringKeys(self._simulation, f"expiring.{self._leap_count}")
         await expiring.run(self._other_chance)
 
     async def _flip_bit(self) -> None:
-        """Flip a bit in the file of an open store, and see what becomes of the store and its server."""
+        """Flip a bit in the file of an open store, and see what becomes of the store and its
+        server."""
         if len(self._doomed) == _MAX_FLIPPED or self._simulation.history.failures:
             return
         doomed = DoomedStream(self._simulation, f"doomed.{len(self._doomed) + 1}")

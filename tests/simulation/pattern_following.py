@@ -1,8 +1,9 @@
-"""Followers of a pattern of streams, and writers by whom those streams are born, in a run with faults.
+"""Followers of a pattern of streams, and writers by whom those streams are born, in a run with
+faults.
 
-What a follower is given of each stream is noted as a `Following` of that stream, so the checker judges it
-as it does any other: each change once, in order, from the first of what was born meanwhile.
-"""
+What a follower is given of each stream is noted as a `Following` of that stream, so the checker
+judges it as it does any other: each change once, in order, from the first of what was born
+meanwhile. """
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ class FollowPattern:
                         await asyncio.sleep(self._pause_seconds)
                     return
             except OUTAGES as error:
-                # Only while starting: nothing has been given out. A disk that fails then is told of.
+                # Only while starting: nothing has been given out. A disk that fails then is told
+                # of.
                 assert not self._followings, error
                 await asyncio.sleep(0.5)
 

@@ -137,8 +137,8 @@ def evict_what_was_not_published() -> Iterator[None]:
 
 @contextlib.contextmanager
 def publish_the_older_over_the_newer() -> Iterator[None]:
-    """The last to publish has the newest version, whatever it is of; and some publish late, as after a
-    call without an answer."""
+    """The last to publish has the newest version, whatever it is of; and some publish late, as
+    after a call without an answer."""
     publish = Manifests.publish
     earlier: dict[Manifests, list[tuple[StoreId, SnapshotVersion]]] = {}
 
@@ -203,7 +203,8 @@ def keep_uploads_that_were_given_up() -> Iterator[None]:
 
 @contextlib.contextmanager
 def begin_births_at_the_head() -> Iterator[None]:
-    """A follower of a pattern begins with a store that is born where that stands when it hears of it."""
+    """A follower of a pattern begins with a store that is born where that stands when it hears of
+    it."""
     activate = PatternFeed._activate
 
     def activate_at_the_head(

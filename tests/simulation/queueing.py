@@ -3,7 +3,8 @@
 `check_deliveries` is pure, and judges by what the workers saw alone:
 
 - each delivery, a message and how often it was delivered, is one worker's;
-- until it is handed back, or its ack wait is over by any owner's clock, nobody else is given the message;
+- until it is handed back, or its ack wait is over by any owner's clock, nobody else is given the
+  message;
 - what was asked for after a confirmed ack is never that message; and of all its acks one counts;
 - in the end every message of the stream was delivered.
 """
@@ -31,7 +32,8 @@ QUEUE: Final[Store] = (int(StoreKind.STREAM), "tasks")
 _CONSUMER: Final = "workers"
 #: Times of stores are whole milliseconds.
 _ROUNDING_SECONDS: Final = 0.002
-#: Everything that was forgotten is due again after this: the longest ack wait, with clocks that differ.
+#: Everything that was forgotten is due again after this: the longest ack wait, with clocks that
+#: differ.
 _DRAIN_SECONDS: Final = 60.0
 
 
@@ -148,7 +150,8 @@ def check_deliveries(history: History) -> Iterator[str]:
                 yield f"seq {seq}: delivery {one.count} is that of {one.worker} and {other.worker}"
             elif not one.released and other.received_at - one.held_from < held_seconds:
                 yield (
-                    f"seq {seq}: with {other.worker} {other.received_at - one.held_from:.3f} s after "
+                    f"seq {seq}: with {other.worker} {other.received_at - one.held_from:.3f} s "
+                    "after "
                     f"{one.worker} got it for {history.ack_wait_seconds} s"
                 )
         done = min((each.done for each in deliveries if each.done is not None), default=None)

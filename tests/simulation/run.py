@@ -147,8 +147,8 @@ def tiers_of(simulation: Simulation) -> Iterator[None]:
 
 
 async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> None:
-    """Let stores go cold, bring them back by a write, take their files away, and see that none opens
-    as it was before that write: all of it, or an error."""
+    """Let stores go cold, bring them back by a write, take their files away, and see that none
+    opens as it was before that write: all of it, or an error."""
     writer = ClientNode(simulation, "k00")
     simulation.clients.append(writer)
     client = await writer.run(writer.start(timeout_seconds=30.0))

@@ -1,8 +1,8 @@
 """The bucket of a simulated cluster: objects in memory, and all that can go wrong between.
 
-A call takes a while before its effect and after it, during which the loop goes on. It may be refused,
-get lost on the way there or back, and have its effect after the caller has given up on it. A crash
-may be set for the so-manieth call, of whoever makes it: before its effect, or after it.
+A call takes a while before its effect and after it, during which the loop goes on. It may be
+refused, get lost on the way there or back, and have its effect after the caller has given up on it.
+A crash may be set for the so-manieth call, of whoever makes it: before its effect, or after it.
 
 What a call costs, its bounds and what is tried again are the shipped `Bucket`'s.
 """
@@ -45,7 +45,8 @@ class BucketWeather:
 
     def __init__(self, chance: random.Random) -> None:
         self.latency_seconds = chance.choice((0.002, 0.01, 0.05))
-        #: Of all calls: answered with 503; lost on the way there; there, but late; lost on the way back.
+        #: Of all calls: answered with 503; lost on the way there; there, but late; lost on the way
+        #: back.
         self.busy, self.lost, self.late, self.unanswered = (
             chance.choice((0.0, 0.0, 0.01, 0.05)) for _ in range(4)
         )
@@ -148,7 +149,9 @@ class _CallerBackend(Backend):
             "part", upload.key, lambda: self._objects.put_part(upload, number, offset, body)
         )
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         return self._call(
             "complete",
             upload.key,

@@ -1,10 +1,10 @@
 """A whole cluster in one event loop: coordinators, persist servers and clients that can be harmed.
 
 Every node lives in a `Process` of its own, sees the shared files through a `HostDisk` and the bus
-through a connection, and dies with both: what a dead process still tries has no effect, and its tasks
-are cancelled so that nothing is left behind. A supervisor starts the next life. All chance comes from
-the seed, in one stream for each use, so that a change in one place does not move everything.
-"""
+through a connection, and dies with both: what a dead process still tries has no effect, and its
+tasks are cancelled so that nothing is left behind. A supervisor starts the next life. All chance
+comes from the seed, in one stream for each use, so that a change in one place does not move
+everything. """
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class Simulation:
             if tiers
             else None
         )
-        #: After so many more calls of the bucket, or operations of a thread on a disk, who makes it dies.
+        #: After so many more calls of the bucket, or operations of a thread on a disk, who makes it
+        #: dies.
         self.crash_in_bucket = self.crash_on_disk = 0
         #: Who next publishes a snapshot is stopped for so long.
         self.stop_in_bucket_seconds = 0.0
@@ -384,7 +385,8 @@ class Node(ABC):
         self.process.resume()
 
     def crash(self) -> None:
-        """Die in the middle of a call in a thread. Raises OSError, by which the thread is unwound."""
+        """Die in the middle of a call in a thread. Raises OSError, by which the thread is
+        unwound."""
         self.simulation.trace.add(f"crash {self.disk.process}")
         self.disk.kill()
         life, chance = self.life, self.simulation.crash_chance

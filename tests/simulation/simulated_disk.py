@@ -1,7 +1,7 @@
 """The simulated file system as one process on one host sees it.
 
-`HostDisk` is a `Disk` for plain files, and has a VFS for SQLite (`simulated_vfs.py`). Locks are held by
-the process until it lets go of them or dies; a paused one holds them.
+`HostDisk` is a `Disk` for plain files, and has a VFS for SQLite (`simulated_vfs.py`). Locks are
+held by the process until it lets go of them or dies; a paused one holds them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class HostDisk(Disk):
 
     # --- primitives ------------------------------------------------------------------------------
     def enter(self, kind: str, path: Path, size_bytes: int = 0) -> None:
-        """An operation is about to happen. Raises what the observer raises, and OSError when dead."""
+        """An operation is about to happen. Raises what the observer raises, and OSError when
+        dead."""
         if self.dead:
             raise OSError(errno.EIO, f"process {self.process} is dead")
         self._files.observe(Operation(self.host, self.process, kind, str(path), size_bytes))
@@ -219,7 +220,10 @@ class HostDisk(Disk):
 
     def _rename(self, source: Path, target: Path) -> None:
         inode = self._files.file(source, self.host)
-        here, there = self._files.directory(source.parent, self.host), self._files.directory(target.parent, self.host)
+        here, there = (
+            self._files.directory(source.parent, self.host),
+            self._files.directory(target.parent, self.host),
+        )
         self.enter("rename", target)
         if here is there:
             here.change(self.host, {target.name: inode, source.name: None})

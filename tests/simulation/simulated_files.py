@@ -9,12 +9,12 @@ The model:
   last sync, as the seed says: all, none, all after a point, or any 512-byte sectors, with zeros or
   nothing where they lay. Of each directory it takes the changes of names after some point.
 
-Every primitive operation is told to `observe` before it happens; what that raises happens instead: an
-OSError is a failing disk, any other exception goes through to the caller. So crash points can be
+Every primitive operation is told to `observe` before it happens; what that raises happens instead:
+an OSError is a failing disk, any other exception goes through to the caller. So crash points can be
 enumerated, and faults injected, without a change here.
 
-- A bit that flips does so in what everyone sees and on the disk, and those bytes are known as damaged,
-  wherever they are copied.
+- A bit that flips does so in what everyone sees and on the disk, and those bytes are known as
+  damaged, wherever they are copied.
 
 Does not model hosts that see each other's writes late. Processes see it through a
 `HostDisk` (`simulated_disk.py`).
@@ -33,8 +33,8 @@ SECTOR_BYTES: Final = 512
 
 
 class Operation(NamedTuple):
-    """A primitive operation about to happen. `kind` is one of create, write, truncate, sync, rename,
-    remove, make_directory, remove_directory, sync_directory, read, lock."""
+    """A primitive operation about to happen. `kind` is one of create, write, truncate, sync,
+    rename, remove, make_directory, remove_directory, sync_directory, read, lock."""
 
     host: str
     process: str
@@ -287,7 +287,9 @@ class SimulatedFileSystem:
     def copies(self, folder: Path, names: Collection[str]) -> dict[str, bytes]:
         """Return the content of those of these files that are there, as a backup has it."""
         found = {name: self.find(folder / name) for name in names}
-        return {name: bytes(each.content) for name, each in found.items() if isinstance(each, Inode)}
+        return {
+            name: bytes(each.content) for name, each in found.items() if isinstance(each, Inode)
+        }
 
     def put_back(self, folder: Path, names: Collection[str], backup: dict[str, bytes]) -> None:
         """Replace these files by those of a backup. The processes that used them must be dead."""

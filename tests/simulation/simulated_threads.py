@@ -1,9 +1,10 @@
-"""Threads of a simulated process: real ones, of which one runs at a time, and only while the loop waits.
+"""Threads of a simulated process: real ones, of which one runs at a time, and only while the loop
+waits.
 
-What blocks in a thread, a call of the bucket above all, gives way to the loop for a while of virtual
-time (`give_way`), during which everybody else goes on: other processes change the bucket between two
-of its calls, and the process itself may be stopped, or die. Who gives way in a process that has died
-meanwhile is unwound by an OSError, as if by a disk that is gone.
+What blocks in a thread, a call of the bucket above all, gives way to the loop for a while of
+virtual time (`give_way`), during which everybody else goes on: other processes change the bucket
+between two of its calls, and the process itself may be stopped, or die. Who gives way in a process
+that has died meanwhile is unwound by an OSError, as if by a disk that is gone.
 
 The loop's thread and these hand one baton to and fro, so runs are as repeatable as without them.
 """
@@ -25,7 +26,8 @@ Outcome = tuple[Any, Exception | None]
 
 
 class SimulatedThread:
-    """One call in a thread. `advance` it, in the loop, from where it gave way to where it does again."""
+    """One call in a thread. `advance` it, in the loop, from where it gave way to where it does
+    again."""
 
     def __init__(
         self,

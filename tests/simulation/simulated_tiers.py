@@ -1,8 +1,9 @@
-"""The tiers of a simulated cluster: policies so short that stores go cold and come back all the time.
+"""The tiers of a simulated cluster: policies so short that stores go cold and come back all the
+time.
 
-Puts what the shipped code takes from the machine (threads, files' times, randomness) in terms of the
-simulation, for the time of a run; and, after it, takes the shared files away and has the cluster rebuilt
-from its bucket.
+Puts what the shipped code takes from the machine (threads, files' times, randomness) in terms of
+the simulation, for the time of a run; and, after it, takes the shared files away and has the
+cluster rebuilt from its bucket.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 As SQLite's unix VFS where it matters to durability: the first sync of a journal or WAL that was
 created makes the directory durable too, and an empty file does not exist to `xAccess`. Time and
-randomness are the real VFS's, since they decide nothing here. A page in which a bit flipped is refused as
-by the checksum VFS, whose place it takes.
+randomness are the real VFS's, since they decide nothing here. A page in which a bit flipped is
+refused as by the checksum VFS, whose place it takes.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class _VfsFile:
         self._path = path
         self._name_unsynced = name_unsynced
 
-    # A dead process reads what is there, and what it writes goes nowhere. Its connections are closed
-    # when its tasks end, and in a close SQLite has nobody to report an error to.
+    # A dead process reads what is there, and what it writes goes nowhere. Its connections are
+    # closed when its tasks end, and in a close SQLite has nobody to report an error to.
 
     def xRead(self, amount: int, offset: int) -> bytes:
         with _sqlite_errors, self._disk.while_alive():

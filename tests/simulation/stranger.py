@@ -1,8 +1,8 @@
 """A stranger: another tenant, which sends messages of any bytes to servers and coordinators.
 
-What it sends is what the hostile tenant of `tests/hostile` sends, a part of it at a time, drawn from
-the seed. Nothing of it may end a process, and nothing may be answered to where nobody has asked.
-"""
+What it sends is what the hostile tenant of `tests/hostile` sends, a part of it at a time, drawn
+from the seed. Nothing of it may end a process, and nothing may be answered to where nobody has
+asked. """
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Coordinators in virtual time on a bus that can be harmed: one that hears nothing judges nobody, and of
-two clusters one is refused."""
+"""Coordinators in virtual time on a bus that can be harmed: one that hears nothing judges nobody,
+and of two clusters one is refused."""
 
 from __future__ import annotations
 

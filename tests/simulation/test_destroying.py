@@ -1,4 +1,5 @@
-"""Stores that applications destroy while their owners die: gone once, and never what was written since."""
+"""Stores that applications destroy while their owners die: gone once, and never what was written
+since."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ async def write_again(client: Client, name: str) -> int:
 
 
 async def retry(client: Client, name: str, epoch: int) -> None:
-    """Ask once more for the end of the stream that had this epoch, as a client does that heard nothing."""
+    """Ask once more for the end of the stream that had this epoch, as a client does that heard
+    nothing."""
     link = client._link
     payload = encode_control(job="another", store=[1, name], epoch=epoch)
     done = False

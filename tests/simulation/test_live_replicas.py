@@ -1,5 +1,5 @@
-"""Live replicas in a cluster under faults: in the end all are alike, and nothing that was written is
-lost or there twice."""
+"""Live replicas in a cluster under faults: in the end all are alike, and nothing that was written
+is lost or there twice."""
 
 from __future__ import annotations
 

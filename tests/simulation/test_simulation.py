@@ -1,4 +1,5 @@
-"""A cluster under faults keeps every promise, for seeds that are fixed and for some that are new."""
+"""A cluster under faults keeps every promise, for seeds that are fixed and for some that are
+new."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _REGRESSIONS = {
     28: "the name of a store file was not durable after a takeover",
     30: "the same, seen as a gap between file and log",
     621679582: "a msg_id was taken for old by a server that began with a clock ahead",
-    1971530869: "a store opened anew to be written was dropped with the reader that was handed over",
+    1971530869: "a store opened anew to be written was dropped with the reader that was handed "
+    "over",
 }
 _LIMITED_SEEDS = range(101, 101 + tries(1, 2, 4))
 _WIDE_SEEDS = range(301, 302)
@@ -144,7 +146,9 @@ def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) 
     first, second = run_seed(seed, tiers=tiers), run_seed(seed, tiers=tiers)
     assert first.trace == second.trace
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(_TESTS)}
-    program = f"from simulation.run import run_seed; print(run_seed({seed}, tiers={tiers}).checksum)"
+    program = (
+        f"from simulation.run import run_seed; print(run_seed({seed}, tiers={tiers}).checksum)"
+    )
     other = subprocess.run(
         [sys.executable, "-P", "-c", program],
         env=environment,

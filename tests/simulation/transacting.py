@@ -1,8 +1,8 @@
-"""Applications that change several keys or messages together, on the condition that what they read has
-not changed since. They contend with everybody else for the same stores.
+"""Applications that change several keys or messages together, on the condition that what they read
+has not changed since. They contend with everybody else for the same stores.
 
-Each write of a transaction is noted as an operation of its own, so all that holds of writes is checked of
-it too; what binds them is a `Transaction` in the history.
+Each write of a transaction is noted as an operation of its own, so all that holds of writes is
+checked of it too; what binds them is a `Transaction` in the history.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Large values under faults: uploads that are cut off and gone on with, or given up, and readers.
 
-In the history the sha256 of a large value stands for it, so the checker judges the values of `files` as it
-does any others. What it cannot see is checked here: that whoever reads a value gets the bytes of one
-that somebody put, and that in the end no upload is left that is nobody's value.
+In the history the sha256 of a large value stands for it, so the checker judges the values of
+`files` as it does any others. What it cannot see is checked here: that whoever reads a value gets
+the bytes of one that somebody put, and that in the end no upload is left that is nobody's value.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Uploader(Application):
             if entry.large is not None:
                 await self._check_content(entry, 10.0)
         await asyncio.sleep(_RETENTION_SECONDS + self._history.clock_skew_seconds)
-        # What is due is removed before a read is answered, and gone for good once that is in the file.
+        # What is due is removed before a read is answered, and gone for good once that is in the
+        # file.
         await files.head()
         for upload_id in self._uploads.ids:
             packed = pack((UPLOAD, upload_id))
@@ -132,7 +133,8 @@ class Uploader(Application):
         await self._write(operation, setting)
 
     async def _put_again(self, key: str, content: bytes, timeout_seconds: float) -> Ack:
-        """Put a file that is cut off now and then, and gone on with. Raises OperationTimeoutError."""
+        """Put a file that is cut off now and then, and gone on with. Raises
+        OperationTimeoutError."""
         chance, upload_id = self._chance, self._uploads.new_id()
         while True:
             patience = chance.choice((0.05, 0.5, 30.0))

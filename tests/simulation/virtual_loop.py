@@ -1,12 +1,13 @@
 """An event loop whose time is virtual, and whose callbacks belong to processes that can be stopped.
 
-Time does not pass, it jumps: when nothing is ready, the clock is set to the next timer. With nothing
-scheduled either, nothing could ever happen again, and the loop raises `Deadlock`. So a sleep costs
-nothing and is exact: when it is over, whatever was due before has been done, on any machine.
+Time does not pass, it jumps: when nothing is ready, the clock is set to the next timer. With
+nothing scheduled either, nothing could ever happen again, and the loop raises `Deadlock`. So a
+sleep costs nothing and is exact: when it is over, whatever was due before has been done, on any
+machine.
 
-A callback belongs to the `Process` in whose context it was scheduled, and tasks inherit theirs. While
-a process is paused, whatever becomes due for it is kept in order and runs when it is resumed: what
-SIGSTOP and SIGCONT do, to the granularity of a callback.
+A callback belongs to the `Process` in whose context it was scheduled, and tasks inherit theirs.
+While a process is paused, whatever becomes due for it is kept in order and runs when it is resumed:
+what SIGSTOP and SIGCONT do, to the granularity of a callback.
 
 Runs are repeatable: no wall clock, no thread, and tasks hash by the order of their making, since
 asyncio keeps them in sets (a TaskGroup cancels its tasks in the order of one).

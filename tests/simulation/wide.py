@@ -1,7 +1,7 @@
 """A wide run: beside those who read, write and follow, others use all that is built upon it.
 
-Transactions contend for the same stores; a work queue, large values and patterns of streams have their
-own. All of it goes on in the same clients, under the same faults.
+Transactions contend for the same stores; a work queue, large values and patterns of streams have
+their own. All of it goes on in the same clients, under the same faults.
 """
 
 from __future__ import annotations

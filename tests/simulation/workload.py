@@ -1,7 +1,7 @@
 """What applications do in a run: writers, readers and followers that contend for a few stores.
 
-Values are unique: the client's name and a number. Every call is noted in the history when it is made
-and when it has ended, with what it said.
+Values are unique: the client's name and a number. Every call is noted in the history when it is
+made and when it has ended, with what it said.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ MAX_MESSAGES: Constant[dict[Store, int]] = {
     (int(StoreKind.KV), "settings"): 4,
 }
 _TTL_SECONDS: Constant = (0.02, 0.5, 3.0, 12.0)
-#: After this long all of it has expired, also by a clock that is 10 s behind that of the last owner.
+#: After this long all of it has expired, also by a clock that is 10 s behind that of the last
+#: owner.
 EXPIRED_SECONDS: Constant = 30.0
 #: With tiers other stores are in use after this long.
 _SPELL_SECONDS: Constant = 1.7
@@ -309,7 +310,8 @@ class Application:
             operation.returned = None
         self._trace.add(
             f"return {operation.invoked} {outcome} {operation.error} {operation.seqs} "
-            f"{operation.revisions} {operation.head_revision} {sorted(operation.seen.items())!r:.80}"
+            f"{operation.revisions} {operation.head_revision} "
+            f"{sorted(operation.seen.items())!r:.80}"
         )
 
     async def _write(self, operation: Operation, call: Awaitable[Ack | list[Ack]]) -> None:
@@ -404,7 +406,8 @@ class Follow:
                         await asyncio.sleep(self._pause_seconds)
                     return
             except OUTAGES as error:
-                # Only while starting: nothing has been given out. A disk that fails then is told of.
+                # Only while starting: nothing has been given out. A disk that fails then is told
+                # of.
                 assert not self._following.changes, error
                 await asyncio.sleep(0.5)
 

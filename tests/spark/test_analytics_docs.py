@@ -1,4 +1,5 @@
-"""docs/analytics.md: its recipes run, and its table is the table. The report of docs/tutorial.md runs too."""
+"""docs/analytics.md: its recipes run, and its table is the table. The report of docs/tutorial.md
+runs too."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ def test_the_report_of_the_tutorial_counts_the_edits(
     world.change(stream("docs.plan.chat"), message(1, b"hello", {"user": "ada"}))
     world.publish()
     export(spark, world.url)
-    [report] = re.findall(r"^```python\n(# report\.py\n.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    [report] = re.findall(
+        r"^```python\n(# report\.py\n.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL
+    )
     [printed] = re.findall(r"^```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
     monkeypatch.setattr("sys.argv", ["report.py", default_table(world.url)])
     exec(report, {})  # noqa: S102

@@ -82,7 +82,9 @@ def test_a_task_that_fails_and_is_tried_again_stores_its_rows_once(
 def test_a_write_with_a_name_is_done_once_and_others_each_time(
     spark: SparkSession, cluster: RunningUp
 ) -> None:
-    frame = spark.range(0, 100, numPartitions=2).selectExpr("cast(cast(id as string) as binary) as value")
+    frame = spark.range(0, 100, numPartitions=2).selectExpr(
+        "cast(cast(id as string) as binary) as value"
+    )
     for _ in range(2):
         write(frame, cluster, "sink-3", stream="named", query="backfill")
         write(frame, cluster, "sink-3", stream="unnamed")

@@ -195,7 +195,8 @@ def test_a_state_of_the_past_and_plain_parquet_files_can_be_imported(
 
 # The command line
 def run_holdfast(*arguments: str) -> Result:
-    """Run a command in this process, and so in its session: a JVM of its own takes long to start."""
+    """Run a command in this process, and so in its session: a JVM of its own takes long to
+    start."""
     return CliRunner().invoke(holdfast, arguments, catch_exceptions=False)
 
 

@@ -1,4 +1,5 @@
-"""A table of changes made by the export itself, its tasks done in this process: no Spark, no Java."""
+"""A table of changes made by the export itself, its tasks done in this process: no Spark, no
+Java."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 
 from holdfast.spark.export import compaction, export
 
-#: Runs a persist server that looks for what may be archived all the time, and kills itself within the
-#: transaction of its KILL_AT-th block.
+#: Runs a persist server that looks for what may be archived all the time, and kills itself within
+#: the transaction of its KILL_AT-th block.
 EAGER_SERVER = """
 import os, signal, sys
 from holdfast.protocol import limits

@@ -1,4 +1,5 @@
-"""A bucket with snapshots and logs in it, made as servers make them, and a model of what they hold."""
+"""A bucket with snapshots and logs in it, made as servers make them, and a model of what they
+hold."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ class BucketWorld:
         self.manifests.update_entry(store, lambda entry: deleted(entry, tombstone))
 
     def state(self) -> set[tuple[Any, ...]]:
-        """Return what a table should say: tenant, kind, store, seq, key, revision, value, headers."""
+        """Return what a table should say: tenant, kind, store, seq, key, revision, value,
+        headers."""
         return {
             (
                 store.tenant,
@@ -169,7 +171,8 @@ def rows_of(frame: Any) -> set[tuple[Any, ...]]:
 
 
 def state_of(table: str) -> set[tuple[Any, ...]]:
-    """Return the state of a table as `BucketWorld.state` does; by DuckDB, in a tenth of Spark's time."""
+    """Return the state of a table as `BucketWorld.state` does; by DuckDB, in a tenth of Spark's
+    time."""
     location = TableLocation(table)
     delta = DeltaTable(location.uri, storage_options=location.delta_options)
     with duckdb.connect() as database:

@@ -1,4 +1,5 @@
-"""What a coordinator has to do with: servers that speak the real wire and have no stores, clients, NATS."""
+"""What a coordinator has to do with: servers that speak the real wire and have no stores, clients,
+NATS."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> Non
 
 
 def plain(reply: bytes) -> Mapping[str, Any]:
-    """Return what a coordinator answers, without the id of its cluster, which all its answers have."""
+    """Return what a coordinator answers, without the id of its cluster, which all its answers
+    have."""
     fields = dict(decode_control(reply))
     assert fields.pop("cluster")
     return fields

@@ -1,8 +1,8 @@
 """A coordinator and persist servers in memory, on the real wire over a real NATS.
 
-For tests of the client against faults that real servers show rarely: each server can be told to drop
-requests or replies, to refuse, to move a store, or to fall silent. Keeps retries exactly-once as real
-ones do (`Writer`'s rules), which is what the client's counters are tested against.
+For tests of the client against faults that real servers show rarely: each server can be told to
+drop requests or replies, to refuse, to move a store, or to fall silent. Keeps retries exactly-once
+as real ones do (`Writer`'s rules), which is what the client's counters are tested against.
 """
 
 from __future__ import annotations
@@ -266,7 +266,9 @@ class FakeServer:
         durability = group.durability or Durability.SYNCED
         outcome = frames.encode_outcome(store.epoch, now, durability, results)
         kept[group.counter] = outcome
-        for old in [counter for counter in kept if counter < min(group.first_unacked, group.counter)]:
+        for old in [
+            counter for counter in kept if counter < min(group.first_unacked, group.counter)
+        ]:
             del kept[old]
         if changes:
             self.cluster.broadcast(key, frames.encode_changes(store.epoch, before, now, changes))

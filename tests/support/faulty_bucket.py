@@ -59,7 +59,8 @@ _LISTS: Final = _QUESTIONS | {Fault.STALE_LIST}
 
 
 class FaultyBackend(Backend):
-    """Hands requests on to `inner`, or not. Whatever a fault cannot mean for a request, it skips."""
+    """Hands requests on to `inner`, or not. Whatever a fault cannot mean for a request, it
+    skips."""
 
     def __init__(
         self, inner: Backend, *, seed: int = 0, rates: Mapping[Fault, float] | None = None
@@ -134,7 +135,9 @@ class FaultyBackend(Backend):
     def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         return self._write("put_part", lambda: self._inner.put_part(upload, number, offset, body))
 
-    def complete_upload(self, upload: BucketUpload, tags: Sequence[str], condition: Condition) -> str:
+    def complete_upload(
+        self, upload: BucketUpload, tags: Sequence[str], condition: Condition
+    ) -> str:
         return self._write(
             "complete_upload", lambda: self._inner.complete_upload(upload, tags, condition)
         )

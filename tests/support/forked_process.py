@@ -1,9 +1,9 @@
 """A server process that is forked off one which has imported everything already.
 
 Most of what a short-lived server costs is the start of Python and its imports, and the tests start
-hundreds. Only that is spared: each is a process of its own with its own loop, files, signals and end.
-That `python -m holdfast.persist` and `holdfast persist` start as well is shown wherever a test runs
-`holdfast up`.
+hundreds. Only that is spared: each is a process of its own with its own loop, files, signals and
+end. That `python -m holdfast.persist` and `holdfast persist` start as well is shown wherever a test
+runs `holdfast up`.
 """
 
 from __future__ import annotations

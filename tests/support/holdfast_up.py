@@ -39,8 +39,9 @@ def run_holdfast(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedPro
 
 
 def call_holdfast(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the command in this process, one at a time: starting Python and all imports takes twenty times
-    as long as what most commands do. Real pipes, signals and exit codes need `run_holdfast`."""
+    """Run the command in this process, one at a time: starting Python and all imports takes twenty
+    times as long as what most commands do. Real pipes, signals and exit codes need
+    `run_holdfast`."""
     result = CliRunner().invoke(
         holdfast, arguments, input=stdin, prog_name="holdfast", catch_exceptions=False
     )
@@ -140,8 +141,8 @@ class RunningUp:
 
 @contextmanager
 def running_up(data: Path, *options: str, own_nats: bool = True) -> Iterator[RunningUp]:
-    """Run `holdfast up` around the body, with a nats-server of its own on a free port unless it shall
-    join what `options` or the environment name."""
+    """Run `holdfast up` around the body, with a nats-server of its own on a free port unless it
+    shall join what `options` or the environment name."""
     stderr_file = data.with_name(f"{data.name}.stderr")
     port = ("--port", "0") if own_nats else ()
     arguments = ("--json", "up", "--data", str(data), *port, *options)

@@ -1,4 +1,5 @@
-"""What a hostile client may put where a value belongs: every type that msgpack carries, and its extremes."""
+"""What a hostile client may put where a value belongs: every type that msgpack carries, and its
+extremes."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ NUMBERS: Final = [
     (1 << 63) - 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 31) - 1, -(1 << 63),
 ]  # fmt: skip
 ODD: Final = [
-    None, True, False, 0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, float("inf"), float("-inf"), float("nan"),
-    "", "a", "\x00", "k" * 5000, "\U0010ffff" * 80, "{0}{x!r:>9}", "stored", "old", b"", b"v", bytes(16),
-    bytes(600), [], [[]], [None], {}, {"": ""}, {"a": {"a": {}}}, {b"k": b"v"}, list(range(5000, 9200)),
-    Raw(b"\xc1"), Raw(b"\xd4\x05x"), Raw(b"\xd6\xff\x00\x00\x00\x01"), Raw(b"\xd7\xff" + b"\xff" * 8),
-    Raw(b"\xc7\x00\x07"), Raw(b"\xa2\xc3\x28"), Raw(b"\xa3\xed\xa0\x80"), Raw(b"\x82\xa1a\x01\xa1a\x02"),
-    Raw(b"\x81\x91\x01\x02"), Raw(b"\x81\x01\x02"), Raw(b"\xdd\xff\xff\xff\xff"), Raw(b"\xcb\x7f\xf8"),
+    None, True, False, 0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, float("inf"), float("-inf"),
+    float("nan"),
+    "", "a", "\x00", "k" * 5000, "\U0010ffff" * 80, "{0}{x!r:>9}", "stored", "old", b"", b"v",
+    bytes(16),
+    bytes(600), [], [[]], [None], {}, {"": ""}, {"a": {"a": {}}}, {b"k": b"v"}, list(range(5000,
+    9200)),
+    Raw(b"\xc1"), Raw(b"\xd4\x05x"), Raw(b"\xd6\xff\x00\x00\x00\x01"),
+    Raw(b"\xd7\xff" + b"\xff" * 8),
+    Raw(b"\xc7\x00\x07"), Raw(b"\xa2\xc3\x28"), Raw(b"\xa3\xed\xa0\x80"),
+    Raw(b"\x82\xa1a\x01\xa1a\x02"),
+    Raw(b"\x81\x91\x01\x02"), Raw(b"\x81\x01\x02"), Raw(b"\xdd\xff\xff\xff\xff"),
+    Raw(b"\xcb\x7f\xf8"),
     Raw(b"\xdf\x00\x00\x00\x01\xc0\xc0"),
 ]  # fmt: skip
 

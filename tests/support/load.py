@@ -61,8 +61,8 @@ class Load:
 
     @asynccontextmanager
     async def followed(self, names: list[str]) -> AsyncIterator[None]:
-        """Follow streams from their start around the body, each in order and without a gap; afterwards
-        return once all that was acknowledged has come."""
+        """Follow streams from their start around the body, each in order and without a gap;
+        afterwards return once all that was acknowledged has come."""
         found: dict[str, dict[int, bytes]] = {name: {} for name in names}
 
         async def follow(name: str) -> None:
@@ -107,7 +107,8 @@ class Load:
 
 @asynccontextmanager
 async def running_load(client: Client, stream_count: int) -> AsyncIterator[Load]:
-    """Write to `stream_count` streams around the body, each of which has been written once before."""
+    """Write to `stream_count` streams around the body, each of which has been written once
+    before."""
     load = Load(client, stream_count)
     async with asyncio.TaskGroup() as writers:
         for number in range(WRITERS):

@@ -1,4 +1,5 @@
-"""A shared file system in a folder, and incarnations that open stores on it, each with real files."""
+"""A shared file system in a folder, and incarnations that open stores on it, each with real
+files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Real coordinator and persist processes around a real nats-server, and a peer that speaks to them in
-raw frames, as a client in any language would.
+"""Real coordinator and persist processes around a real nats-server, and a peer that speaks to them
+in raw frames, as a client in any language would.
 
 with running_processes(tmp_path) as processes:
     server = processes.start_persist("s1")
@@ -230,7 +230,9 @@ class Peer:
         while True:
             try:
                 owner = await self.resolve(name, kind)
-                return await self.group(group, server=owner, timeout_seconds=self.try_seconds, **options)
+                return await self.group(
+                    group, server=owner, timeout_seconds=self.try_seconds, **options
+                )
             except UnavailableError:
                 if time.monotonic() > give_up_at:
                     raise

@@ -60,7 +60,8 @@ class World(WritePath):
         return Arrival(f"reply.{store.id.name}.{counter}.{number}", 0, writer, store.id, group, 9)
 
     async def ask(self, *arrivals: Arrival) -> list[Any]:
-        """Submit groups together; return for each its results, or `(code, fields)` of its refusal."""
+        """Submit groups together; return for each its results, or `(code, fields)` of its
+        refusal."""
         self.inbox.submit(list(arrivals))
         while not all(each.reply in self.answers for each in arrivals):
             self._arrived.clear()

@@ -1,4 +1,5 @@
-"""A small git repository for the demo: some hundred versions, odd names, binary files, deletions."""
+"""A small git repository for the demo: some hundred versions, odd names, binary files,
+deletions."""
 
 from __future__ import annotations
 

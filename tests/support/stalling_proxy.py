@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 
 class StallingProxy:
-    """Passes connections on to one port until `stall`; those that it stalled pass nothing ever again."""
+    """Passes connections on to one port until `stall`; those that it stalled pass nothing ever
+    again."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port

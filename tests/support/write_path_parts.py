@@ -44,7 +44,8 @@ def a_life(
     run_large: RunInThread = at_once,
     clock_ms: Callable[[], int] = lambda: 1000,
 ) -> Incarnation:
-    """Return an incarnation of which the test says what matters; without a bus it reaches nobody."""
+    """Return an incarnation of which the test says what matters; without a bus it reaches
+    nobody."""
     disk = disk or Disk()
     return Incarnation(
         server,

@@ -23,8 +23,8 @@ class Pause(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """The time from a kill to the first ack of a write that began after it, and until every follower
-    of the store had heard of that write (None: nobody followed)."""
+    """The time from a kill to the first ack of a write that began after it, and until every
+    follower of the store had heard of that write (None: nobody followed)."""
 
     store: str
     seconds: float

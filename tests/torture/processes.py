@@ -47,8 +47,8 @@ class Parts:
         nats_options: Sequence[str] = (),
         user: str = "",
     ) -> None:
-        """`user` is `name:password@` of the servers, if nats-server is started with options that ask
-        for one."""
+        """`user` is `name:password@` of the servers, if nats-server is started with options that
+        ask for one."""
         self.data = data
         #: The coordinator that has the lock, as far as its log has told.
         self.active_coordinator: str | None = None

@@ -1,4 +1,5 @@
-"""Cold stores that are only recorded look to coordinator and bucket as those that a server has left."""
+"""Cold stores that are only recorded look to coordinator and bucket as those that a server has
+left."""
 
 from __future__ import annotations
 

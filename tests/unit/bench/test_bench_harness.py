@@ -1,4 +1,5 @@
-"""What is made of measured rounds: medians, ratios, targets, the JSON document, the order of turns."""
+"""What is made of measured rounds: medians, ratios, targets, the JSON document, the order of
+turns."""
 
 from __future__ import annotations
 

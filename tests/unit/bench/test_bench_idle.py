@@ -1,4 +1,5 @@
-"""Idle stores that are only recorded look to a coordinator as those that a server has left behind."""
+"""Idle stores that are only recorded look to a coordinator as those that a server has left
+behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What users do is decided by who they are and how often they acted; followers notice what is wrong."""
+"""What users do is decided by who they are and how often they acted; followers notice what is
+wrong."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ TABLES = {
         [version_row(STORE, VERSION)], with_tenant=True
     ),
     "verify": lambda monkeypatch: verify._print(
-        [verdict_row(StoreVerdict(STORE, "damaged", "damaged", "gap", 1_234_567, problems=["p"]))], []
+        [verdict_row(StoreVerdict(STORE, "damaged", "damaged", "gap", 1_234_567, problems=["p"]))],
+        [],
     ),
 }
 

@@ -1,4 +1,5 @@
-"""Commands and jobs that read a bucket or a data folder never make one: a mistyped address is an error."""
+"""Commands and jobs that read a bucket or a data folder never make one: a mistyped address is an
+error."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_an_import_of_nothing_says_so_and_makes_nothing(tmp_path: Path) -> None:
             raise AnalysisException("[PATH_NOT_FOUND] Path does not exist.\nand a plan")
 
     source = f"file://{tmp_path / 'table'}"
-    with pytest.raises(InvalidArgumentError, match=r"no table and no Parquet files at file:.*exist\.$"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"no table and no Parquet files at file:.*exist\.$"
+    ):
         import_table(cast("Any", Reads()), source, cast("Any", None))
     assert everything_in(tmp_path) == {}
 

@@ -1,4 +1,5 @@
-"""The public API is documented: what there is, what it takes and gives, and which errors it raises."""
+"""The public API is documented: what there is, what it takes and gives, and which errors it
+raises."""
 
 from __future__ import annotations
 

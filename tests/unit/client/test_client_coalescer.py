@@ -626,8 +626,8 @@ def test_an_error_of_the_coordinator_that_no_retry_helps_is_the_answer() -> None
 
 
 def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_memory() -> None:
-    """`first_unacked` stays while a `stored` write waits: what comes after it is answered meanwhile, and kept by the
-    owner, up to a bound; the rest goes on when the first is answered."""
+    """`first_unacked` stays while a `stored` write waits: what comes after it is answered
+    meanwhile, and kept by the owner, up to a bound; the rest goes on when the first is answered."""
     client = Client()
     stored = client.append(durability=Durability.STORED)
     (first,) = client.turn()

@@ -1,5 +1,5 @@
-"""Files of a call that is cancelled: none stays open, and no draft stays behind. And a large value that is
-replaced while it is read."""
+"""Files of a call that is cancelled: none stays open, and no draft stays behind. And a large value
+that is replaced while it is read."""
 
 from __future__ import annotations
 

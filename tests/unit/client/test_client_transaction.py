@@ -20,8 +20,8 @@ STORE = (2, "k")
 
 
 class BusyOwner:
-    """A stand-in for the link and an owner, of a kv or stream whose writers set everything between any
-    two operations. Revision and value of everything are then the same number."""
+    """A stand-in for the link and an owner, of a kv or stream whose writers set everything between
+    any two operations. Revision and value of everything are then the same number."""
 
     unwrap = staticmethod(Link.unwrap)
     operation_limit_bytes = 1 << 20

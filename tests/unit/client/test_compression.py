@@ -25,12 +25,16 @@ MARK = {ENCODING_HEADER: ZSTD}
 TEXT = b"a holdfast is what anchors kelp to the rock. " * 100
 
 
-def values(codec: str | None = None, *, compresses: bool = True, lenient: bool = False) -> Values[Any]:
+def values(
+    codec: str | None = None, *, compresses: bool = True, lenient: bool = False
+) -> Values[Any]:
     link: Any = SimpleNamespace(compresses=compresses)
     return Values(link, "notes", codec_of(codec), lenient=lenient)
 
 
-@given(st.binary(max_size=4096), st.integers(1, 40), st.dictionaries(st.text(), st.text(), max_size=3))
+@given(
+    st.binary(max_size=4096), st.integers(1, 40), st.dictionaries(st.text(), st.text(), max_size=3)
+)
 @settings(max_examples=examples(50))
 def test_what_is_compressed_comes_back_with_its_headers(
     value: bytes, times: int, headers: dict[str, str]
@@ -73,7 +77,9 @@ def without_a_size(value: bytes) -> bytes:
     ],
     ids=["empty", "foreign", "cut", "flipped", "longer", "over", "bomb", "sizeless"],
 )
-def test_a_damaged_or_hostile_value_is_an_error_of_its_own_and_exported_as_it_is(value: bytes) -> None:
+def test_a_damaged_or_hostile_value_is_an_error_of_its_own_and_exported_as_it_is(
+    value: bytes,
+) -> None:
     with pytest.raises(ValueUnreadableError, match="message 7 of notes"):
         values().message(Message(7, value, MARK, 1, 1))
     assert exported(value, MARK) == (value, MARK)
@@ -85,7 +91,9 @@ def test_an_encoding_that_is_not_known_is_named() -> None:
         decompressed(b"x", {ENCODING_HEADER: "br"}, "it")
 
 
-def test_a_reader_without_zstandard_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_without_zstandard_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packed, headers = compressed(TEXT, None)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     monkeypatch.setattr(compression, "_zstd", None)

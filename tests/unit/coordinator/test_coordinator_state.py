@@ -351,8 +351,12 @@ def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile)
         ListStores("acme", None, "", None, 10),
         ResolveRequest((ONE, TWO)),
         records=(
-            RecordFound((SurveyedStore(ONE, 1, durable), SurveyedStore(TWO, 3, StoreState.CREATED))),
-            RecordFound((SurveyedStore(TWO, 4, durable), SurveyedStore(TWO, 5, StoreState.CREATED))),
+            RecordFound(
+                (SurveyedStore(ONE, 1, durable), SurveyedStore(TWO, 3, StoreState.CREATED))
+            ),
+            RecordFound(
+                (SurveyedStore(TWO, 4, durable), SurveyedStore(TWO, 5, StoreState.CREATED))
+            ),
             RecordSurveyed(),
         ),
         members=members,
@@ -568,7 +572,9 @@ def test_names_that_are_only_asked_for_leave_no_row_and_are_kept_in_a_bounded_me
     names = [StoreId("acme", 1, f"random.{number}") for number in range(100)]
     run(state, records=(LIVE_A, LIVE_B))
     for name in names:
-        (first, again) = run(state, ResolveRequest((name,)), ResolveRequest((name,)), members=members)
+        (first, again) = run(
+            state, ResolveRequest((name,)), ResolveRequest((name,)), members=members
+        )
         assert fields(first)["owners"] == fields(again)["owners"]
     with state.transaction():
         assert all(state.stores.get(name) is None for name in names[:-4])

@@ -1,4 +1,5 @@
-"""The coordinator's state file: what it refuses to open, full and failing disks, terms that never go back."""
+"""The coordinator's state file: what it refuses to open, full and failing disks, terms that never
+go back."""
 
 from __future__ import annotations
 

@@ -524,7 +524,9 @@ def test_a_drained_server_that_was_suspected_drains_on(world: World) -> None:
 
 def test_after_a_restart_a_drained_server_is_draining_at_once() -> None:
     world = World()
-    world.membership.restore([("a", "1")], [], StandbyHeartbeats(world.now), world.now, drains=["a"])
+    world.membership.restore(
+        [("a", "1")], [], StandbyHeartbeats(world.now), world.now, drains=["a"]
+    )
     world.membership.validate()
     assert world.state is ServerState.DRAINING
     assert world.beat("1") == [TellToDrain("a", "1", True)]

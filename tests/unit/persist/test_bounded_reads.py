@@ -102,7 +102,10 @@ def test_no_read_is_begun_once_its_slice_is_over(tmp_path: Path) -> None:
     with stream(tmp_path) as store:
         late = iter([False, False, True])
         results = reads.execute(
-            store, "s1", [[frames.GET_MESSAGE, seq] for seq in range(1, 100)], is_late=lambda: next(late)
+            store,
+            "s1",
+            [[frames.GET_MESSAGE, seq] for seq in range(1, 100)],
+            is_late=lambda: next(late),
         )
         assert [row[0] for row in results] == [1, 2, 3]
         # One at least, or nobody would get on.

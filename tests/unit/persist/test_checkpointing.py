@@ -88,7 +88,9 @@ class World:
             return StoreFile.create(path, store_id, time=1)
 
         file = StoreFile.open(path, store_id) if path.exists() else None
-        store = Store(store_id, 1, file, create, standing=Standing.DURABLE if confirmed else Standing.NEW)
+        store = Store(
+            store_id, 1, file, create, standing=Standing.DURABLE if confirmed else Standing.NEW
+        )
         self.open_stores.opened(store)
         return store
 
@@ -408,12 +410,14 @@ def test_a_fenced_server_lets_no_segment_go(world: World) -> None:
 def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(
     tmp_path: Path,
 ) -> None:
-    """The coordinator may have granted that write's opening, of the same epoch, and that must not end
-    with what is given back."""
+    """The coordinator may have granted that write's opening, of the same epoch, and that must not
+    end with what is given back."""
     world = World(tmp_path)
     read, wanted = (StoreId("acme", StoreKind.STREAM, name) for name in ("read", "wanted"))
     for store_id in (read, wanted):
-        world.open_stores.opened(Store(store_id, 1, None, lambda: pytest.fail("nothing is written")))
+        world.open_stores.opened(
+            Store(store_id, 1, None, lambda: pytest.fail("nothing is written"))
+        )
     group = frames.Group(1, "wanted", 1, 0, 0, [[frames.APPEND, b"v"]])
     world.open_stores.wait(Arrival("reply", 0, b"w", wanted, group))
     for store_id in (read, wanted):

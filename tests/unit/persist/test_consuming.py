@@ -1,5 +1,5 @@
-"""Consumers: the rules one by one, then random histories of workers, time, deletes, failing ticks and
-new owners against a model that only remembers who may have what."""
+"""Consumers: the rules one by one, then random histories of workers, time, deletes, failing ticks
+and new owners against a model that only remembers who may have what."""
 
 from __future__ import annotations
 
@@ -296,7 +296,8 @@ def test_a_waiting_worker_asks_again_when_there_may_be_something_and_not_before(
 # Random histories
 @dataclass
 class Model:
-    """What workers may be told: of each message that is there, if it is new, with somebody, or done."""
+    """What workers may be told: of each message that is there, if it is new, with somebody, or
+    done."""
 
     there: set[int] = field(default_factory=set)
     last_seq: int = 0

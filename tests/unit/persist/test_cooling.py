@@ -11,7 +11,9 @@ import pytest
 from holdfast.persist.tier.cooling import Cooler
 
 
-def test_an_unexpected_exception_in_one_sweep_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_in_one_sweep_ends_no_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     swept = asyncio.Semaphore(0)
 
     async def run_in_thread(work: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Any writes, limits and times against a plain model: what is readable, and what a log brings back."""
+"""Any writes, limits and times against a plain model: what is readable, and what a log brings
+back."""
 
 from __future__ import annotations
 

@@ -30,14 +30,16 @@ def test_a_store_that_was_just_opened_loses_only_what_is_a_day_older_than_its_la
 
 
 @given(
-    steps=st.lists(st.tuples(st.floats(0.01, 400.0), st.integers(0, 10**12)), min_size=1, max_size=60)
+    steps=st.lists(
+        st.tuples(st.floats(0.01, 400.0), st.integers(0, 10**12)), min_size=1, max_size=60
+    )
 )
 @settings(deadline=None, max_examples=examples(60))
 def test_nothing_goes_before_its_time_and_everything_goes_at_last(
     steps: list[tuple[float, int]],
 ) -> None:
-    """Whatever the clock does: what was written at a time of the store that was seen at `now`, or later, is
-    kept for at least so long."""
+    """Whatever the clock does: what was written at a time of the store that was seen at `now`, or
+    later, is kept for at least so long."""
     horizon = Horizon(start_time=2 * DAY_MS)
     now, time = 0.0, 2 * DAY_MS
     written: list[tuple[float, int]] = []

@@ -1,5 +1,6 @@
-"""Operations with arguments of every type and extreme: each is answered with a result or a typed error, which
-can be sent; an error changes nothing; what was accepted reaches the file, and is there when it is opened again."""
+"""Operations with arguments of every type and extreme: each is answered with a result or a typed
+error, which can be sent; an error changes nothing; what was accepted reaches the file, and is there
+when it is opened again."""
 
 from __future__ import annotations
 
@@ -75,7 +76,10 @@ def one_operation(draw: st.DrawFn) -> list[Any]:
         arguments = arguments[: draw(st.integers(0, len(arguments)))]
     elif cut == 2:
         arguments.append(draw(values))
-    return [draw(st.one_of(st.just(number), st.just(number), values)) if cut == 3 else number, *arguments]
+    return [
+        draw(st.one_of(st.just(number), st.just(number), values)) if cut == 3 else number,
+        *arguments,
+    ]
 
 
 @st.composite
@@ -167,7 +171,8 @@ class Server:
     def state(self, store: Store) -> Any:
         """All that an operation may change of a store in memory."""
         return (
-            store.revision, store.last_seq, store.count, store.bytes, len(store.changes), store.config,
+            store.revision, store.last_seq, store.count, store.bytes, len(store.changes),
+            store.config,
             store.upload(UPLOAD),
             [store.message_bytes(seq) for seq in range(1, min(store.last_seq, 20) + 1)],
             [(each.name, each.next_seq, each.pending) for each in store.consumers.by_id.values()],
@@ -234,11 +239,19 @@ def check_error(code: Any, fields: Any) -> None:
 
 
 def poisoned(server: Server, kind: int, *operation: Any) -> str:
-    """Return the code of what a single operation is refused with, after checking that it did nothing."""
+    """Return the code of what a single operation is refused with, after checking that it did
+    nothing."""
     store = server.open_stores.find(StoreId("acme", kind, "a.b"))
     assert store is not None
     before = server.state(store)
-    group = [kind, "a.b", "read" if operation[0] >= frames.FIRST_READ else "write", "first_unacked", 0, [list(operation)]]
+    group = [
+        kind,
+        "a.b",
+        "read" if operation[0] >= frames.FIRST_READ else "write",
+        "first_unacked",
+        0,
+        [list(operation)],
+    ]
     (element,) = server.send([group])
     check_answers([group], [element])
     assert server.state(store) == before
@@ -283,8 +296,10 @@ def test_whatever_operations_hold_each_is_answered_and_errors_change_nothing(
         for groups in frames_sent:
             check_answers(groups, server.send(groups))
         server.reopen()
-        sensible = [[1, "a.b", "write", "first_unacked", 0, [[frames.APPEND, b"v"]]],
-                    [2, "a.b", "write", "first_unacked", 0, [[frames.CLEAR], [frames.SET_ENTRY, "k", b"v"]]]]  # fmt: skip
+        sensible = [
+            [1, "a.b", "write", "first_unacked", 0, [[frames.APPEND, b"v"]]],
+            [2, "a.b", "write", "first_unacked", 0, [[frames.CLEAR], [frames.SET_ENTRY, "k", b""]]],
+        ]
         check_answers(sensible, server.send(sensible))
     finally:
         server.close()
@@ -300,8 +315,8 @@ def seed(kind: int) -> list[list[Any]]:
 
 
 def mutations() -> Iterator[list[Any]]:
-    """Yield every operation with each of its arguments, and each element of these, replaced by each of the
-    hostile values."""
+    """Yield every operation with each of its arguments, and each element of these, replaced by each
+    of the hostile values."""
     hostile = [*NUMBERS, *ODD, *DEEP]
     for number, arguments in SENSIBLE.items():
         yield [number, *arguments]

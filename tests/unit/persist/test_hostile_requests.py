@@ -1,5 +1,6 @@
-"""What peers ask of the coordinator, what it commands, what operators ask, and heartbeats: every field may be
-anything. Each message is obeyed, or refused with a typed error that can be sent, or dropped."""
+"""What peers ask of the coordinator, what it commands, what operators ask, and heartbeats: every
+field may be anything. Each message is obeyed, or refused with a typed error that can be sent, or
+dropped."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ assert {verb for _, verb in VERBS} == {*_CLIENT_VERBS, *_CLUSTER_VERBS, *_OPERAT
 
 
 def mutations(fields: dict[str, Any]) -> Iterator[bytes]:
-    """Yield messages of these fields with each one, and each element of a list, replaced by anything."""
+    """Yield messages of these fields with each one, and each element of a list, replaced by
+    anything."""
     hostile = [*NUMBERS, *ODD, *DEEP]
     for value in hostile:
         yield payload(value)
@@ -132,7 +134,11 @@ def test_a_request_that_raises_fails_alone(
 
         monkeypatch.setattr(state.stores, "get", store)
         outcome = execute(state, RequestBatch((), requests, members, now_ms=1))
-        assert [isinstance(reply, HoldfastError) for reply in outcome.replies] == [False, True, False]
+        assert [isinstance(reply, HoldfastError) for reply in outcome.replies] == [
+            False,
+            True,
+            False,
+        ]
         [mishap] = outcome.mishaps
         assert isinstance(mishap, RecursionError)
         assert isinstance(outcome.replies[1], HoldfastError)

@@ -216,7 +216,12 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
         return function()
 
     async def main() -> None:
-        open_stores, inbox, progress, tasks = OpenStores(), Inbox("s1"), LogProgress(), SpawnedTasks()
+        open_stores, inbox, progress, tasks = (
+            OpenStores(),
+            Inbox("s1"),
+            LogProgress(),
+            SpawnedTasks(),
+        )
         open_stores.leases.attach(inbox)
         materialiser = Materialiser(open_stores.leases, progress, thread, tasks)
         open_stores.opened(store)

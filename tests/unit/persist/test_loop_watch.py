@@ -1,4 +1,5 @@
-"""A loop that does not turn is spoken for, as long as it says, and never when it had better be silent."""
+"""A loop that does not turn is spoken for, as long as it says, and never when it had better be
+silent."""
 
 from __future__ import annotations
 

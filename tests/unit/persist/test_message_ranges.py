@@ -1,4 +1,5 @@
-"""What `get_all` gives of a stream, whatever is combined, is what a list of its messages would give.
+"""What `get_all` gives of a stream, whatever is combined, is what a list of its messages would
+give.
 
 Through the client, the server's pages and the file: with messages deleted, replaced and archived.
 """

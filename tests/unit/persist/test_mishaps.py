@@ -1,5 +1,5 @@
-"""Exceptions that nobody expected: each is the answer to the one request that met it, took nothing with it, and
-ended nothing."""
+"""Exceptions that nobody expected: each is the answer to the one request that met it, took nothing
+with it, and ended nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_a_bug_where_no_operation_is_to_blame_refuses_what_the_tick_did_to_its_s
 
         one.append_messages = halfway  # type: ignore[method-assign]
         answers = await world.ask(
-            world.arrival(one, APPEND), world.arrival(two, APPEND), world.arrival(one, APPEND, APPEND)
+            world.arrival(one, APPEND),
+            world.arrival(two, APPEND),
+            world.arrival(one, APPEND, APPEND),
         )
         assert [answers[0][0], answers[2][0]] == ["internal_error"] * 2
         assert answers[1] == frames.Run(1, 1, 1)

@@ -293,8 +293,8 @@ def test_a_store_of_the_first_epoch_had_no_owner_before(damaged: Past) -> None:
 def test_a_file_that_a_survey_found_as_it_was_made_is_made_anew_from_the_logs(
     tmp_path: Path, damage: str
 ) -> None:
-    """Before or after the survey a power cut takes what was never durable. Never does a store of which
-    the logs may lack something begin as a new one."""
+    """Before or after the survey a power cut takes what was never durable. Never does a store of
+    which the logs may lack something begin as a new one."""
     past = Past(tmp_path / "data")
     for name in ("a", "b"):
         past.take(name, "01")

@@ -66,7 +66,8 @@ def test_an_owner_that_could_not_create_a_file_can_create_it_later(
 
 # Owners that pause
 class PausingDisk(Disk):
-    """Calls `before_name` where a file is about to get its name, as if its server was stopped there."""
+    """Calls `before_name` where a file is about to get its name, as if its server was stopped
+    there."""
 
     def __init__(self) -> None:
         self.before_name: Callable[[], None] = lambda: None

@@ -1,4 +1,5 @@
-"""An older store file that somebody has put in the place of a store's own, opened with real files."""
+"""An older store file that somebody has put in the place of a store's own, opened with real
+files."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def closed(life: Life, store: Store) -> bytes:
 
 
 async def written(life: Life) -> tuple[bytes, bytes]:
-    """Write two messages, close the file, write three more; return its content of then and of now."""
+    """Write two messages, close the file, write three more; return its content of then and of
+    now."""
     store = await life.open(1, StoreState.CREATED)
     life.append(store, b"one", b"two")
     older = closed(life, store)

@@ -1,5 +1,5 @@
-"""Operations on a store: the rules that are easy to get wrong one by one, then random histories of a
-store, its file and its log against a plain dict."""
+"""Operations on a store: the rules that are easy to get wrong one by one, then random histories of
+a store, its file and its log against a plain dict."""
 
 from __future__ import annotations
 
@@ -48,7 +48,16 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 APPEND, SET, DELETE, TRIM = 1, 2, 3, 4
 SET_ENTRY, DELETE_ENTRIES, CLEAR, BATCH = 5, 6, 7, 8
 HUGE = 900_000
-ODD_KEYS = ["", "k" * 1000, "a!@#$%^&*|()", '["x","y"]', "a\x00b", "🪸", "a\U0010ffff", "\U0010ffff"]
+ODD_KEYS = [
+    "",
+    "k" * 1000,
+    "a!@#$%^&*|()",
+    '["x","y"]',
+    "a\x00b",
+    "🪸",
+    "a\U0010ffff",
+    "\U0010ffff",
+]
 
 
 class Bench:
@@ -314,7 +323,8 @@ def test_members_see_what_those_before_them_did(stream: Bench) -> None:
 
 @pytest.mark.parametrize(
     "members",
-    [None, [], 5, {}, [[]], [5], [[BATCH, [[APPEND, b""]]]], [[TRIM, 1]], [[[1], b""]], [[True, b""]],
+    [None, [], 5, {}, [[]], [5], [[BATCH, [[APPEND, b""]]]], [[TRIM, 1]], [[[1], b""]], [[True,
+     b""]],
      [[1.0, b""]], [["1", b""]], [[SET_ENTRY, "k", b""]], [[frames.HEAD]], [[APPEND]], [[99]]],
 )  # fmt: skip
 def test_a_batch_of_anything_else_is_refused_whole(stream: Bench, members: Any) -> None:
@@ -775,4 +785,6 @@ class StoreHistory(RuleBasedStateMachine):
 
 
 TestStoreHistory = StoreHistory.TestCase
-TestStoreHistory.settings = settings(deadline=None, max_examples=examples(80), stateful_step_count=40)
+TestStoreHistory.settings = settings(
+    deadline=None, max_examples=examples(80), stateful_step_count=40
+)

@@ -69,7 +69,9 @@ def kv(tmp_path: Path) -> Iterator[Bench]:
 
 
 def messages(count: int, size_bytes: int = 1, headers: dict[str, str] | None = None) -> Any:
-    return [[frames.CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)]
+    return [
+        [frames.CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)
+    ]
 
 
 def entries(count: int, key_bytes: int = 4, size_bytes: int = 0) -> list[list[Any]]:
@@ -111,7 +113,12 @@ def all_pages(bench: Bench, number: int, *first: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("count", "size_bytes", "headers"),
-    [(PAGE_ROWS + 1, 1, None), (3, 1_000_000, None), (100, 0, {"h": "x" * 16_000}), (20, 60_000, None)],
+    [
+        (PAGE_ROWS + 1, 1, None),
+        (3, 1_000_000, None),
+        (100, 0, {"h": "x" * 16_000}),
+        (20, 60_000, None),
+    ],
 )
 def test_a_range_comes_whole_in_pages_that_fit(
     stream: Bench, count: int, size_bytes: int, headers: dict[str, str] | None

@@ -1,4 +1,5 @@
-"""A new store's file that is written whole: there while nothing is accepted that it does not hold."""
+"""A new store's file that is written whole: there while nothing is accepted that it does not
+hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A store that turns out to be damaged while it is open is set aside alone, with all it acknowledged."""
+"""A store that turns out to be damaged while it is open is set aside alone, with all it
+acknowledged."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def test_a_leap_ahead_is_followed_slowly_and_a_step_back_at_once(leap_seconds: f
     assert machine.after(1) == pytest.approx(312 - leap_seconds, abs=0.002)
 
 
-def test_a_clock_that_is_wrong_at_the_start_is_followed_slowly_from_the_coordinator_s_time() -> None:
+def test_a_clock_that_is_wrong_at_the_start_is_followed_slowly_from_the_coordinator_s_time() -> (
+    None
+):
     machine = Machine()
     machine.clock.compare(int((machine.set_by + 100 - 3600) * 1000))
     assert machine.after(10) == pytest.approx(11 + CLOCK_LEAP_SECONDS - 3600, abs=0.002)

@@ -535,7 +535,12 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     store.materialise(store.last_tick)
     assert store.file is not None
     store.file.close()
-    store = Store(store_id, 8, StoreFile.open(path, store_id), lambda: StoreFile.create(path, store_id, time=1))
+    store = Store(
+        store_id,
+        8,
+        StoreFile.open(path, store_id),
+        lambda: StoreFile.create(path, store_id, time=1),
+    )
     store.last_tick = 2
     assert [refused(store, writer, 1, 1) for writer in (b"3", b"1")] == ["busy", "ok"]
     assert (store.count, store.writer_count) == (2, 2)

@@ -1,4 +1,5 @@
-"""The turn builder: what waits in the inbox goes in, a tick comes out. No loop, no clock, no files."""
+"""The turn builder: what waits in the inbox goes in, a tick comes out. No loop, no clock, no
+files."""
 
 from __future__ import annotations
 

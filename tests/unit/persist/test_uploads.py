@@ -1,4 +1,5 @@
-"""Values that come in chunks: staged, put in place by one operation, read, taken over, given up, removed."""
+"""Values that come in chunks: staged, put in place by one operation, read, taken over, given up,
+removed."""
 
 from __future__ import annotations
 
@@ -106,7 +107,9 @@ class Bench:
     def stage(self, number: int, value: bytes, chunk_bytes: int = 3) -> None:
         for offset in range(0, len(value), chunk_bytes):
             data = value[offset : offset + chunk_bytes]
-            assert self.do(frames.PUT_CHUNK, upload_id(number), offset, data)[0] == offset + len(data)
+            assert self.do(frames.PUT_CHUNK, upload_id(number), offset, data)[0] == offset + len(
+                data
+            )
 
     def materialise(self) -> None:
         self.store.materialise(self.number)
@@ -346,8 +349,8 @@ def test_followers_are_told_of_chunks_without_their_bytes_and_the_log_has_them(
 
 # Anything, against a model
 class AgainstAModel(RuleBasedStateMachine):
-    """Random chunks, commits, removals and losses: what is readable is what a plain model says, and who
-    applies the log to an empty file has the same."""
+    """Random chunks, commits, removals and losses: what is readable is what a plain model says, and
+    who applies the log to an empty file has the same."""
 
     kind: StoreKind
 

@@ -1,5 +1,5 @@
-"""What waits in a server while its disk hangs, or its bus, is bounded, whoever asks for whatever; and all of it is
-answered, or asked for again, when the disk is back."""
+"""What waits in a server while its disk hangs, or its bus, is bounded, whoever asks for whatever;
+and all of it is answered, or asked for again, when the disk is back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_reads_that_wait_for_a_sync_that_hangs_are_bounded(
             world.inbox.submit([read])
             await turns()
         refused = [each for [each] in world.answers.values() if each[1] == 1]
-        # One tenant alone may have half of the room, and what it fills it with last may go beyond that.
+        # One tenant alone may have half of the room, and what it fills it with last may go beyond
+        # that.
         assert len(refused) == 44
         assert {each[2] for each in refused} == {"busy"}
         disk.is_back.set()

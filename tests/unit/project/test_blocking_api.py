@@ -45,7 +45,10 @@ def written(generator: ModuleType, original: str, bodies: str = "    pass", **ho
         ),
         (
             "async def aclose(self) -> None: ...",
-            "if not self._background.forked:\n            self._background.run(self._stream.aclose())",
+            (
+                "if not self._background.forked:\n"
+                "            self._background.run(self._stream.aclose())"
+            ),
         ),
         (
             "def subscribe(self) -> Subscription[V]: ...",

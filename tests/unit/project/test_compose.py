@@ -1,7 +1,7 @@
 """docker-compose.yml: what can be known of it without a Docker engine.
 
-The Compose specification's own schema accepts it, its commands parse with the real command line, and
-its parts refer to each other correctly. That the images start is not tested here.
+The Compose specification's own schema accepts it, its commands parse with the real command line,
+and its parts refer to each other correctly. That the images start is not tested here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def _services() -> dict[str, dict[str, Any]]:
 
 
 def _validate(path: Path) -> subprocess.CompletedProcess[str]:
-    """Check a file against the Compose specification's schema that check-jsonschema brings along."""
+    """Check a file against the Compose specification's schema that check-jsonschema brings
+    along."""
     command = [sys.executable, "-m", "check_jsonschema"]
     command += ["--builtin-schema", "vendor.compose-spec", str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -409,7 +409,9 @@ def test_every_setting_of_a_consumer_is_listed_with_its_default_and_every_verb()
     assert {row[0]: row[1] for row in table(PROTOCOL, "setting", "default")} == {
         name: words.get(default, default) for name, default in defaults.items()
     }
-    verbs = {int(row[0]): f"VERB_{bare(row[1]).upper()}" for row in table(PROTOCOL, "number", "verb")}
+    verbs = {
+        int(row[0]): f"VERB_{bare(row[1]).upper()}" for row in table(PROTOCOL, "number", "verb")
+    }
     assert verbs == numbered_constants(lambda name: name.startswith("VERB_"))
 
 

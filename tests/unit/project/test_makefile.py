@@ -1,4 +1,5 @@
-"""`make setup` says how much it installs and how far it is, and fails as pip does. A script stands for pip."""
+"""`make setup` says how much it installs and how far it is, and fails as pip does. A script stands
+for pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/runbook.md has every code of `holdfast doctor`, and names only errors and events there are."""
+"""docs/runbook.md has every code of `holdfast doctor`, and names only errors and events there
+are."""
 
 from __future__ import annotations
 

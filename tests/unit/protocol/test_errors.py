@@ -86,7 +86,12 @@ def test_a_field_that_is_missing_does_not_hide_the_error() -> None:
 
 @pytest.mark.parametrize(
     ("parent", "retryable"),
-    [(RequestError, False), (UnavailableError, True), (StorageError, False), (ProtocolError, False)],
+    [
+        (RequestError, False),
+        (UnavailableError, True),
+        (StorageError, False),
+        (ProtocolError, False),
+    ],
 )
 def test_each_branch_says_if_a_retry_can_help(
     parent: type[HoldfastError], retryable: bool

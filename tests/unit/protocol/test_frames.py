@@ -194,7 +194,9 @@ def test_a_writer_is_1_to_32_bytes(writer: object) -> None:
 def test_a_frame_holds_a_bounded_number_of_operations_also_inside_batches() -> None:
     append = [frames.APPEND, b""]
     batch = [frames.BATCH, [append] * (MAX_FRAME_OPERATIONS // 2)]
-    frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [append] * MAX_FRAME_OPERATIONS)]]))
+    frames.decode_request(
+        frames.encode([b"w", [(1, "a", 1, 1, 0, [append] * MAX_FRAME_OPERATIONS)]])
+    )
     frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [batch, batch])]]))
     empty = [[frames.BATCH, []]] * (MAX_FRAME_OPERATIONS + 1)
     for operations in ([append] * (MAX_FRAME_OPERATIONS + 1), [batch, batch, append], empty):
@@ -222,7 +224,10 @@ def test_each_change_becomes_what_applications_see() -> None:
     assert seen(frames.CHANGE_TRIM, 7).end_seq == 7
     assert seen(frames.CHANGE_CLEAR).kind is ChangeKind.TRIM
     large = LargeValue(bytes(16), 5 << 20, bytes(32), 7)
-    for wire in ([frames.CHANGE_SET_MESSAGE, 4, list(large)], [frames.CHANGE_SET_ENTRY, "k", list(large)]):
+    for wire in (
+        [frames.CHANGE_SET_MESSAGE, 4, list(large)],
+        [frames.CHANGE_SET_ENTRY, "k", list(large)],
+    ):
         change = seen(*wire)
         row = change.message or change.entry
         assert (row.value, row.large, row.size_bytes) == (b"", large, 5 << 20)
@@ -233,7 +238,8 @@ def test_each_change_becomes_what_applications_see() -> None:
     [
         None, [], [bytes(16), 1, bytes(32)], [bytes(15), 1, bytes(32), 0], ["", 1, bytes(32), 0],
         [bytes(16), 0, bytes(32), 0], [bytes(16), 1 << 60, bytes(32), 0], [bytes(16), 1, b"", 0],
-        [bytes(16), 1, bytes(32), -1], [bytes(16), 1, bytes(32), 1 << 32], [bytes(16), 1.0, bytes(32), 0],
+        [bytes(16), 1, bytes(32), -1], [bytes(16), 1, bytes(32), 1 << 32], [bytes(16), 1.0,
+        bytes(32), 0],
     ],
 )  # fmt: skip
 def test_what_cannot_stand_for_a_large_value_is_malformed(wire: Any) -> None:
@@ -278,7 +284,8 @@ def test_a_run_that_makes_no_sense_is_malformed(run: list[object]) -> None:
         b"\x91" * 2000 + b"\xc0",
         b"\xc1",
     ],
-    ids=["extension", "empty extension", "timestamp", "int key", "list key", "surrogate", "announced",
+    ids=["extension", "empty extension", "timestamp", "int key", "list key", "surrogate",
+         "announced",
          "2000 deep", "no msgpack"],
 )  # fmt: skip
 def test_what_no_peer_of_ours_sends_is_malformed(packed: bytes) -> None:

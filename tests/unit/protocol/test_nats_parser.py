@@ -21,11 +21,13 @@ from holdfast.protocol.bus.nats_parser import (
 )
 from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
 
-#: All that a nats-server takes for a byte of a subject: anything but space, tab and the end of the line.
-#: (A lone CR is one too.)
+#: All that a nats-server takes for a byte of a subject: anything but space, tab and the end of the
+#: line. (A lone CR is one too.)
 SUBJECTS = st.binary(min_size=1, max_size=12).filter(lambda one: not set(one) & set(b" \t\n"))
 #: What nats-py takes for the end of a subject.
-HOSTILE = st.sampled_from([b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\xff", b"\x85"])
+HOSTILE = st.sampled_from(
+    [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\xff", b"\x85"]
+)
 ODD_SUBJECTS = st.builds(
     lambda start, odd, number: start + odd + b"%d" % number, SUBJECTS, HOSTILE, st.integers(0, 99)
 )
@@ -91,7 +93,9 @@ def test_bytes_that_come_one_by_one_give_the_events_that_were_sent(events: list[
     assert parse(*(data[at : at + 1] for at in range(len(data)))) == events
 
 
-@pytest.mark.parametrize("odd", [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\x85"])
+@pytest.mark.parametrize(
+    "odd", [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\r", b"\x85"]
+)
 def test_no_byte_of_a_subject_makes_the_message_one_of_another_subscription(odd: bytes) -> None:
     subject = b"hf.evil.chg" + odd + b"1"
     (event,) = parse(b"MSG " + subject + b" 7 2\r\nhi\r\n")

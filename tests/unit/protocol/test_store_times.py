@@ -1,4 +1,5 @@
-"""The time of a store that an owner with a clock far ahead has written: it goes on at the usual pace."""
+"""The time of a store that an owner with a clock far ahead has written: it goes on at the usual
+pace."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from holdfast.protocol.names import StoreId, StoreKind, check_tenant
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
 TENANTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
-NAMES = st.from_regex(r"[A-Za-z0-9_=%@+~,:-]{1,8}(\.[A-Za-z0-9_=%@+~,:-]{1,8}){0,4}", fullmatch=True)
+NAMES = st.from_regex(
+    r"[A-Za-z0-9_=%@+~,:-]{1,8}(\.[A-Za-z0-9_=%@+~,:-]{1,8}){0,4}", fullmatch=True
+)
 PREFIXES = st.sampled_from(["hf", "my.app.hf", "a-b"])
 
 

@@ -8,8 +8,8 @@ zombie: after a fence it goes on as long as the bucket lets it. Checked in each 
   snapshots, before the fence;
 - nothing is acknowledged in or behind a slot that a fencer has closed.
 
-Each rule of `shared_fs/bucket_log/bucket_log.py` is then broken, one at a time, and the search must notice.
-"""
+Each rule of `shared_fs/bucket_log/bucket_log.py` is then broken, one at a time, and the search must
+notice. """
 
 from __future__ import annotations
 

@@ -426,7 +426,8 @@ def test_in_no_order_of_publishing_dropping_and_collecting_is_a_named_object_mis
     world: World, published_after: int, drops_after: int
 ) -> None:
     """A snapshot that is put before the first pass and published after any of them, while the one
-    before it drops out, or is deleted, after any of them: what the manifest names is always there."""
+    before it drops out, or is deleted, after any of them: what the manifest names is always
+    there."""
     base = world.put("notes", 1)
     world.publish("notes", base)
     late = world.put("notes", 2)

@@ -370,7 +370,9 @@ def test_wals_drafts_and_strangers_are_told_apart(layout: Layout) -> None:
     assert sorted(found.strangers) == sorted([stranger, old_wal])
 
 
-@pytest.mark.parametrize("name", ["no tenant", "acme/zzz", "acme/00", "acme/000/stray", "acme/000/.nfs01"])
+@pytest.mark.parametrize(
+    "name", ["no tenant", "acme/zzz", "acme/00", "acme/000/stray", "acme/000/.nfs01"]
+)
 def test_what_is_no_folder_of_stores_is_a_stranger(layout: Layout, name: str) -> None:
     path = layout.root / "stores" / name
     path.parent.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""The file of a new store, written whole: what it holds, what a crash leaves of it, who may open it."""
+"""The file of a new store, written whole: what it holds, what a crash leaves of it, who may open
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How fences, terms and the logs of the dead are read: past the cache of this host where it may lie."""
+"""How fences, terms and the logs of the dead are read: past the cache of this host where it may
+lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records that are more than memory should hold wait in a file, and are the same when they come back."""
+"""Records that are more than memory should hold wait in a file, and are the same when they come
+back."""
 
 from __future__ import annotations
 

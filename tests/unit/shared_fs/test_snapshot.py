@@ -59,7 +59,9 @@ class World:
         self.path = root / "project.42.stream.1.db"
         self.draft = root / "project.42.stream.1.db.draft"
 
-    def file(self, count: int = 300, value: bytes | None = None, store: StoreId = STORE) -> StoreFile:
+    def file(
+        self, count: int = 300, value: bytes | None = None, store: StoreId = STORE
+    ) -> StoreFile:
         file = StoreFile.create(self.root / f"{store.name}.stream.1.db", store, time=1)
         changes = [
             (frames.CHANGE_SET_MESSAGE, seq, value or os.urandom(100))
@@ -308,7 +310,9 @@ def test_what_is_no_pack_has_no_index(tmp_path: Path) -> None:
     snapshot = world.snapshot(file)
     file.close()
     body, _ = encode_pack("packs/1", [snapshot])
-    for number, wrong in enumerate((b"", b"x" * 40, body[:-1], body[:-30] + b"y" * 14 + body[-16:])):
+    for number, wrong in enumerate(
+        (b"", b"x" * 40, body[:-1], body[:-30] + b"y" * 14 + body[-16:])
+    ):
         world.bucket.put_new(f"packs/{number}", wrong)
         with pytest.raises(ObjectDamagedError):
             read_index(world.bucket, f"packs/{number}")

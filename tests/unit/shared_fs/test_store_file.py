@@ -210,7 +210,13 @@ def test_a_writers_outcomes_are_kept_from_its_floor_on(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     file.apply([], [WriterOutcome(b"a", n, 1, 1, b"%d" % n) for n in (1, 2, 3)])
     file.apply([], [WriterOutcome(b"b", 1, 1, 1, b"other")])
-    file.apply([], [WriterOutcome(b"a", n, first_unacked, 1, b"%d" % n) for n, first_unacked in ((4, 2), (5, 5))])
+    file.apply(
+        [],
+        [
+            WriterOutcome(b"a", n, first_unacked, 1, b"%d" % n)
+            for n, first_unacked in ((4, 2), (5, 5))
+        ],
+    )
     assert file.outcomes(b"a") == [(5, b"5")]
     assert file.outcomes(b"b") == [(1, b"other")]
     assert file.outcomes(b"c") == []

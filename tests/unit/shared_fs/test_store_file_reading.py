@@ -157,13 +157,26 @@ def test_a_prefix_range_holds_exactly_the_texts_with_the_prefix(prefix: str, tex
 
 ODD_KEYS = [
     *("", "\x00", "\x00\x00", "a", "a\x00", "a\x00b", "ab", "a\U0010ffff", "a\U0010ffff\U0010ffff"),
-    *("b", "\ud7ff", "\ud7ffx", "\ue000", "\uffff", "\U0010ffff", "\U0010ffffz", "🪸", "é", "e\u0301"),
+    *(
+        "b",
+        "\ud7ff",
+        "\ud7ffx",
+        "\ue000",
+        "\uffff",
+        "\U0010ffff",
+        "\U0010ffffz",
+        "🪸",
+        "é",
+        "e\u0301",
+    ),
     *("a!@#$%^&*|()", '["x","y"]', "k" * 1000, "%", "_", "A", "Ab"),
 ]
 
 
 @pytest.mark.parametrize("page", [1, 2, 100])
-@pytest.mark.parametrize("prefix", ["", "a", "a\U0010ffff", "\U0010ffff", "\ud7ff", "k" * 999, "zz"])
+@pytest.mark.parametrize(
+    "prefix", ["", "a", "a\U0010ffff", "\U0010ffff", "\ud7ff", "k" * 999, "zz"]
+)
 def test_keys_of_a_prefix_come_in_pages_in_the_order_of_their_bytes(
     path: Path, prefix: str, page: int
 ) -> None:
