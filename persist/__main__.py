@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.persist.lifecycle import capacity
+from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.persist.tier.tier_policy import TierPolicy
@@ -137,22 +138,20 @@ async def _serve(
         lambda: connect_nats(options.nats, name="holdfast-persist-watch"),
         Subjects(options.prefix).heartbeat(),
     )
+    server_options = ServerOptions(
+        prefix=options.prefix,
+        durability=Durability[options.durability.upper()],
+        idle_close_seconds=options.idle_close_seconds,
+        max_open_stores=max_open_stores,
+        tier_policy=tier_policy,
+        bucket_only=options.disk == "local",
+    )
+    machine = Machine(loop_watch=loop_watch)
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
         server = PersistServer(
-            bus,
-            layout,
-            disk,
-            options.name,
-            prefix=options.prefix,
-            durability=Durability[options.durability.upper()],
-            max_open_stores=max_open_stores,
-            idle_close_seconds=options.idle_close_seconds,
-            bucket=bucket,
-            tier_policy=tier_policy,
-            bucket_only=options.disk == "local",
-            loop_watch=loop_watch,
+            bus, layout, disk, options.name, server_options, bucket=bucket, machine=machine
         )
         running = asyncio.ensure_future(server.run())
         on_signals(functools.partial(_stop, server, running, stopping))

@@ -69,8 +69,10 @@ class SlotKeeper:
         snapshot: Snapshot,
         find: Callable[[StoreId], StoreEntry | None],
         bucket_thread: BucketThread,
+        index: SlotIndex | None = None,
     ) -> None:
-        """`find` reads what the bucket's manifest has of a store; it runs in `bucket_thread`."""
+        """`find` reads what the bucket's manifest has of a store; it runs in `bucket_thread`.
+        `index` is that of the slots, if there is one already."""
         self._log = log
         self._snapshot = snapshot
         self._find = find
@@ -78,7 +80,7 @@ class SlotKeeper:
         #: The next slot as it was at the passes of late, with their times.
         self._passes: deque[tuple[float, int]] = deque()
         self._settled = 0
-        self.index = SlotIndex()
+        self.index = index or SlotIndex()
 
     async def run(self) -> None:
         """Remove what is not needed any more, for ever. Raises FencedError."""
@@ -179,8 +181,12 @@ class StoredWriter:
         self.writes.synced(tick)
         self._look()
 
-    def snapshotted(self, store: StoreId, epoch: int, revision: int) -> None:
+    def published(self, store: StoreId, version: SnapshotVersion) -> None:
         """A snapshot was published, or a newer one was there already."""
+        self.snapshotted(store, version.epoch, version.revision)
+
+    def snapshotted(self, store: StoreId, epoch: int, revision: int) -> None:
+        """There is a snapshot of a store at a revision, or beyond."""
         self._keeper.index.snapshotted(store, epoch, revision)
         if self.writes.follows:
             self.writes.snapshotted(store, epoch, revision)

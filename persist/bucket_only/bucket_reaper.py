@@ -14,8 +14,9 @@ from functools import partial
 from typing import Final
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs, fence_the_dead, needed_by
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.store.open_stores import OpenStores
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
@@ -35,27 +36,23 @@ class BucketReaper:
     def __init__(
         self,
         bucket: Bucket,
-        *,
-        server: str,
-        incarnation: str,
+        life: Incarnation,
         owners: Owners,
-        run_in_thread: RunInThread,
-        is_dead: Callable[[str, str], bool],
-        is_open: Callable[[StoreId], bool],
+        open_stores: OpenStores,
         request_snapshots: Callable[[Sequence[StoreId]], object],
+        is_dead: Callable[[str, str], bool],
         dead_logs: BucketDeadLogs | None = None,
     ) -> None:
-        """`is_dead` tells if an incarnation whose log has no fence has ended all the same;
-        `is_open` tells of a store if it is open here. `dead_logs` are read for each pass if none
-        are given."""
+        """`is_dead` tells if an incarnation whose log has no fence has ended all the same.
+        `dead_logs` are read for each pass if none are given."""
         self._bucket = bucket
-        self._server = server
-        self._incarnation = incarnation
+        self._server = life.server
+        self._incarnation = life.id
+        self._run_in_thread = life.run_in_thread
         self._owners = owners
-        self._run_in_thread = run_in_thread
-        self._is_dead = is_dead
-        self._is_open = is_open
+        self._open_stores = open_stores
         self._request_snapshots = request_snapshots
+        self._is_dead = is_dead
         self._dead_logs = dead_logs
         self._mishaps = Mishaps(logger)
 
@@ -77,7 +74,8 @@ class BucketReaper:
         needing: list[StoreId] = await self._run_in_thread(self._remove)
         if needing:
             await self._owners.take_over(needing)
-            self._request_snapshots([store for store in needing if self._is_open(store)])
+            opened = [store for store in needing if self._open_stores.find(store) is not None]
+            self._request_snapshots(opened)
 
     def _remove(self) -> list[StoreId]:
         fence_the_dead(self._bucket, self._incarnation, self._is_dead)

@@ -19,24 +19,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.recovery.takeover import FoundFile, TakeoverPlan, doubts, plan
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, StoreEntry
 from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -59,31 +58,24 @@ class StoreRestorer:
 
     def __init__(
         self,
-        *,
-        server: str,
-        incarnation: str,
-        disk: Disk,
-        layout: Layout,
+        life: Incarnation,
         manifests: Callable[[], Manifests],
         dead_logs: BucketDeadLogs,
         own_slots: SlotIndex,
-        run_in_thread: RunInThread,
-        clock_ms: Callable[[], int],
-        raise_epoch: Callable[[StoreId, int], Awaitable[int]],
+        coordination: Coordination,
         not_snapshotted: Callable[[StoreId], object],
     ) -> None:
-        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one;
-        `not_snapshotted` is told of stores that only the logs of dead owners have whole."""
-        self._server = server
-        self._incarnation = incarnation
-        self._disk = disk
-        self._layout = layout
+        """`not_snapshotted` is told of stores that only the logs of dead owners have whole."""
+        self._server = life.server
+        self._incarnation = life.id
+        self._disk = life.disk
+        self._layout = life.layout
+        self._run_in_thread = life.run_in_thread
+        self._clock_ms = life.clock_ms
         self._manifests = manifests
         self._dead_logs = dead_logs
         self._own_slots = own_slots
-        self._run_in_thread = run_in_thread
-        self._clock_ms = clock_ms
-        self._raise_epoch = raise_epoch
+        self._raise_epoch = coordination.raise_epoch
         self._not_snapshotted = not_snapshotted
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final, NamedTuple
 
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.lifecycle.open_queue import Opens
+from holdfast.persist.lifecycle.openings import Opens
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.store.open_stores import OpenStores

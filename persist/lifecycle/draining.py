@@ -23,16 +23,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
 from typing import Final
 
-from holdfast.persist.peers.coordination import NOTHING_KNOWN, Coordination
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.lifecycle.giving_back import GivingBack
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.releasing import Releaser
 from holdfast.protocol.errors import NotOwnerError, UnavailableError
-from holdfast.protocol.names import StoreId
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -48,25 +49,23 @@ class Drainer:
 
     def __init__(
         self,
-        *,
-        server: str,
+        life: Incarnation,
         open_stores: OpenStores,
-        pipeline: Pipeline,
+        releaser: Releaser,
         checkpointer: Checkpointer,
         coordination: Coordination,
-        give_up: Callable[[], bool],
+        giving_back: GivingBack,
+        mode: ModeSwitch,
     ) -> None:
-        """`give_up` says that the coordinator need not be waited for any longer."""
-        self._server = server
+        self._server = life.server
         self._open_stores = open_stores
-        self._pipeline = pipeline
+        self._releaser = releaser
         self._checkpointer = checkpointer
         self._coordination = coordination
-        self._give_up = give_up
+        self._giving_back = giving_back
+        self._mode = mode
         self._one_at_a_time = asyncio.Lock()
         self._vacated_count = 0
-        #: Told to the coordinator, who may not have heard: until it has, nothing may be opened.
-        self.vacating = False
         #: Stores handed over so far.
         self.released_count = 0
 
@@ -84,7 +83,7 @@ class Drainer:
 
         Returns whether the coordinator has answered. A later call repeats the same request.
         """
-        self.vacating = True
+        self._mode.vacating = True
         try:
             await self._coordination.vacate(self._vacated_count + 1)
         except UnavailableError as error:
@@ -92,40 +91,21 @@ class Drainer:
             await asyncio.sleep(_RETRY_SECONDS)
             return False
         self._vacated_count += 1
-        self.vacating = False
+        self._mode.vacating = False
         return True
-
-    async def release(
-        self, stores: list[tuple[StoreId, int]], revisions: Mapping[StoreId, int] = NOTHING_KNOWN
-    ) -> bool:
-        """Tell the coordinator until it has heard, or there is no use; return which. `revisions`:
-        of files that were closed."""
-        warned = False
-        while True:
-            try:
-                await self._coordination.release(stores, revisions=revisions)
-                return True
-            except UnavailableError as error:
-                if not warned:
-                    logger.warning(
-                        "store.release_waits stores=%d reason=%s", len(stores), error
-                    )
-                    warned = True
-            if self._give_up():
-                return False
-            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _hand_over(self, stores: list[Store]) -> int:
         with contextlib.ExitStack() as stack:
             leases = [
                 stack.enter_context(self._open_stores.leases.hold(store)) for store in stores
             ]
-            await self._pipeline.settled(max(store.last_tick for store in stores))
+            await self._releaser.settled(max(store.last_tick for store in stores))
             closed = await self._checkpointer.close_held(stores)
         if not closed:
             return 0
         revisions = {store.id: store.revision for store in closed if store.revision}
-        heard = await self.release([(store.id, store.epoch) for store in closed], revisions)
+        released = [(store.id, store.epoch) for store in closed]
+        heard = await self._giving_back.release(released, revisions)
         error = NotOwnerError(server=self._server)
         for lease in leases:
             if lease.store in closed:

@@ -12,16 +12,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination, encode_heartbeat
+from holdfast.persist.server_mode import ModeSwitch
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS
-from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.disk.commit_log import Log
 
 logger = logging.getLogger("holdfast.persist")
+
+
+class Load:
+    """What one incarnation has to do."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        mode: ModeSwitch,
+        open_stores: OpenStores,
+        log: Log,
+        tier: Tier | None,
+        coordination: Coordination,
+    ) -> None:
+        self._life = life
+        self._mode = mode
+        self._open_stores = open_stores
+        self._log = log
+        self._tier = tier
+        self._coordination = coordination
+
+    def heartbeat(self, operations_per_second: float) -> Heartbeat:
+        """Return what to tell the coordinator now."""
+        tier = self._tier
+        return Heartbeat(
+            self._life.server,
+            self._life.id,
+            self._mode.mode,
+            self._open_stores.open_count,
+            self._log.size_bytes,
+            operations_per_second,
+            tier.backlog if tier is not None else 0,
+            tier.requests_in_last_hour() if tier is not None else 0,
+            self._coordination.cluster,
+        )
 
 
 class Heartbeats:
@@ -29,21 +67,18 @@ class Heartbeats:
 
     def __init__(
         self,
-        *,
-        server: str,
-        gate: FenceGate,
+        life: Incarnation,
         pipeline: Pipeline,
         coordination: Coordination,
+        load: Load,
         stall_seconds: float,
-        heartbeat: Callable[[float], Heartbeat],
     ) -> None:
-        """`heartbeat` makes one, given the operations per second since the one before."""
-        self._server = server
-        self._gate = gate
+        self._server = life.server
+        self._gate = life.gate
         self._pipeline = pipeline
         self._coordination = coordination
+        self._load = load
         self._stall_seconds = stall_seconds
-        self._heartbeat = heartbeat
         self._operations_per_second = 0.0
         self._last: Heartbeat | None = None
 
@@ -92,7 +127,7 @@ class Heartbeats:
     async def beat(self) -> None:
         """Send a heartbeat now, unless the disk hangs."""
         if not self.stalled:
-            self._last = self._heartbeat(self._operations_per_second)
+            self._last = self._load.heartbeat(self._operations_per_second)
             await self._coordination.beat(self._last)
 
     def look_at_fence(self) -> None:

@@ -1,7 +1,7 @@
 """What a server and the coordinator say to each other, as the server sees it.
 
-The server asks: to be registered, to open and to release stores. The coordinator commands: a sign
-of life, to register again, to drain. Kept:
+The server asks: to be registered, to open and to release stores. What the coordinator commands is
+in `commands.py`. Kept:
 
 - The server obeys nobody of a lower term than the highest it has heard. A command of a deposed
   coordinator is refused, and an answer of it counts as none.
@@ -18,24 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.control import Heartbeat, ServerMode
+from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import (
     DeposedError,
-    HoldfastError,
-    MalformedFrameError,
     NoCoordinatorError,
     OtherClusterError,
     ProtocolError,
     UnavailableError,
     error_from_wire,
-    internal_error,
 )
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_ARRAY_LENGTH, MAX_TERM
-from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
-from holdfast.protocol.serving.mishaps import Mishaps
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
+from holdfast.protocol.names import StoreId
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -54,77 +49,29 @@ class Coordination:
 
     def __init__(
         self,
-        *,
-        bus: Bus,
-        subjects: Subjects,
-        server: str,
-        incarnation: str,
-        mode: Callable[[], ServerMode],
-        drain: Callable[[bool], None],
-        snapshot: Callable[[list[StoreId] | None], int] | None = None,
+        life: Incarnation,
         read_cluster: Callable[[], str] = lambda: "",
         told_time: Callable[[int], None] = lambda time_ms: None,
     ) -> None:
         """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet.
-        `told_time` hears the coordinator's time, in milliseconds, before any store can be opened.
-        `drain` is called when the coordinator says that the server is to drain, or no longer;
-        `snapshot` when an operator wants stores snapshotted, or all that are open."""
-        self._bus = bus
-        self._subjects = subjects
-        self._server = server
-        self._incarnation = incarnation
-        self._mode = mode
-        self._drain = drain
-        self._snapshot = snapshot
+        `told_time` hears the coordinator's time, in milliseconds, before any store can be
+        opened."""
+        self._run_in_thread = life.run_in_thread
+        self._bus = life.bus
+        self._subjects = life.subjects
+        self._server = life.server
+        self._incarnation = life.id
         self._read_cluster = read_cluster
         self._told_time = told_time
         #: The id of this server's cluster, once it is known.
         self.cluster = ""
         self._register_again = asyncio.Event()
-        self._mishaps = Mishaps(logger)
         #: The highest term heard.
         self.term = 0
         #: The coordinator has accepted this incarnation: it may own stores.
         self.registered = False
 
-    # What the coordinator commands
-    def command(self, payload: bytes) -> bytes:
-        """Obey a command and return the reply, whatever `payload` holds."""
-        try:
-            self._recognise(frames.cluster_of(payload, max_length=MAX_ARRAY_LENGTH))
-            more = self._obey(frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH))
-        except HoldfastError as error:
-            return frames.encode_control_error(error)
-        except Exception as error:  # noqa: BLE001 (it is this command's answer)
-            self._mishaps.note("server.command_failed", self._server, error)
-            return frames.encode_control_error(internal_error("the command", error))
-        return frames.encode_control(
-            server=self._server,
-            incarnation=self._incarnation,
-            state=self._mode(),
-            term=self.term,
-            **more,
-        )
-
-    def _obey(self, fields: Any) -> dict[str, object]:
-        """Return what the reply says beside the usual."""
-        self._hear(fields)
-        match fields.get("command"):
-            case "probe":
-                pass
-            case "register":
-                self._register_again.set()
-            case "drain" | "undrain" as command:
-                # Another incarnation's order was for the life before this one.
-                if fields.get("incarnation") == self._incarnation:
-                    self._drain(command == "drain")
-            case "snapshot" if self._snapshot is not None:
-                return {"snapshots": self._snapshot(_stores(fields.get("stores")))}
-            case unknown:
-                raise MalformedFrameError(reason=f"unknown command {unknown!r:.80}")
-        return {}
-
-    def _recognise(self, found: str | None) -> None:
+    def recognise(self, found: str | None) -> None:
         """Raise OtherClusterError if a coordinator is that of another cluster."""
         if not found or found == self.cluster:
             return
@@ -136,7 +83,8 @@ class Coordination:
             expected = f"that of server {self._server}, {self.cluster or 'which is new'}"
             raise OtherClusterError(who=who, found=found, expected=expected)
 
-    def _hear(self, fields: Any) -> None:
+    def hear(self, fields: Any) -> None:
+        """Take note of the term of a coordinator. Raises DeposedError if it is one of before."""
         term = fields.get("term")
         if type(term) is not int or not 0 <= term < MAX_TERM:
             # Who believed a term without bounds would never obey a coordinator again.
@@ -144,6 +92,14 @@ class Coordination:
         if term < self.term:
             raise DeposedError(term=term, newer_term=self.term)
         self.term = term
+
+    async def begin(self) -> None:
+        """Read of which cluster this server is, before it is registered."""
+        self.cluster = await self._run_in_thread(self._read_cluster)
+
+    def register_again(self) -> None:
+        """The coordinator does not know this incarnation."""
+        self._register_again.set()
 
     # What the server says
     async def beat(self, heartbeat: Heartbeat) -> None:
@@ -282,26 +238,11 @@ class Coordination:
             )
         except UnavailableError as error:
             raise NoCoordinatorError(prefix=self._subjects.prefix) from error
-        self._recognise(frames.cluster_of(answer))
+        self.recognise(frames.cluster_of(answer))
         decoded = frames.decode_control(answer)
-        self._hear(decoded)
+        self.hear(decoded)
         return decoded
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     return frames.encode_control(**heartbeat._asdict())
-
-
-def _stores(rows: Any) -> list[StoreId] | None:
-    """Return the stores that a command names. Raises InvalidNameError, MalformedFrameError."""
-    if rows is None:
-        return None
-    if type(rows) is not list or any(type(row) is not list for row in rows):
-        raise MalformedFrameError(reason="stores are a list of [tenant, kind, name]")
-    try:
-        return [
-            StoreId(check_tenant(tenant), StoreKind(kind), check_store(name))
-            for tenant, kind, name in rows
-        ]
-    except (TypeError, ValueError) as error:
-        raise MalformedFrameError(reason=f"stores: {error}") from error

@@ -18,22 +18,18 @@ short. """
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
-from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
-from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.dead_incarnation import (
     let_go,
     log_is_missing,
     loss_is_accepted,
     quarantine_log,
 )
-from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import fence, is_open
-from holdfast.shared_fs.disk.layout import Layout
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -41,26 +37,15 @@ logger = logging.getLogger("holdfast.persist")
 class LogReaper:
     """Reaps for one running incarnation."""
 
-    def __init__(
-        self,
-        *,
-        server: str,
-        incarnation: str,
-        bus: Bus,
-        subjects: Subjects,
-        disk: Disk,
-        layout: Layout,
-        dead_logs: DeadLogs,
-        clock_ms: Callable[[], int],
-    ) -> None:
-        """`incarnation`, of `server`, is the caller's own: registered, with the server's lock."""
-        self._server = server
-        self._incarnation = incarnation
-        self._owners = Owners(bus, subjects)
-        self._disk = disk
-        self._layout = layout
+    def __init__(self, life: Incarnation, dead_logs: DeadLogs, owners: Owners) -> None:
+        """`life` is the caller's own: registered, with the server's lock."""
+        self._server = life.server
+        self._incarnation = life.id
+        self._owners = owners
+        self._disk = life.disk
+        self._layout = life.layout
         self._dead_logs = dead_logs
-        self._clock_ms = clock_ms
+        self._clock_ms = life.clock_ms
 
     def end_unknown_lives(self) -> None:
         """Fence earlier lives of this server that were never registered, and so never answered

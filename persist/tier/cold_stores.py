@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.persist.store.open_stores import WantedStore
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
 from holdfast.protocol.names import StoreId
@@ -30,8 +31,6 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
     ObjectMissingError,
 )
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import Fetched, fetch
 
@@ -64,22 +63,18 @@ class ColdStores:
     def __init__(
         self,
         bucket: Bucket,
-        *,
-        disk: Disk,
-        layout: Layout,
-        incarnation: str,
+        life: Incarnation,
+        open_stores: OpenStores,
+        inbox: Inbox,
         run_in_thread: RunInThread,
-        ask_again: Callable[[WantedStore], None],
-        refuse: Callable[[StoreId, HoldfastError], None],
     ) -> None:
-        """`ask_again` has a store opened that was brought; `refuse` answers who waits for one."""
         self._bucket = bucket
-        self._disk = disk
-        self._layout = layout
-        self._incarnation = incarnation
+        self._disk = life.disk
+        self._layout = life.layout
+        self._incarnation = life.id
+        self._open_stores = open_stores
+        self._inbox = inbox
         self._run_in_thread = run_in_thread
-        self._ask_again = ask_again
-        self._refuse = refuse
         self._manifests: Manifests | None = None
         self._slots = asyncio.Semaphore(PARALLEL_FETCHES)
         self._brought: dict[StoreId, tuple[Brought, asyncio.Event]] = {}
@@ -112,7 +107,7 @@ class ColdStores:
                 brought = await self._run_in_thread(lambda: self._fetch(store, grant))
                 taken = asyncio.Event()
                 self._brought[store] = brought, taken
-                self._ask_again(wanted)
+                self._open_stores.ask_again([wanted])
                 # Within the slot: what is in memory and not yet open is bounded too.
                 try:
                     async with asyncio.timeout(_TAKE_SECONDS):
@@ -133,6 +128,11 @@ class ColdStores:
             self._refuse(store, error)
         finally:
             self.waiting_count -= 1
+
+    def _refuse(self, store: StoreId, error: HoldfastError) -> None:
+        """Answer what waits for a store with an error."""
+        self.forget(store)
+        self._inbox.refuse_waiting(self._open_stores.refused(store), error)
 
     def forget(self, store: StoreId) -> None:
         """Nobody waits for the store any more: what was brought for it goes."""

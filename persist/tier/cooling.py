@@ -30,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.snapshotter import Snapshotter
@@ -47,8 +48,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
     ObjectMissingError,
 )
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import FenceGate, is_open
+from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.inspection import walk_stores
 from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, shard_of
@@ -91,23 +91,18 @@ class Cooler:
     def __init__(
         self,
         snapshotter: Snapshotter,
-        *,
-        server: str,
-        disk: Disk,
-        layout: Layout,
-        gate: FenceGate,
+        life: Incarnation,
         coordination: Coordination,
         run_in_thread: RunInThread,
-        clock_ms: Callable[[], int],
     ) -> None:
         self._snapshotter = snapshotter
-        self._server = server
-        self._disk = disk
-        self._layout = layout
-        self._gate = gate
+        self._server = life.server
+        self._disk = life.disk
+        self._layout = life.layout
+        self._gate = life.gate
+        self._clock_ms = life.clock_ms
         self._coordination = coordination
         self._run_in_thread = run_in_thread
-        self._clock_ms = clock_ms
         self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:

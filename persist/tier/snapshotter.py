@@ -22,27 +22,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
-from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tier_policy import Extent, TierPolicy
+from holdfast.persist.tier.tier_pools import TierPools
+from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.errors import BusyError, FencedError, StorageError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import FenceGate
-from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.manifest import (
     Manifests,
@@ -72,14 +72,6 @@ _LONGEST_PAUSE_SECONDS: Final = 60.0
 _REQUEST_RETRY_SECONDS: Final = 1.0
 
 
-class WithDurable(Protocol):
-    """`Checkpointer.with_durable`, for images."""
-
-    def __call__(
-        self, store: Store, work: Callable[[StoreFile], Image | None], /
-    ) -> Awaitable[Image | None]: ...
-
-
 @dataclass(slots=True)
 class TierCounts:
     """What has been done so far."""
@@ -95,41 +87,34 @@ class Snapshotter:
     def __init__(
         self,
         bucket: Bucket,
-        *,
-        server: str,
-        incarnation: str,
-        disk: Disk,
-        layout: Layout,
-        gate: FenceGate,
-        open_stores: OpenStores,
-        with_durable: WithDurable,
-        run_in_thread: RunInThread,
-        publish_in_thread: RunInThread,
-        clock_ms: Callable[[], int],
-        is_running: Callable[[], bool],
         policy: TierPolicy,
-        published: Callable[[StoreId, SnapshotVersion], None] = lambda store, version: None,
+        life: Incarnation,
+        pools: TierPools,
+        open_stores: OpenStores,
+        checkpointer: Checkpointer,
+        mode: ModeSwitch,
     ) -> None:
-        """`with_durable` runs something on the file of an open store once that is durable.
-        `is_running`: the server takes stores, so files that are not open may be touched.
-        `published` hears of each snapshot that counts, or that a newer one was there."""
+        """It hears from `checkpointer` of files that are closed."""
         self.bucket = bucket
         self.policy = policy
         self.counts = TierCounts()
-        self._server = server
-        self._incarnation = incarnation
-        self._disk = disk
-        self._layout = layout
-        self._gate = gate
+        self._server = life.server
+        self._incarnation = life.id
+        self._disk = life.disk
+        self._layout = life.layout
+        self._gate = life.gate
+        self._clock_ms = life.clock_ms
+        self._run_in_thread = pools.snapshots
         self._open_stores = open_stores
-        self._with_durable = with_durable
-        self._run_in_thread = run_in_thread
-        self._clock_ms = clock_ms
-        self._is_running = is_running
-        self._published = published
+        self._checkpointer = checkpointer
+        self._mode = mode
+        self._hear_published: list[Callable[[StoreId, SnapshotVersion], None]] = []
         self._manifests: Manifests | None = None
         self.publisher = Publisher(
-            self.manifests, keep=policy.keep, run_in_thread=publish_in_thread, clock_ms=clock_ms
+            self.manifests,
+            keep=policy.keep,
+            run_in_thread=pools.publishing,
+            clock_ms=life.clock_ms,
         )
         #: Closed stores with changes, oldest first; and those that somebody asked for.
         self._backlog: dict[StoreId, None] = {}
@@ -141,8 +126,13 @@ class Snapshotter:
         self._missed: dict[StoreId, bool] = {}
         self._large = asyncio.Lock()
         self._one_pass = asyncio.Lock()
+        checkpointer.on_closed(self.closed)
 
     # What is told
+    def on_published(self, hear: Callable[[StoreId, SnapshotVersion], None]) -> None:
+        """From now on tell of each snapshot that counts, or that a newer one was there."""
+        self._hear_published.append(hear)
+
     @property
     def backlog(self) -> int:
         """How many stores wait for a snapshot."""
@@ -176,7 +166,7 @@ class Snapshotter:
 
     def leased(self, store: StoreId) -> AbstractContextManager[bool]:
         """Keep others from opening a closed store meanwhile; gives False if that cannot be."""
-        if not self._is_running():
+        if self._mode.opens_nothing:
             return nullcontext(False)
         return self._open_stores.leases.of_closed(store)
 
@@ -371,7 +361,7 @@ class Snapshotter:
     async def _image(self, store: StoreId) -> Image | None:
         opened = self._open_stores.find(store)
         if opened is not None:
-            image = await self._with_durable(opened, self._take)
+            image = await self._checkpointer.with_durable(opened, self._take)
             if image is None and (opened.file is None or not opened.file.in_memory):
                 # Busy, or not in a file yet: soon again.
                 self._requested[store] = None
@@ -448,7 +438,8 @@ class Snapshotter:
             opened = self._open_stores.find(store)
             if opened is not None:
                 self._snapshotted[store] = Extent(version.revision, version.count, version.bytes)
-            self._published(store, version)
+            for hear in self._hear_published:
+                hear(store, version)
 
 
 def _nonce() -> str:

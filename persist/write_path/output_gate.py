@@ -15,13 +15,14 @@ logger = logging.getLogger("holdfast.persist")
 #: Between two tries to read a fence file that cannot be read.
 _RETRY_SECONDS: Final = 0.05
 
+#: Returns if anything may leave now. Raises FencedError, StorageError.
+ConfirmOpen = Callable[[], Awaitable[None]]
+
 
 class OutputGate:
     """The gate of one incarnation, to what wants to leave."""
 
-    def __init__(
-        self, fence: FenceGate, confirm_open: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, fence: FenceGate, confirm_open: ConfirmOpen | None = None) -> None:
         """`confirm_open` asks if the fence is open, where looking at it does not."""
         self._fence = fence
         self._confirm_open = confirm_open

@@ -25,8 +25,8 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.persist.bucket_log import stored_writer
 from holdfast.persist.bucket_only import bucket_mode as bucket_ground
 from holdfast.persist.bucket_only import bucket_reaper
+from holdfast.persist.options import ServerOptions
 from holdfast.persist.service import PersistServer
-from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.persist.tier import cooling
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.persist.tier.tier_policy import TierPolicy
@@ -110,14 +110,14 @@ class CrashCluster(Cluster):
             layout,
             life.disk,
             life.name,
+            ServerOptions(
+                idle_close_seconds=self.idle_close_seconds,
+                tier_policy=POLICY,
+                bucket_only=self.bucket_only,
+            ),
             incarnation=life.incarnation,
-            clock_ms=self.now_ms,
-            run_in_thread=self.run_in_thread,
-            idle_close_seconds=self.idle_close_seconds,
             bucket=bucket,
-            tier_policy=POLICY,
-            bucket_only=self.bucket_only,
-            watch=no_watch,
+            machine=self.machine(),
         )
 
     def command(self, name: str) -> tuple[Bucket, HostDisk]:

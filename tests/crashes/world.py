@@ -76,7 +76,9 @@ class World:
     def _rests(self) -> bool:
         return (
             not any(
-                isinstance(life.part, PersistServer) and list(life.part._open_stores.stores())
+                isinstance(life.part, PersistServer)
+                and life.part.parts is not None
+                and list(life.part.parts.open_stores.stores())
                 for life in self.cluster.lives.values()
                 if not life.disk.dead
             )

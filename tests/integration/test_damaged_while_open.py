@@ -41,11 +41,13 @@ def test_a_flipped_bit_and_a_delete_all_stop_one_store_and_not_the_server(
             file.seek(-1, 1)
             file.write(bytes([byte ^ 4]))
         await peer.write("notes", 13, [frames.TRIM, None])
-        trimmed = server._log.segment
+        assert server.parts is not None
+        log = server.parts.storage.synced_log.log
+        trimmed = log.segment
         await peer.write("other", 3, [frames.APPEND, b"3"])
         await peer.write("other", 4, [frames.APPEND, b"4"])
         await until(lambda: "store.set_aside" in caplog.text, "it is set aside")
-        await until(lambda: server._log.oldest_segment > trimmed, "the log goes on")
+        await until(lambda: log.oldest_segment > trimmed, "the log goes on")
         (folder,) = quarantined(Disk(), world.layout, NOTES)
         assert (folder / path.name).exists()
         with pytest.raises(StoreDamagedError, match="quarantine/"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.persist_processes import connected_peer, running_processes
 
+from holdfast.persist.options import Machine
 from holdfast.persist.service import PersistServer
 from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.protocol import frames
@@ -31,7 +32,7 @@ def test_a_loop_that_hangs_for_longer_than_a_silence_fences_nobody(tmp_path: Pat
 
         async def live() -> None:
             bus = await connect_nats(url, name="s1")
-            server = PersistServer(bus, layout, Disk(), "s1", loop_watch=watch)
+            server = PersistServer(bus, layout, Disk(), "s1", machine=Machine(loop_watch=watch))
             loops.append(asyncio.get_running_loop())
             servers.append(server)
             up = asyncio.Event()

@@ -31,6 +31,7 @@ from support.persist_processes import (
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client
 from holdfast.coordinator.service import Coordinator
+from holdfast.persist.options import Machine
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
@@ -109,7 +110,7 @@ class World:
             self.layout,
             disk or Disk(),
             server,
-            clock_ms=lambda: self.clock_ms,
+            machine=Machine(clock_ms=lambda: self.clock_ms),
         )
         ready = asyncio.Event()
         self.servers[server] = started

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
 import pytest
+from support.write_path_parts import a_life as an_incarnation
 
 from holdfast.coordinator.batch import Reply, RequestBatch, execute
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
@@ -35,8 +37,8 @@ from holdfast.coordinator.requests import (
     ResolveRequest,
 )
 from holdfast.coordinator.state.state_file import open_state_file
-from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
@@ -45,6 +47,7 @@ from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, ServerState
 from holdfast.protocol.errors import BusyError, HoldfastError
@@ -187,20 +190,20 @@ class Server:
         self.open_stores = OpenStores()
         self.asked_again = asyncio.Event()
         self.refusals: list[HoldfastError] = []
-        self.cold_stores = ColdStores(
-            bucket,
-            disk=disk,
-            layout=layout,
+        life = an_incarnation(
+            layout,
+            server="s1",
             incarnation=incarnation,
-            run_in_thread=at_once,
+            disk=disk,
+            gate=gate,
+            clock_ms=lambda: int(time.time() * 1000) + 10_000,
+        )
+        waiting: Any = SimpleNamespace(
             ask_again=lambda wanted: self.asked_again.set(),
-            refuse=lambda store, error: self.refusals.append(error),
+            refused=lambda store: (),
+            refuse_waiting=lambda waiting, error: self.refusals.append(error),
         )
-        nobody: Any = None
-        life = Incarnation(
-            *("s1", incarnation, nobody, nobody, disk, layout, gate),
-            *(lambda: 1000, at_once, at_once),
-        )
+        self.cold_stores = ColdStores(bucket, life, waiting, waiting, at_once)
         self.opener = StoreOpener(
             life,
             DeadLogs(Disk(), cluster.no_logs, incarnation),
@@ -208,31 +211,18 @@ class Server:
             confirm=self.created,
             cold_stores=self.cold_stores,
         )
+        checkpointer: Any = SimpleNamespace(with_durable=never, on_closed=lambda hear: None)
         self.snapshotter = Snapshotter(
             bucket,
-            server="s1",
-            incarnation=incarnation,
-            disk=disk,
-            layout=layout,
-            gate=gate,
-            open_stores=self.open_stores,
-            with_durable=never,
-            run_in_thread=at_once,
-            publish_in_thread=at_once,
-            clock_ms=lambda: int(time.time() * 1000) + 10_000,
-            is_running=lambda: True,
-            policy=TierPolicy(cold_after_seconds=0.001),
+            TierPolicy(cold_after_seconds=0.001),
+            life,
+            TierPools(at_once),
+            self.open_stores,
+            checkpointer,
+            ModeSwitch("s1"),
         )
-        self.cooler = Cooler(
-            self.snapshotter,
-            server="s1",
-            disk=disk,
-            layout=layout,
-            gate=gate,
-            coordination=self,  # type: ignore[arg-type]
-            run_in_thread=at_once,
-            clock_ms=lambda: int(time.time() * 1000) + 10_000,
-        )
+        coordinator: Any = self
+        self.cooler = Cooler(self.snapshotter, life, coordinator, at_once)
 
     # The coordinator
     async def adopt(self, stores: Sequence[StoreId]) -> Any:

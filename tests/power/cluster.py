@@ -27,6 +27,7 @@ from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 from simulation.virtual_loop import Process, current_process
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
@@ -172,11 +173,15 @@ class Cluster:
             layout,
             life.disk,
             life.name,
+            ServerOptions(idle_close_seconds=self.idle_close_seconds),
             incarnation=life.incarnation,
-            clock_ms=self.now_ms,
-            run_in_thread=self.run_in_thread,
-            idle_close_seconds=self.idle_close_seconds,
-            watch=no_watch,
+            machine=self.machine(),
+        )
+
+    def machine(self) -> Machine:
+        """Return what a server takes from its machine."""
+        return Machine(
+            clock_ms=self.now_ms, run_in_thread=self.run_in_thread, watch=no_watch
         )
 
     def start(self, *names: str) -> None:

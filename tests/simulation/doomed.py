@@ -94,9 +94,9 @@ class DoomedStream:
 
     async def _flip_at(self, node: ServerNode, chance: random.Random) -> bool:
         server, process = node.server, node.process
-        if not node.running or server is None or process is None:
+        if not node.running or server is None or server.parts is None or process is None:
             return False
-        store = server._open_stores.find(self._store)
+        store = server.parts.open_stores.find(self._store)
         if store is None or store.mark is not None or store.state is not OpenState.SERVING:
             return False
 
@@ -111,7 +111,7 @@ class DoomedStream:
                 file._connection.pragma("shrink_memory")
             return self._flip_in(file.path, page, chance)
 
-        work = process.start(server._checkpointer.with_durable(store, flip))
+        work = process.start(server.parts.checkpointer.with_durable(store, flip))
         node.tasks.append(work)
         await asyncio.wait([work], timeout=_PATIENCE_SECONDS)
         node.tasks.remove(work)
@@ -154,12 +154,13 @@ class DoomedStream:
     def _kept_segments(self, node: ServerNode) -> int:
         """Return how much of its log a server keeps for changes of the stream that are in no
         file."""
-        if not node.running or node.server is None:
+        parts = node.server.parts if node.running and node.server is not None else None
+        if parts is None:
             return 0
-        store = node.server._open_stores.find(self._store)
+        store = parts.open_stores.find(self._store)
         if store is None or not store.pending:
             return 0
-        return node.server._log.segment - store.pending[0].segment + 1
+        return parts.storage.synced_log.log.segment - store.pending[0].segment + 1
 
     async def _look(
         self, stream: Stream[bytes], timeout_seconds: float, *, last: bool = False

@@ -28,6 +28,7 @@ from holdfast.client.wire.link import Link
 from holdfast.coordinator.service import Coordinator
 from holdfast.persist import service
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.persist.threads.loop_watch import Turns
@@ -516,14 +517,18 @@ class ServerNode(Node):
             layout,
             self.disk,
             self.name,
+            ServerOptions(
+                idle_close_seconds=simulation.idle_close_seconds,
+                max_open_stores=simulation.max_open_stores,
+                tier_policy=simulation.tier_policy,
+            ),
             incarnation=incarnation,
-            clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
-            run_in_thread=self.run_in_thread,
-            idle_close_seconds=simulation.idle_close_seconds,
-            max_open_stores=simulation.max_open_stores,
             bucket=self.own_bucket(),
-            tier_policy=simulation.tier_policy,
-            watch=no_watch,
+            machine=Machine(
+                clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
+                run_in_thread=self.run_in_thread,
+                watch=no_watch,
+            ),
         )
         await self.server.run()
 

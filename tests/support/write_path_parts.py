@@ -10,7 +10,8 @@ from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.archive_reads import ArchiveReads
-from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.checkpointing import Checkpointer, OpenLimits
+from holdfast.persist.write_path.durable_files import DurableFiles
 from holdfast.persist.write_path.durable_reads import DurableReads
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
@@ -30,6 +31,10 @@ from holdfast.shared_fs.disk.layout import Layout
 async def at_once(function: Callable[[], Any], /) -> Any:
     """Run what a thread would."""
     return function()
+
+
+async def nothing(*arguments: Any) -> None:
+    """Do nothing."""
 
 
 def a_life(
@@ -102,14 +107,28 @@ class WritePath:
             life, SyncedLog(log, sync), self.inbox, builder, self.progress, self.releaser
         )
 
-    def checkpointer(self, **options: Any) -> Checkpointer:
-        """Return a checkpointer of the same stores, log and threads."""
+    def new_files(self, confirm: Any) -> DurableFiles:
+        """Return the files of its stores; `confirm` stands for the coordinator."""
+        return DurableFiles(
+            self.life, self.open_stores.leases, self.progress, self.materialiser, confirm
+        )
+
+    def new_checkpointer(
+        self,
+        confirm: Any,
+        *,
+        tell_closed: Any = nothing,
+        set_aside: Any = nothing,
+        limits: OpenLimits | None = None,
+    ) -> Checkpointer:
+        """Return a checkpointer of the same stores and log."""
         return Checkpointer(
-            log=self.log,
-            gate=self.life.gate,
-            open_stores=self.open_stores,
-            progress=self.progress,
-            materialiser=self.materialiser,
-            run_in_thread=self.life.run_in_thread,
-            **options,
+            self.life,
+            self.log,
+            self.new_files(confirm),
+            self.open_stores,
+            self.progress,
+            tell_closed,
+            set_aside,
+            limits,
         )

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.write_path_parts import WritePath, a_life
 
-from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path import checkpointing
-from holdfast.persist.write_path.checkpointing import Checkpointer, choose
-from holdfast.persist.write_path.inbox import Inbox
-from holdfast.persist.write_path.log_progress import LogProgress
-from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.checkpointing import OpenLimits, choose
 from holdfast.protocol import frames
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
@@ -26,22 +23,19 @@ from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
+from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
 
 
-class World:
+class World(WritePath):
     """A real log, fence and files; the checkpoint "thread" and the coordinator as the test says."""
 
     def __init__(self, root: Path) -> None:
         self.disk = Disk()
         self.root = root
         create_fence(self.disk, root / "fence")
-        self.log = CommitLog(self.disk, root / "log")
-        self.open_stores = OpenStores()
-        self.inbox, self.progress = Inbox("s1"), LogProgress()
-        self.open_stores.leases.attach(self.inbox)
         self.confirmed: list[StoreId] = []
         self.told: list[tuple[StoreId, int, int]] = []
         self.given_back: list[StoreId] = []
@@ -49,20 +43,19 @@ class World:
         self.on_confirm: Callable[[], None] = lambda: None
         self.on_checkpoint: Callable[[], None] = lambda: None
         self.tick = 0
-        self.checkpointer = Checkpointer(
-            log=self.log,
+        life = a_life(
+            Layout(root),
+            server="s1",
+            incarnation="i1",
+            disk=self.disk,
             gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
-            open_stores=self.open_stores,
-            progress=self.progress,
-            materialiser=Materialiser(
-                self.open_stores.leases, self.progress, self.run_in_thread, SpawnedTasks()
-            ),
             run_in_thread=self.run_in_thread,
-            confirm=self.confirm,
-            tell_closed=self.tell_closed,
-            unwritten=lambda store: self.given_back.append(store.id),
-            idle_close_seconds=10.0,
         )
+        super().__init__(life, CommitLog(self.disk, root / "log"))
+        self.checkpointer = self.new_checkpointer(
+            self.confirm, tell_closed=self.tell_closed, limits=OpenLimits(10.0)
+        )
+        self.checkpointer.on_unwritten(lambda store: self.given_back.append(store.id))
 
     def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
         async def run() -> Any:
@@ -141,11 +134,12 @@ def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> N
         world.write(late)
     group = frames.Group(early.id.kind, early.id.name, 0, 0, 0, [[frames.HEAD]])
     world.inbox.hold(Arrival("reply", 0, b"", early.id, group))
+    assert world.inbox.holds(early.id)
     world.run_pass()
     assert early.oldest_segment is None
     assert late.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
-    assert len(world.inbox.groups) == 1
+    assert not world.inbox.holds(early.id)
 
 
 def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: World) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.write_path_parts import a_life
 
 from holdfast.persist.store.open_stores import WantedStore
 from holdfast.persist.threads.tier_threads import TierThreads
@@ -18,7 +20,6 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
-from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Tombstone, deleted, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
@@ -42,14 +43,13 @@ class World:
         self.failure: Exception | None = None
         self.let_go = asyncio.Event()
         self.grant = COLD
+        self.open_stores: Any = SimpleNamespace(
+            ask_again=self.ask_again, refused=lambda store: store
+        )
+        inbox: Any = SimpleNamespace(refuse_waiting=self.refused.__setitem__)
+        life = a_life(Layout(root), incarnation="i1")
         self.cold_stores = ColdStores(
-            self.bucket,
-            disk=Disk(),
-            layout=Layout(root),
-            incarnation="i1",
-            run_in_thread=self.run_in_thread,
-            ask_again=self.ask_again,
-            refuse=self.refused.__setitem__,
+            self.bucket, life, self.open_stores, inbox, self.run_in_thread
         )
 
     def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:
@@ -64,7 +64,8 @@ class World:
 
         return run()
 
-    def ask_again(self, wanted: WantedStore) -> None:
+    def ask_again(self, asked: list[WantedStore]) -> None:
+        [wanted] = asked
         self.order.append(wanted.store)
         brought = self.cold_stores.take(wanted.store, self.grant)
         assert brought is not None
@@ -154,11 +155,12 @@ def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> 
         for name in names:
             world.publish(name)
 
-        def refused_by_the_coordinator(wanted: WantedStore) -> None:
+        def refused_by_the_coordinator(asked: list[WantedStore]) -> None:
+            [wanted] = asked
             world.order.append(wanted.store)
             world.cold_stores.forget(wanted.store)
 
-        world.cold_stores._ask_again = refused_by_the_coordinator
+        world.open_stores.ask_again = refused_by_the_coordinator
         await world.bring(*names)
         assert world.order == [store(name) for name in names]
         assert world.cold_stores.take(store("s0"), COLD) is None

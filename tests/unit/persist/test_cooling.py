@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.write_path_parts import a_life
 
 from holdfast.persist.tier.cooling import Cooler
+from holdfast.shared_fs.disk.layout import Layout
 
 
 def test_an_unexpected_exception_in_one_sweep_ends_no_server(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     swept = asyncio.Semaphore(0)
 
@@ -20,17 +23,12 @@ def test_an_unexpected_exception_in_one_sweep_ends_no_server(
         swept.release()
         raise ZeroDivisionError("float division by zero")
 
-    nothing = cast(Any, None)
     policy = SimpleNamespace(sweep_seconds=lambda: 0.0)
     sweep = Cooler(
         cast(Any, SimpleNamespace(policy=policy)),
-        server="s1",
-        disk=nothing,
-        layout=nothing,
-        gate=nothing,
-        coordination=nothing,
-        run_in_thread=run_in_thread,
-        clock_ms=lambda: 0,
+        a_life(Layout(tmp_path), server="s1"),
+        cast(Any, None),
+        run_in_thread,
     )
 
     async def main() -> None:

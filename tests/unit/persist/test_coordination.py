@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.write_path_parts import a_life
 
+from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import ServerMode
@@ -25,6 +29,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk.layout import Layout
 
 ONE = StoreId("acme", 1, "one")
 
@@ -34,23 +39,16 @@ class World:
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.mode = ServerMode.RUNNING
-        self.drains: list[bool] = []
+        self.mode = ModeSwitch("a")
         self.cluster = ""
         self.answer: bytes | None = None
         self.asked: list[Mapping[str, Any]] = []
-        self.coordination = Coordination(
-            bus=bus,
-            subjects=Subjects(),
-            server="a",
-            incarnation="1",
-            mode=lambda: self.mode,
-            drain=self.drains.append,
-            read_cluster=lambda: self.cluster,
-        )
+        life = a_life(Layout(Path("/nowhere")), bus=bus)
+        self.coordination = Coordination(life, lambda: self.cluster)
+        self.commands = Commands(life, self.coordination, self.mode, len)  # type: ignore[arg-type]
 
     def command(self, **fields: object) -> Mapping[str, Any]:
-        return decode_control(self.coordination.command(encode_control(**fields)))
+        return decode_control(self.commands.command(encode_control(**fields)))
 
     async def listen(self) -> None:
         await self.bus.subscribe(Subjects().cluster("*"), self._on_request)
@@ -83,7 +81,7 @@ def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed() -> None:
             with pytest.raises(DeposedError) as deposed:
                 world.command(term=6, **fields)
             assert deposed.value.fields == {"term": 6, "newer_term": 7}
-        assert world.drains == []
+        assert world.mode.mode is ServerMode.RUNNING
         assert world.command(command="probe", term=8)["term"] == 8
 
     run(body)
@@ -99,7 +97,7 @@ def test_a_command_of_another_clusters_coordinator_is_refused_and_not_obeyed() -
         ):
             with pytest.raises(OtherClusterError, match="--prefix"):
                 world.command(term=9, cluster="badbad", **fields)
-        assert world.drains == []
+        assert world.mode.mode is ServerMode.RUNNING
         assert world.command(command="probe", term=3, cluster="c0ffee")["term"] == 3
         assert world.command(command="probe", term=4)["term"] == 4
 
@@ -142,18 +140,24 @@ def test_a_drain_that_was_for_another_incarnation_is_not_obeyed() -> None:
     async def body(world: World) -> None:
         world.command(command="drain", term=1, incarnation="0")
         world.command(command="drain", term=1)
-        assert world.drains == []
+        assert world.mode.mode is ServerMode.RUNNING
         world.command(command="drain", term=1, incarnation="1")
+        assert world.mode.mode is ServerMode.DRAINING
         world.command(command="undrain", term=1, incarnation="1")
-        assert world.drains == [True, False]
+        assert world.mode.mode is ServerMode.RUNNING
 
     run(body)
 
 
 def test_a_probe_is_answered_with_the_mode() -> None:
     async def body(world: World) -> None:
-        for mode in ServerMode:
-            world.mode = mode
+        changes: list[tuple[Callable[[], None], ServerMode]] = [
+            (lambda: world.mode.set_draining(False), ServerMode.RUNNING),
+            (lambda: world.mode.set_draining(True), ServerMode.DRAINING),
+            (world.mode.stop, ServerMode.STOPPING),
+        ]
+        for change, mode in changes:
+            change()
             answer = world.command(command="probe", term=3)
             assert answer == {"server": "a", "incarnation": "1", "state": mode, "term": 3}
 
@@ -164,7 +168,7 @@ def test_a_probe_is_answered_with_the_mode() -> None:
 def test_what_makes_no_sense_is_refused_with_a_typed_error(payload: bytes) -> None:
     async def body(world: World) -> None:
         with pytest.raises(HoldfastError) as refused:
-            decode_control(world.coordination.command(payload))
+            decode_control(world.commands.command(payload))
         assert isinstance(refused.value, MalformedFrameError | ProtocolError)
 
     run(body)

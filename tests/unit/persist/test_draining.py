@@ -11,14 +11,15 @@ import pytest
 from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
+from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import NoCoordinatorError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
@@ -46,23 +47,18 @@ class World(WritePath):
         create_fence(disk, layout.fence("a", "1"))
         life = a_life(layout, bus=self.bus, run_in_thread=asyncio.to_thread)
         super().__init__(life, CommitLog(disk, layout.log("a", "1")), sync=self._run_sync)
-        self.coordination = Coordination(
-            bus=self.bus,
-            subjects=SUBJECTS,
-            server="a",
-            incarnation="1",
-            mode=lambda: ServerMode.DRAINING,
-            drain=lambda draining: None,
-        )
-        checkpointer = self.checkpointer(confirm=self.coordination.created)
-        self.give_up = False
+        self.coordination = Coordination(life)
+        checkpointer = self.new_checkpointer(self.coordination.created)
+        self.mode = ModeSwitch("a")
+        giving_back = GivingBack(self.coordination, self.mode, self.tasks)
         self.drainer = Drainer(
-            server="a",
-            open_stores=self.open_stores,
-            pipeline=self.pipeline,
-            checkpointer=checkpointer,
-            coordination=self.coordination,
-            give_up=lambda: self.give_up,
+            life,
+            self.open_stores,
+            self.releaser,
+            checkpointer,
+            self.coordination,
+            giving_back,
+            self.mode,
         )
         #: What the coordinator was asked: `(verb, stores)`; and whether it answers.
         self.asked: list[tuple[str, Any]] = []
@@ -226,7 +222,7 @@ def test_who_gives_up_waiting_never_serves_a_closed_store_again(tmp_path: Path) 
         world.append(store)
         await world.until(lambda: world.order == ["ack"])
         store.becomes(Standing.DURABLE)
-        world.give_up = True
+        world.mode.give_up_at = 0.0
         world.coordination.release = _Away().ask  # type: ignore[method-assign]
         await world.drainer.step()
         assert world.drainer.released_count == 0
@@ -270,10 +266,10 @@ def test_a_vacation_is_repeated_under_its_number_until_the_coordinator_has_heard
         vacate = world.coordination.vacate
         world.coordination.vacate = _Away().ask  # type: ignore[method-assign, assignment]
         assert not await world.drainer.vacate()
-        assert world.drainer.vacating, "nothing may be opened meanwhile"
+        assert world.mode.vacating, "nothing may be opened meanwhile"
         world.coordination.vacate = vacate  # type: ignore[method-assign]
         assert await world.drainer.vacate()
-        assert not world.drainer.vacating
+        assert not world.mode.vacating
         assert await world.drainer.vacate()
         assert world.asked == [("vacate", 1), ("vacate", 2)]
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from support.coordinator_batches import LIVE_A, LIVE_B, member
 from support.hostile_values import DEEP, NUMBERS, ODD, payload
+from support.write_path_parts import a_life
 
 from holdfast.coordinator.batch import RequestBatch, execute
 from holdfast.coordinator.requests import (
@@ -26,12 +27,14 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.protocol.control import Heartbeat, ServerMode
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
-from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import Layout
 
 PEER = {"server": "a", "incarnation": "a1"}
 VERBS: dict[tuple[str, str], dict[str, Any]] = {
@@ -161,17 +164,12 @@ def test_a_heartbeat_that_makes_no_sense_is_dropped() -> None:
 def test_whatever_a_server_is_commanded_it_answers() -> None:
     for command in COMMANDS:
         for message in mutations(command):
-            coordination = Coordination(
-                bus=cast(Any, None),
-                subjects=Subjects(),
-                server="a",
-                incarnation="1",
-                mode=lambda: ServerMode.RUNNING,
-                drain=lambda draining: None,
-                snapshot=lambda stores: 0 if stores is None else len(stores),
-            )
+            life = a_life(Layout(Path("/nowhere")))
+            coordination = Coordination(life)
+            mode = ModeSwitch("a")
+            commands = Commands(life, coordination, mode, lambda stores: len(stores or ()))
             try:
-                decode_control(coordination.command(message))
+                decode_control(commands.command(message))
             except HoldfastError as error:
                 assert error.code != "internal_error", (message, error)
             assert 0 <= coordination.term < 1 << 48

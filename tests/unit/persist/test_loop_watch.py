@@ -66,6 +66,10 @@ def test_the_words_are_sent_while_the_loop_is_late() -> None:
     asyncio.run(scenario())
 
 
+def heartbeat(rate: float) -> Heartbeat:
+    return Heartbeat("s1", "i1", open_stores=7, operations_per_second=rate)
+
+
 class World:
     def __init__(self) -> None:
         self.sync_seconds = 0.0
@@ -73,12 +77,11 @@ class World:
         self.registered = True
         self.beats: list[Heartbeat] = []
         self.signs = Heartbeats(
-            server="s1",
-            gate=SimpleNamespace(check=self.check),  # type: ignore[arg-type]
-            pipeline=self,  # type: ignore[arg-type]
-            coordination=SimpleNamespace(beat=self.beat, registered=True),  # type: ignore[arg-type]
-            stall_seconds=5.0,
-            heartbeat=lambda rate: Heartbeat("s1", "i1", open_stores=7, operations_per_second=rate),
+            SimpleNamespace(server="s1", gate=SimpleNamespace(check=self.check)),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            SimpleNamespace(beat=self.beat, registered=True),  # type: ignore[arg-type]
+            SimpleNamespace(heartbeat=heartbeat),  # type: ignore[arg-type]
+            5.0,
         )
 
     def check(self) -> None:

@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 from support.opening_world import STREAM, Life, new_layout
+from support.write_path_parts import a_life
 
+from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.lifecycle.openings import Openings
+from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
@@ -41,23 +47,25 @@ class World:
         self.opening: dict[str, asyncio.Event] = {}
         self.opened: list[str] = []
         self.most_at_once = 0
-        self.queue = OpenQueue(
-            server="s1",
-            open_stores=self.open_stores,
-            inbox=SimpleNamespace(submit_again=self._submitted),  # type: ignore[arg-type]
-            coordination=SimpleNamespace(open=self._grant),  # type: ignore[arg-type]
-            checkpointer=lambda: SimpleNamespace(),  # type: ignore[arg-type]
-            opener=lambda: self,
-            tier=lambda: None,
-            refresh_logs=self._refresh,
-            opens_nothing=lambda: False,
-            release=self._refresh,
-            spawn=lambda work: None,
-            max_open_stores=max_open_stores,
+        life = a_life(Layout(Path("/nowhere")), server="s1")
+        tasks, mode = SpawnedTasks(), ModeSwitch("s1")
+        inbox: Any = SimpleNamespace(submit_again=self._submitted)
+        coordination: Any = SimpleNamespace(open=self._grant)
+        checkpointer: Any = SimpleNamespace()
+        dead_logs: Any = SimpleNamespace(refresh=lambda: None)
+        self.openings = Openings(
+            life, self.open_stores, inbox, self, dead_logs, cold_stores=None, tasks=tasks
         )
-
-    async def _refresh(self, *arguments: object) -> None:
-        return None
+        self.queue = OpenQueue(
+            life,
+            self.open_stores,
+            coordination,
+            checkpointer,
+            mode,
+            GivingBack(coordination, mode, tasks),
+            self.openings,
+            max_open_stores,
+        )
 
     async def _grant(self, wanted: list[Any], known: object = None) -> list[list[Any]]:
         return [[1, 1, 1, None] for _ in wanted]
@@ -94,7 +102,7 @@ async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:
     await until(lambda: "small1" in world.opened)
     world.want("small2")
     await until(lambda: "small2" in world.opened)
-    assert world.queue.opens.count == len(large)
+    assert world.openings.opens.count == len(large)
     for event in world.opening.values():
         event.set()
     await until(lambda: len(world.opened) == len(large) + 2)
@@ -106,12 +114,12 @@ async def test_who_wants_nothing_to_be_opened_waits_for_what_is() -> None:
     world = World()
     running = asyncio.create_task(world.queue.run())
     world.want("large")
-    await until(lambda: world.queue.opens.count == 1)
+    await until(lambda: world.openings.opens.count == 1)
     held = asyncio.Event()
 
     async def hold() -> None:
-        async with world.queue.opens:
-            assert world.queue.opens.count == 0
+        async with world.openings.opens:
+            assert world.openings.opens.count == 0
             held.set()
             await asyncio.sleep(0)
             assert "later" not in world.opened

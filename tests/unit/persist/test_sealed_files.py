@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.write_path_parts import WritePath, a_life
 
-from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
-from holdfast.persist.threads.spawned_tasks import SpawnedTasks
-from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.inbox import Inbox
-from holdfast.persist.write_path.log_progress import LogProgress
-from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.checkpointing import OpenLimits
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
@@ -31,32 +28,28 @@ from holdfast.shared_fs.store_file.store_image import new_store_image
 CHAT = StoreId("acme", StoreKind.STREAM, "chat")
 
 
-class World:
+class World(WritePath):
     """A new store with a real log, fence and file; threads as the test says."""
 
     def __init__(self, root: Path) -> None:
         self.disk = Disk()
         self.path = root / "chat.db"
         create_fence(self.disk, root / "fence")
-        self.log = CommitLog(self.disk, root / "log")
-        self.open_stores = OpenStores()
-        self.inbox, self.progress = Inbox("s1"), LogProgress()
+        life = a_life(
+            Layout(root),
+            server="s1",
+            incarnation="i1",
+            disk=self.disk,
+            gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
+            run_in_thread=self.run_in_thread,
+        )
+        super().__init__(life, CommitLog(self.disk, root / "log"))
         self.in_thread: Callable[[], None] = lambda: None
         self.tick = 0
         self.store = Store(CHAT, 1, None, self.create, prepare_file=self.prepare)
         self.open_stores.opened(self.store)
-        self.checkpointer = Checkpointer(
-            log=self.log,
-            gate=FenceGate(self.disk, root / "fence", "s1", "i1"),
-            open_stores=self.open_stores,
-            progress=self.progress,
-            materialiser=Materialiser(
-                self.open_stores.leases, self.progress, self.run_in_thread, SpawnedTasks()
-            ),
-            run_in_thread=self.run_in_thread,
-            confirm=self.confirm,
-            idle_close_seconds=10.0,
-        )
+        self.files = self.new_files(self.confirm)
+        self.checkpointer = self.new_checkpointer(self.confirm, limits=OpenLimits(10.0))
 
     def create(self) -> StoreFile:
         return StoreFile.create(self.path, CHAT, time=1)
@@ -95,7 +88,7 @@ class World:
 
     def make_durable(self) -> bool:
         """As a pass does that finds the store's segment old."""
-        return asyncio.run(self.checkpointer._checkpoint_one(self.store))
+        return asyncio.run(self.files._checkpoint_one(self.store))
 
     @property
     def file(self) -> StoreFile:

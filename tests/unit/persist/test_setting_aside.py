@@ -13,12 +13,15 @@ import apsw
 import pytest
 from support.faulty_vfs import FaultyVfs
 from support.opening_world import DISK, STREAM, Life, at_once, new_layout
+from support.write_path_parts import a_life, nothing
 
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.shared_disk.withdrawing import Withdrawal
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.durable_files import DurableFiles
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
@@ -63,35 +66,44 @@ class Server:
 
     def __init__(self, root: Path, incarnation: str = "1", disk: Disk = DISK) -> None:
         self.life = Life(new_layout(root), incarnation, disk)
-        self.open_stores = OpenStores()
-        self.inbox = Waiting()
-        progress = LogProgress()
-        progress.synced_tick = 1 << 62
-        self.open_stores.leases.attach(self.inbox)
-        self.setting_aside = SettingAside(
+        life = a_life(
+            self.life.layout,
             server=self.life.server,
             incarnation=incarnation,
             disk=disk,
-            layout=self.life.layout,
             gate=self.life.gate,
-            open_stores=self.open_stores,
-            releaser=cast(Releaser, AllSynced()),
-            run_in_thread=at_once,
             clock_ms=lambda: 5000,
-            settle_bucket_log=None,
+        )
+        self.open_stores = OpenStores()
+        self.inbox = Waiting()
+        self.open_stores.leases.attach(self.inbox)
+        progress = LogProgress()
+        progress.synced_tick = 1 << 62
+        self.setting_aside = SettingAside(
+            life, self.open_stores, cast(Releaser, AllSynced()), self.withdraw
+        )
+        self._withdrawal = Withdrawal(life)
+        leases = self.open_stores.leases
+        self.files = DurableFiles(
+            life,
+            leases,
+            progress,
+            Materialiser(leases, progress, at_once, SpawnedTasks()),
+            self.life._confirm,
         )
         self.checkpointer = Checkpointer(
-            log=self.life.log,
-            gate=self.life.gate,
-            open_stores=self.open_stores,
-            progress=progress,
-            materialiser=Materialiser(
-                self.open_stores.leases, progress, at_once, SpawnedTasks()
-            ),
-            run_in_thread=at_once,
-            confirm=self.life._confirm,
-            set_aside=self.setting_aside.run_pass,
+            life,
+            self.life.log,
+            self.files,
+            self.open_stores,
+            progress,
+            nothing,
+            self.setting_aside.run_pass,
         )
+
+    async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
+        await self._withdrawal.withdraw(store, error)
+        return False
 
     async def open(self, store: StoreId = STREAM, epoch: int = 1) -> Store:
         opened = await self.life.open(epoch, StoreState.CREATED, store)
@@ -102,7 +114,7 @@ class Server:
         """Write more than the cache holds and make it durable; return where."""
         for start in range(0, 1200, 100):
             self.life.append(store, *(bytes([start // 100]) * 900 for _ in range(100)))
-        await self.checkpointer._checkpoint([store])
+        await self.files.checkpoint([store])
         assert store.file is not None
         assert store.file.meta.revision == 1200
         assert store.oldest_segment is None
@@ -196,7 +208,7 @@ def test_one_that_was_never_durable_is_made_anew_from_what_was_kept(tmp_path: Pa
         store.file.checkpoint()
         flip_a_bit(store.file.path)
         server.trim(store)
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         await server.setting_aside.run_pass()
         server.checkpointer.retire()
         assert server.life.log.oldest_segment == server.life.log.segment
@@ -226,7 +238,7 @@ def test_a_file_put_back_is_brought_up_to_date_from_what_was_kept(
             for segment in (tmp_path / "servers/s1/1/log").iterdir():
                 if int(segment.stem) < server.life.log.segment:
                     segment.unlink()
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         await server.setting_aside.run_pass()
         assert server.open_stores.find(STREAM) is None
         path.write_bytes(content)
@@ -254,17 +266,17 @@ def test_an_older_file_put_back_is_refused_as_long_as_changes_in_between_are_mis
         server = Server(tmp_path)
         store = await server.open()
         server.life.append(store, b"first")
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         assert store.file is not None
         early = store.file.path.read_bytes()
         path = store.file.path
         for _ in range(12):
             server.life.append(store, *(b"x" * 900 for _ in range(100)))
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         server.checkpointer.retire()
         flip_a_bit(path)
         server.trim(store)
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         await server.setting_aside.run_pass()
         path.write_bytes(early)
         with pytest.raises(StoreDamagedError, match="neither in its file nor in any log"):
@@ -298,13 +310,13 @@ def test_a_disk_that_is_full_or_fails_sets_nothing_aside(
         vfs.fail(0, error, "write")
         vfs.remaining = 0
         for _ in range(3):
-            await server.checkpointer._checkpoint([store])
+            await server.files.checkpoint([store])
             await server.setting_aside.run_pass()
         assert vfs.failed
         assert server.open_stores.find(STREAM) is store
         assert server.open_stores.upkeep.damaged() == []
         vfs.heal()
-        await server.checkpointer._checkpoint([store])
+        await server.files.checkpoint([store])
         assert store.file is not None
         assert store.file.meta.revision == 2
         server.end()
@@ -326,7 +338,7 @@ def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alo
         store.append_messages([b"two"])
         store.finish_tick(server.life.tick, server.life.log.segment)
         server.life.append(good, b"good")
-        await server.checkpointer._checkpoint([store, good])
+        await server.files.checkpoint([store, good])
         await server.setting_aside.run_pass()
         assert server.open_stores.find(STREAM) is None
         assert server.open_stores.find(OTHER) is good
@@ -371,7 +383,7 @@ def test_a_restore_reads_what_was_kept(tmp_path: Path) -> None:
         server = Server(tmp_path)
         await damaged(server)
         await server.checkpointer.run_pass(0.0)
-        await server.checkpointer._checkpoint(list(server.open_stores.stores()))
+        await server.files.checkpoint(list(server.open_stores.stores()))
         await server.setting_aside.run_pass()
         server.checkpointer.retire()
         layout = server.life.layout

@@ -1,0 +1,402 @@
+"""The composition root: makes the parts of a server, each after those that it depends on.
+
+It alone knows which storage mode a server has, whether it has a bucket, and who hears of what. A
+part is given what it needs when it is made; those that have something to tell offer to be heard
+(`on_closed`, `on_published`, `on_work`), so that nobody is given what does not exist yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from holdfast.persist.bucket_only.bucket_mode import BucketMode
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.closing import StoreCloser
+from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.past_states import PastStateJobs
+from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.lifecycle.draining import Drainer
+from holdfast.persist.lifecycle.ending import Ending
+from holdfast.persist.lifecycle.giving_back import GivingBack
+from holdfast.persist.lifecycle.heartbeats import Heartbeats, Load
+from holdfast.persist.lifecycle.leaving import Leaving
+from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.lifecycle.openings import Openings
+from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.options import Machine, ServerOptions
+from holdfast.persist.peers.commands import Commands
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.reception import Reception
+from holdfast.persist.server_mode import ModeSwitch
+from holdfast.persist.shared_disk.shared_disk_mode import SharedDiskMode
+from holdfast.persist.storage_mode import StorageMode
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.threads.sync_thread import SyncThread
+from holdfast.persist.threads.tier_threads import TierThreads
+from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.cold_stores import ColdStores
+from holdfast.persist.tier.cooling import Cooler
+from holdfast.persist.tier.snapshotter import Snapshotter
+from holdfast.persist.tier.tier import Tier
+from holdfast.persist.tier.tier_pools import TierPools
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.checkpointing import Checkpointer, OpenLimits
+from holdfast.persist.write_path.durable_files import DurableFiles
+from holdfast.persist.write_path.durable_reads import DurableReads
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.persist.write_path.output_gate import OutputGate
+from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.releasing import Releaser
+from holdfast.persist.write_path.setting_aside import SettingAside
+from holdfast.persist.write_path.turn import Promises, TurnBuilder
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
+from holdfast.shared_fs.bucket_log.fences import BucketGate
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import FenceGate, create_fence
+from holdfast.shared_fs.disk.layout import Layout
+
+#: Files of any size that are checked or copied at once.
+_LARGE_THREADS: Final = 2
+
+
+class Origins(NamedTuple):
+    """What a server is made from."""
+
+    bus: Bus
+    layout: Layout
+    disk: Disk
+    bucket: Bucket | None
+    options: ServerOptions
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one incarnation that its life is made of: see `service.py`."""
+
+    life: Incarnation
+    storage: StorageMode
+    tasks: SpawnedTasks
+    open_stores: OpenStores
+    inbox: Inbox
+    pipeline: Pipeline
+    checkpointer: Checkpointer
+    coordination: Coordination
+    open_queue: OpenQueue
+    heartbeats: Heartbeats
+    leaving: Leaving
+    ending: Ending
+    administrator: Administrator
+    reception: Reception
+    archive_reads: ArchiveReads
+    tier: Tier | None
+    archiver: Archiver | None
+
+    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what runs beside everything else, until cancelled."""
+        if self.tier is not None:
+            yield from self.tier.work()
+        yield self.archive_reads.run()
+        if self.archiver is not None:
+            yield self.archiver.run()
+        yield from self.storage.work(self.tier)
+        yield self.pipeline.run()
+        yield self.heartbeats.run()
+        yield self.open_queue.run()
+        yield self.leaving.drain()
+
+
+class _Threads(NamedTuple):
+    """Where an incarnation runs what blocks."""
+
+    run_in_thread: RunInThread
+    #: For the log: of its own.
+    sync: RunInThread
+    #: For what may take minutes: the check or the copy of a file of gigabytes.
+    large: RunInThread
+    tier: TierPools
+
+
+class _WritePath(NamedTuple):
+    """From what arrives to what leaves, but for the pipeline that drives it."""
+
+    inbox: Inbox
+    progress: LogProgress
+    materialiser: Materialiser
+    archive_reads: ArchiveReads
+    releaser: Releaser
+
+
+def compose(
+    origins: Origins,
+    server: str,
+    incarnation: str,
+    mode: ModeSwitch,
+    resources: contextlib.ExitStack,
+) -> Parts:
+    """Begin an incarnation, whose server's lock is held, and return its parts; `resources` end with
+    it.
+
+    Raises StorageError.
+    """
+    bus, layout, disk, bucket, options, machine = origins
+    threads = _threads(machine, resources)
+    clock = machine.clock_ms or SteadyClock()
+    gate = _gate(origins, server, incarnation)
+    life = Incarnation(
+        server,
+        incarnation,
+        bus,
+        Subjects(options.prefix),
+        disk,
+        layout,
+        gate,
+        clock,
+        threads.run_in_thread,
+        threads.large,
+    )
+    tasks, open_stores = SpawnedTasks(), OpenStores()
+    read_cluster = (
+        partial(bucket_cluster_id, bucket)
+        if bucket is not None and options.bucket_only
+        else partial(read_cluster_id, disk, layout)
+    )
+    told_time = clock.compare if isinstance(clock, SteadyClock) else _nothing
+    coordination = Coordination(life, read_cluster, told_time)
+    owners = Owners(bus, life.subjects)
+    storage: StorageMode
+    if bucket is not None and isinstance(gate, BucketGate):
+        storage = BucketMode(life, bucket, gate, open_stores, coordination, owners)
+    else:
+        storage = SharedDiskMode(
+            life, threads.sync, machine.watch, open_stores, coordination, owners
+        )
+    resources.callback(storage.close)
+
+    archive = Archive(bucket.url) if bucket is not None and bucket.url else None
+    path = _write_path(life, storage, open_stores, archive, threads, tasks)
+    checkpointer = Checkpointer(
+        life,
+        storage.synced_log.log,
+        DurableFiles(
+            life, open_stores.leases, path.progress, path.materialiser, storage.confirm
+        ),
+        open_stores,
+        path.progress,
+        storage.tell_closed,
+        SettingAside(life, open_stores, path.releaser, storage.withdraw).run_pass,
+        OpenLimits(options.idle_close_seconds, options.max_open_stores),
+    )
+    giving_back = GivingBack(coordination, mode, tasks, one_by_one=storage.hands_over)
+    checkpointer.on_unwritten(giving_back.unwritten)
+    tier = None
+    if bucket is not None:
+        cold_stores = ColdStores(
+            bucket, life, open_stores, path.inbox, threads.tier.cold_stores
+        )
+        snapshotter = Snapshotter(
+            bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, mode
+        )
+        cooler = Cooler(snapshotter, life, coordination, threads.tier.snapshots)
+        tier = Tier(server, bucket, snapshotter, cooler, cold_stores)
+    stored = storage.stored_writer(tier, path.releaser)
+    promises = Promises(
+        options.durability, storage.log_level, stored.writes if stored is not None else None
+    )
+    pipeline = Pipeline(
+        life,
+        storage.synced_log,
+        path.inbox,
+        TurnBuilder(server, path.inbox, open_stores, promises),
+        path.progress,
+        path.releaser,
+        stored,
+    )
+
+    load = Load(life, mode, open_stores, storage.synced_log.log, tier, coordination)
+    heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
+    openings = Openings(
+        life,
+        open_stores,
+        path.inbox,
+        storage.opener(tier),
+        storage.dead_logs,
+        tier.cold_stores if tier is not None else None,
+        tasks,
+    )
+    open_queue = OpenQueue(
+        life,
+        open_stores,
+        coordination,
+        checkpointer,
+        mode,
+        giving_back,
+        openings,
+        options.max_open_stores,
+    )
+    drainer = Drainer(
+        life, open_stores, path.releaser, checkpointer, coordination, giving_back, mode
+    )
+    leaving = Leaving(life, mode, storage, open_stores, openings, drainer, heartbeats)
+    ending = Ending(
+        life,
+        mode,
+        storage,
+        open_stores,
+        pipeline,
+        path.archive_reads,
+        checkpointer,
+        coordination,
+    )
+    closer = StoreCloser(
+        life,
+        open_stores=open_stores,
+        owners=owners,
+        pipeline=pipeline,
+        checkpointer=checkpointer,
+        coordination=coordination,
+        opens=openings.opens,
+    )
+    administrator = _administrator(life, options, tier, coordination, closer)
+    request = tier.request if tier is not None else partial(_without_bucket, server)
+    commands = Commands(life, coordination, mode, request)
+    reception = Reception(
+        life, path.inbox, open_stores, heartbeats, commands, administrator, tasks
+    )
+    archiver = None
+    if archive is not None and tier is not None:
+        archiver = Archiver(
+            archive,
+            manifests=tier.snapshotter.manifests,
+            open_stores=open_stores,
+            pipeline=pipeline,
+            checkpointer=checkpointer,
+            run_in_thread=threads.tier.archive,
+            clock_ms=clock,
+            look_seconds=options.tier_policy.archive_look_seconds,
+        )
+    return Parts(
+        life,
+        storage,
+        tasks,
+        open_stores,
+        path.inbox,
+        pipeline,
+        checkpointer,
+        coordination,
+        open_queue,
+        heartbeats,
+        leaving,
+        ending,
+        administrator,
+        reception,
+        path.archive_reads,
+        tier,
+        archiver,
+    )
+
+
+def _gate(origins: Origins, server: str, incarnation: str) -> FenceGate:
+    """Return the fence of a new incarnation, as it sees it itself."""
+    disk, layout, bucket = origins.disk, origins.layout, origins.bucket
+    if origins.options.bucket_only:
+        assert bucket is not None
+        return BucketGate(bucket, server, incarnation)
+    disk.make_directory(layout.incarnation(server, incarnation))
+    path = layout.fence(server, incarnation)
+    create_fence(disk, path)
+    return FenceGate(disk, path, server, incarnation)
+
+
+def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:
+    given = machine.run_in_thread
+    pools = TierPools(given)
+    resources.callback(pools.stop)
+    if given is not None:
+        return _Threads(given, given, given, pools)
+    sync, large = SyncThread(), TierThreads("large", _LARGE_THREADS)
+    resources.callback(sync.stop)
+    resources.callback(large.stop)
+    return _Threads(asyncio.to_thread, sync, large, pools)
+
+
+def _write_path(
+    life: Incarnation,
+    storage: StorageMode,
+    open_stores: OpenStores,
+    archive: Archive | None,
+    threads: _Threads,
+    tasks: SpawnedTasks,
+) -> _WritePath:
+    inbox, progress = Inbox(life.server), LogProgress()
+    open_stores.leases.attach(inbox)
+    materialiser = Materialiser(open_stores.leases, progress, life.run_in_thread, tasks)
+    archive_reads = ArchiveReads(archive, inbox, threads.tier.archive)
+    releaser = Releaser(
+        life,
+        OutputGate(life.gate, storage.confirm_open),
+        inbox,
+        progress,
+        DurableReads(life.server, inbox, progress, materialiser, archive_reads),
+        materialiser,
+    )
+    return _WritePath(inbox, progress, materialiser, archive_reads, releaser)
+
+
+def _administrator(
+    life: Incarnation,
+    options: ServerOptions,
+    tier: Tier | None,
+    coordination: Coordination,
+    closer: StoreCloser,
+) -> Administrator:
+    bucket_only = options.bucket_only
+    manifests = tier.snapshotter.manifests if tier is not None else None
+    deletions = DeletionJobs(life, closer, coordination, manifests, bucket_only=bucket_only)
+    if tier is None:
+        return Administrator(life.server, deletions, None)
+    past_states = PointInTimeRestore(
+        tier.snapshotter.manifests,
+        disk=life.disk,
+        layout=life.layout,
+        incarnation=life.id,
+        clock_ms=life.clock_ms,
+        keep=options.tier_policy.keep,
+    )
+    jobs = PastStateJobs(
+        life,
+        closer,
+        coordination,
+        past_states,
+        tier.snapshotter.snapshot,
+        bucket_only=bucket_only,
+    )
+    return Administrator(life.server, deletions, jobs)
+
+
+def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:
+    """Refuse to snapshot anything."""
+    raise InvalidArgumentError(argument="command", reason=f"server {server!r} has no bucket")
+
+
+def _nothing(time_ms: int) -> None:
+    return None
+
+

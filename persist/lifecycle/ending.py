@@ -1,0 +1,86 @@
+"""The clean end of a server's life, after it has handed over what it could.
+
+It answers what has arrived, makes everything durable, releases the rest at once and leaves no
+folder behind. What could not be made durable stays in its log: it fences itself, and whoever opens
+the stores next reads that, as after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.server_mode import ModeSwitch
+from holdfast.persist.storage_mode import StorageMode
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.protocol.errors import HoldfastError
+
+logger = logging.getLogger("holdfast.persist")
+
+#: How long what has arrived may take to be answered.
+_ANSWER_SECONDS: Final = 2.0
+
+
+class Ending:
+    """The clean end of one incarnation."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        mode: ModeSwitch,
+        storage: StorageMode,
+        open_stores: OpenStores,
+        pipeline: Pipeline,
+        archive_reads: ArchiveReads,
+        checkpointer: Checkpointer,
+        coordination: Coordination,
+    ) -> None:
+        self._life = life
+        self._mode = mode
+        self._storage = storage
+        self._open_stores = open_stores
+        self._pipeline = pipeline
+        self._archive_reads = archive_reads
+        self._checkpointer = checkpointer
+        self._coordination = coordination
+
+    async def finish(self) -> None:
+        """Answer what has arrived, close everything, release, remove this incarnation's folder."""
+        server, gate = self._life.server, self._life.gate
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._answered()
+        left = await self._checkpointer.close_all()
+        if not await self._storage.end(left=len(left)):
+            # Some file could not be made durable: the log stays, and whoever opens the store next
+            # applies it, as after a crash.
+            logger.error("server.not_clean server=%s stores=%d", server, len(left))
+            gate.fence_myself()
+            return
+        if not self._mode.lives_again:
+            # The next life of a drained server takes the place of this one when it registers: one
+            # that has released all counts as ended by itself, and drained no longer.
+            try:
+                await self._coordination.release_all()
+            except HoldfastError as error:
+                logger.warning("server.release_failed server=%s reason=%s", server, error)
+        gate.fence_myself()
+        self._storage.leave()
+        logger.info("server.stopped server=%s incarnation=%s", server, self._life.id)
+
+    async def _answered(self) -> None:
+        """Return once everything that has arrived is answered."""
+        while (  # noqa: ASYNC110
+            not self._pipeline.idle
+            or self._open_stores.waiting_count
+            or self._archive_reads.waiting_count
+        ):
+            # Six different places empty at their own pace; this is the end of a life, not a loop.
+            await asyncio.sleep(0.005)

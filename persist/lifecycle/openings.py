@@ -1,0 +1,198 @@
+"""The openings of a server: stores that the coordinator has granted become open ones, or refusals.
+
+A few at a time; a store that takes long, because gigabytes of it are checked or copied, holds up
+none that come after it: it gives its place among the few back. A store that cannot be opened now
+(its file is locked, the bucket or the coordinator is away, it is cold) is asked for again later;
+everything else that goes wrong is the answer of whoever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.storage_mode import DeadLogReader, Opener
+from holdfast.persist.store.open_stores import OpenStores, WantedStore
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.protocol.control import Grant
+from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
+_PARALLEL_OPENS: Final = 8
+#: An opening that takes longer than this (a large file is checked or copied) lets another begin.
+_LONG_OPEN_SECONDS: Final = 0.25
+#: Between two tries to open a file whose lock another process still holds.
+_LOCK_RETRY_SECONDS: Final = 0.05
+
+
+class Opens:
+    """What is being opened, and who wants nothing to be: `async with opens` waits for that to end,
+    and lets nothing begin meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+        #: Set by the next one that ends, and then replaced.
+        self._next_end = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Stores that are being opened."""
+        return self._count
+
+    @property
+    def may_begin(self) -> asyncio.Lock:
+        """Held while openings are begun."""
+        return self._lock
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            await self._none.wait()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    async def wait_below(self, count: int) -> None:
+        """Return when fewer than `count` are being opened."""
+        while self._count >= count:
+            await self._next_end.wait()
+
+    def begun(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def ended(self) -> None:
+        self._count -= 1
+        self._next_end.set()
+        self._next_end = asyncio.Event()
+        if not self._count:
+            self._none.set()
+
+
+class _Places:
+    """So many at once, but for those that take long."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        await self._free.acquire()
+        given_back = False
+
+        def give_back() -> None:
+            nonlocal given_back
+            given_back = True
+            self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(_LONG_OPEN_SECONDS, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if not given_back:
+                give_back()
+
+
+class Openings:
+    """Opens the stores of one incarnation."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        open_stores: OpenStores,
+        inbox: Inbox,
+        opener: Opener,
+        dead_logs: DeadLogReader,
+        cold_stores: ColdStores | None,
+        tasks: SpawnedTasks,
+    ) -> None:
+        """`cold_stores` is None of a server without a bucket."""
+        self._run_in_thread = life.run_in_thread
+        self._open_stores = open_stores
+        self._inbox = inbox
+        self._opener = opener
+        self._dead_logs = dead_logs
+        self._cold_stores = cold_stores
+        self._tasks = tasks
+        self.opens = Opens()
+        self._places = _Places(_PARALLEL_OPENS)
+        self.has_opened = False
+
+    async def refresh_logs(self) -> None:
+        """Read the logs of incarnations that were fenced since the last time. Raises
+        StorageError."""
+        await self._run_in_thread(self._dead_logs.refresh)
+
+    def begin(self, wanted: WantedStore, grant: Grant, tasks: asyncio.TaskGroup) -> None:
+        """Open a store that was granted, in a task."""
+        self.opens.begun()
+        opening = tasks.create_task(self._open_store(wanted, grant))
+        opening.add_done_callback(self._ended)
+
+    def ask_when_free(self, wanted: WantedStore) -> None:
+        """Ask for a store again once nobody here has its file."""
+        self._tasks.spawn(self._open_when_free(wanted))
+
+    def refuse(self, store: StoreId, error: HoldfastError) -> None:
+        """Answer what waits for a store with an error."""
+        if self._cold_stores is not None:
+            self._cold_stores.forget(store)
+        self._inbox.refuse_waiting(self._open_stores.refused(store), error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.opens.ended()
+
+    async def _open_store(self, wanted: WantedStore, grant: Grant) -> None:
+        try:
+            async with self._places.taken():
+                # A new store opens without waiting for anything; hundreds of them in one turn of
+                # the loop would keep heartbeats back.
+                await asyncio.sleep(0)
+                store = await self._opener.open(wanted.store, grant, to_read=not wanted.create)
+        except (UnavailableError, BucketUnavailableError):
+            self._tasks.spawn(self._open_later(wanted))
+            return
+        except StoreIsColdError:
+            assert self._cold_stores is not None
+            self._tasks.spawn(self._cold_stores.bring(wanted, grant))
+            return
+        except FencedError:
+            raise
+        except HoldfastError as error:
+            logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
+            self.refuse(wanted.store, error)
+            return
+        store.used_at = asyncio.get_running_loop().time()
+        self.has_opened = True
+        earlier = self._open_stores.find(wanted.store)
+        if earlier is not None and earlier.file is not None:
+            assert earlier.file.in_memory
+            earlier.file.abandon()
+        self._inbox.submit_again(self._open_stores.opened(store))
+
+    async def _open_later(self, wanted: WantedStore) -> None:
+        """Another process still has the file, or the coordinator's answer is to be had later."""
+        await asyncio.sleep(_LOCK_RETRY_SECONDS)
+        self._open_stores.ask_again([wanted])
+
+    async def _open_when_free(self, wanted: WantedStore) -> None:
+        """The file is being snapshotted, or leaves."""
+        await self._open_stores.leases.free(wanted.store)
+        self._open_stores.ask_again([wanted])

@@ -1,0 +1,39 @@
+"""What a server is started with: what its operator chooses, and what it takes from its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
+from holdfast.persist.threads.loop_watch import LoopWatch
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.tier.tier_policy import TierPolicy
+from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What an operator chooses."""
+
+    prefix: str = DEFAULT_PREFIX
+    durability: Durability = Durability.SYNCED
+    idle_close_seconds: float = IDLE_CLOSE_SECONDS
+    max_open_stores: int = MAX_OPEN_STORES
+    tier_policy: TierPolicy = field(default_factory=TierPolicy)
+    #: The disk is this server's own and a cache; log, fence and truth are in the bucket.
+    bucket_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a server takes from the machine that it runs on; a simulation gives its own."""
+
+    #: Returns int milliseconds since the epoch. None: a steady clock.
+    clock_ms: Callable[[], int] | None = None
+    #: Runs whatever blocks. None: pools of threads, one for each purpose.
+    run_in_thread: RunInThread | None = None
+    watch: Watch = watch_folder
+    loop_watch: LoopWatch | None = None

@@ -1,0 +1,119 @@
+"""What reaches a server over the bus: frames of operations, commands, jobs; each goes where it
+belongs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.lifecycle.heartbeats import Heartbeats
+from holdfast.persist.peers.commands import Commands
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.incoming import take_apart
+from holdfast.protocol.bus.bus import BusMessage, BusSubscription
+from holdfast.protocol.errors import InvalidNameError, ProtocolError, internal_error
+from holdfast.protocol.limits import MAX_WAITING_REFUSALS
+from holdfast.protocol.serving.mishaps import Mishaps
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class Reception:
+    """The subscriptions of one incarnation."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        inbox: Inbox,
+        open_stores: OpenStores,
+        heartbeats: Heartbeats,
+        commands: Commands,
+        administrator: Administrator,
+        tasks: SpawnedTasks,
+    ) -> None:
+        self._server = life.server
+        self._bus = life.bus
+        self._subjects = life.subjects
+        self._inbox = inbox
+        self._open_stores = open_stores
+        self._heartbeats = heartbeats
+        self._commands = commands
+        self._administrator = administrator
+        self._tasks = tasks
+        self._mishaps = Mishaps(logger)
+        self._control: BusSubscription | None = None
+        self._requests: list[BusSubscription] = []
+
+    async def hear_coordinator(self) -> None:
+        """Obey the coordinator from now on."""
+        subject = self._subjects.control(self._server)
+        self._control = await self._bus.subscribe(subject, self._on_control)
+
+    async def take_requests(self) -> None:
+        """Take what clients and operators ask for from now on."""
+        callbacks: list[tuple[str, Callable[[BusMessage], None]]] = [
+            (self._subjects.server_pattern(self._server), self._on_frame),
+            (self._subjects.operator(self._server), self._on_operator),
+            (self._subjects.destroy_pattern(self._server), self._on_destroy),
+        ]
+        for subject, callback in callbacks:
+            self._requests.append(await self._bus.subscribe(subject, callback))
+        await self._bus.flush()
+
+    async def take_no_more_requests(self) -> None:
+        """From now on only the coordinator is answered: a client that finds nobody on the subject
+        of frames has it ask, and a server that does not answer either would be fenced."""
+        for subscription in self._requests:
+            await subscription.unsubscribe()
+
+    async def close(self) -> None:
+        """Hear nobody any more."""
+        if self._control is not None:
+            await self._control.unsubscribe()
+
+    def _on_frame(self, message: BusMessage) -> None:
+        inbox = self._inbox
+        if not self._subjects.may_answer(message.subject, message.reply):
+            # Nobody who may could learn what became of it.
+            logger.debug("frame.without_reply subject=%s", message.subject)
+            return
+        try:
+            tenant = self._subjects.tenant_of(message.subject)
+            incoming = take_apart(tenant, message.payload, message.reply, self._open_stores)
+        except (ProtocolError, InvalidNameError) as error:
+            inbox.refuse(message.reply, -1, error)
+            return
+        except Exception as error:  # noqa: BLE001 (it is this frame's answer)
+            self._mishaps.note("frame.failed", message.subject, error)
+            inbox.refuse(message.reply, -1, internal_error("a frame", error))
+            return
+        for index, wrong in incoming.refusals:
+            inbox.refuse(message.reply, index, wrong)
+        if incoming.arrivals:
+            inbox.submit(incoming.arrivals)
+        elif not incoming.refusals:
+            inbox.answer_empty(message.reply)
+
+    def _on_control(self, message: BusMessage) -> None:
+        if self._heartbeats.stalled:
+            # Nor an answer to a probe.
+            return
+        self._reply(message, self._commands.command(message.payload))
+
+    def _on_operator(self, message: BusMessage) -> None:
+        self._reply(message, self._administrator.command(message.payload))
+
+    def _on_destroy(self, message: BusMessage) -> None:
+        tenant = self._subjects.tenant_of(message.subject)
+        self._reply(message, self._administrator.destroy(tenant, message.payload))
+
+    def _reply(self, message: BusMessage, payload: bytes) -> None:
+        if (
+            self._subjects.may_answer(message.subject, message.reply)
+            and len(self._tasks) < MAX_WAITING_REFUSALS
+        ):
+            self._tasks.spawn(self._bus.publish(message.reply, payload))

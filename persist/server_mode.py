@@ -1,0 +1,58 @@
+"""Which way a server's life goes: it runs, is drained, or stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import inf
+
+from holdfast.protocol.control import ServerMode
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class ModeSwitch:
+    """The mode of one incarnation: set from outside, by the coordinator and by itself."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._draining = False
+        #: Set whenever the coordinator says something new about draining.
+        self.changed = asyncio.Event()
+        #: This life is to end, cleanly.
+        self.stopping = asyncio.Event()
+        #: After a clean end the next life begins: see `leaving.py`.
+        self.lives_again = False
+        #: The coordinator was told that nothing is this server's, and may not have heard: until it
+        #: has, nothing may be opened.
+        self.vacating = False
+        #: From then on, by the loop's clock, the coordinator need not be waited for.
+        self.give_up_at = inf
+
+    @property
+    def mode(self) -> ServerMode:
+        if self.stopping.is_set():
+            return ServerMode.STOPPING
+        return ServerMode.DRAINING if self._draining else ServerMode.RUNNING
+
+    @property
+    def opens_nothing(self) -> bool:
+        """No store may be opened, nor sought for something to do."""
+        return self.mode is not ServerMode.RUNNING or self.vacating
+
+    @property
+    def gives_up(self) -> bool:
+        """The coordinator need not be waited for any longer."""
+        return asyncio.get_running_loop().time() > self.give_up_at
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether the coordinator wants this server to have no stores."""
+        if draining != self._draining:
+            logger.info("server.draining server=%s draining=%s", self._server, draining)
+            self._draining = draining
+            self.changed.set()
+
+    def stop(self, *, lives_again: bool = False) -> None:
+        """End this life; with `lives_again` another one follows."""
+        self.lives_again = lives_again
+        self.stopping.set()

@@ -1,0 +1,186 @@
+"""The storage of a server on a file system that all servers share.
+
+    log     `commit_log.py`, synced in a thread of its own or in the loop
+    fence   a file, read after each sync and watched (`fence_watch.py`)
+    others  the logs of fenced incarnations, beside: reaped once nobody needs them (`log_reaper.py`)
+
+With a bucket, writes that are to be `stored` go into a log there besides, and what dead servers
+left in theirs is reaped too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final
+
+from holdfast.persist.bucket_log.stored_writer import StoredWriter
+from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk.fence_watch import Watch
+from holdfast.persist.shared_disk.log_reaper import LogReaper
+from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.shared_disk.withdrawing import Withdrawal
+from holdfast.persist.storage_mode import Opener
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.store import Store
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.tier.tier import Tier
+from holdfast.persist.write_path.pipeline import SyncedLog
+from holdfast.persist.write_path.releasing import Releaser
+from holdfast.protocol.errors import FencedError, StorageError, StoreDamagedError
+from holdfast.protocol.limits import SYNC_STALL_SECONDS
+from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
+from holdfast.shared_fs.disk.commit_log import CommitLog
+from holdfast.shared_fs.disk.dead_incarnation import let_go
+from holdfast.shared_fs.disk.fence import is_open
+from holdfast.shared_fs.snapshots.manifest import Manifests
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Dead logs are let go in the background, well after the failover that made them.
+_REAP_SECONDS: Final = 5.0
+
+
+class SharedDiskMode:
+    """The storage of one incarnation: see `StorageMode`."""
+
+    log_level = Durability.SYNCED
+    stall_seconds = SYNC_STALL_SECONDS
+    hands_over = True
+    #: A look at the fence file says it.
+    confirm_open = None
+
+    def __init__(
+        self,
+        life: Incarnation,
+        sync_in_thread: RunInThread,
+        watch: Watch,
+        open_stores: OpenStores,
+        coordination: Coordination,
+        owners: Owners,
+    ) -> None:
+        """The fence of `life` is there. `sync_in_thread` is for its log, `watch` for its folder."""
+        self._life = life
+        self._watch = watch
+        self._open_stores = open_stores
+        self._coordination = coordination
+        self._owners = owners
+        self._log = CommitLog(life.disk, life.layout.log(life.server, life.id))
+        self.synced_log = SyncedLog(self._log, sync_in_thread)
+        self.dead_logs = DeadLogs(life.disk, life.layout, life.id)
+        self._withdrawal = Withdrawal(life)
+        self._stored: StoredWriter | None = None
+        self._mishaps = Mishaps(logger)
+
+    async def begin(self) -> None:
+        """Nothing: the fence is there."""
+
+    async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+        """Tell the coordinator that the files of stores are durable at a revision each."""
+        await self._coordination.created(stores)
+
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
+        """Tell it likewise of files that were closed, durable: store, epoch, revision."""
+        await self._coordination.closed(stores)
+
+    async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
+        """Move the file to quarantine, with what was acknowledged and is not in it. Raises
+        StorageError."""
+        await self._withdrawal.withdraw(store, error)
+        return False
+
+    def opener(self, tier: Tier | None) -> Opener:
+        """Return what opens the files of stores, and brings cold ones."""
+        return StoreOpener(
+            self._life,
+            self.dead_logs,
+            raise_epoch=self._coordination.raise_epoch,
+            confirm=self._coordination.created,
+            cold_stores=tier.cold_stores if tier is not None else None,
+        )
+
+    def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
+        """Return the way into the bucket, if there is one."""
+        if tier is None:
+            return None
+        life = self._life
+        self._stored = StoredWriter(
+            server=life.server,
+            log=BucketLog(tier.bucket, life.server, life.id),
+            answer=releaser.answer,
+            snapshot=tier.snapshotter.snapshot,
+            newest=tier.snapshotter.publisher.newest,
+            find=Manifests(tier.bucket).find,
+            fence_myself=life.gate.fence_myself,
+        )
+        tier.snapshotter.on_published(self._stored.published)
+        return self._stored
+
+    def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what is to run beside everything else, until cancelled."""
+        yield self._watch_fence()
+        yield self._reap_loop()
+        if tier is None or self._stored is None:
+            return
+        yield self._stored.run()
+        yield BucketReaper(
+            tier.bucket,
+            self._life,
+            self._owners,
+            self._open_stores,
+            tier.request,
+            self._is_dead,
+        ).run()
+
+    async def end(self, left: int) -> bool:
+        """Tell if everything is in durable files."""
+        return not left
+
+    def leave(self) -> None:
+        """Close the log and remove the folder of this incarnation."""
+        self._log.close()
+        life = self._life
+        let_go(life.disk, life.layout, life.server, life.id)
+
+    def close(self) -> None:
+        """Nothing: the threads are the caller's."""
+
+    def _is_dead(self, server: str, incarnation: str) -> bool:
+        return not is_open(self._life.disk, self._life.layout.fence(server, incarnation))
+
+    async def _watch_fence(self) -> None:
+        changed = asyncio.Event()
+        folder = self._life.layout.incarnation(self._life.server, self._life.id)
+        with self._watch(folder, changed.set):
+            while True:
+                # At first too: for what changed before there was a watch.
+                try:
+                    self._life.gate.check()
+                except FencedError:
+                    raise
+                except StorageError as error:
+                    logger.error("fence.unreadable reason=%s", error)
+                await changed.wait()
+                changed.clear()
+
+    async def _reap_loop(self) -> None:
+        life = self._life
+        reaper = LogReaper(life, self.dead_logs, self._owners)
+        while True:
+            await asyncio.sleep(_REAP_SECONDS)
+            try:
+                reaper.end_unknown_lives()
+                await life.run_in_thread(self.dead_logs.refresh)
+                await reaper.run_pass()
+            except StorageError as error:
+                logger.warning("log.reap_failed server=%s reason=%s", life.server, error)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
+                self._mishaps.note("log.reap_failed", life.server, error)

@@ -1,0 +1,38 @@
+"""The threads of a server that wait for the bucket, apart by who waits for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.threads.tier_threads import TierThreads
+from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES
+from holdfast.persist.tier.publishing import PARALLEL_SHARDS
+from holdfast.persist.write_path.archive_reads import PARALLEL_READS
+
+_SNAPSHOT_THREADS: Final = 4
+#: For two that publish at once: a pass, and snapshots that writes wait for.
+_PUBLISH_THREADS: Final = 2 * PARALLEL_SHARDS
+
+
+class TierPools:
+    """The pools of one incarnation; each starts with its first use."""
+
+    def __init__(self, run_in_thread: RunInThread | None = None) -> None:
+        """`run_in_thread` is for whoever runs everything in its own way."""
+        self._made: list[TierThreads] = []
+        self.snapshots = run_in_thread or self._pool("tier", _SNAPSHOT_THREADS)
+        self.publishing = run_in_thread or self._pool("publish", _PUBLISH_THREADS)
+        # Of their own: foreground reads must not queue behind background work.
+        self.cold_stores = run_in_thread or self._pool("cold", PARALLEL_FETCHES)
+        self.archive = run_in_thread or self._pool("archive", PARALLEL_READS)
+
+    def stop(self) -> None:
+        """End the threads once they have done what they were given."""
+        for pool in self._made:
+            pool.stop()
+
+    def _pool(self, name: str, count: int) -> TierThreads:
+        pool = TierThreads(name, count)
+        self._made.append(pool)
+        return pool

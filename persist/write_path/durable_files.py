@@ -1,0 +1,169 @@
+"""Makes store files durable: a store's file is handed to a thread for its two or three syncs.
+
+What needs that file waits meanwhile; all else goes on. A small new store gets its file whole
+(`StoreFile.new`), without a WAL. Kept:
+
+- A new store counts as durable only when the coordinator has recorded that its file exists. Until
+  then the log proves the store, so that a file that vanishes is never taken for a new store.
+- A file is checkpointed only by an incarnation that is not fenced: a zombie would change it under
+  the next owner's copy of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.store.leases import Leases
+from holdfast.persist.store.states import OpenState, Standing
+from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    StorageError,
+    StoreDamagedError,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file.applying import StoreMeta
+from holdfast.shared_fs.store_file.store_file import Forgotten, StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: Files being synced at once: on one disk more only queue behind each other.
+PARALLEL_SYNCS: Final = 8
+#: Stores told to the coordinator in one message.
+CONFIRM_BATCH: Final = 1024
+
+_Result = TypeVar("_Result")
+
+
+class DurableFiles:
+    """The files of one incarnation's open stores."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        leases: Leases,
+        progress: LogProgress,
+        materialiser: Materialiser,
+        confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+    ) -> None:
+        """`confirm` tells the coordinator that these stores' files are durable at a revision
+        each."""
+        self._gate = life.gate
+        self._run_in_thread = life.run_in_thread
+        self._leases = leases
+        self._progress = progress
+        self._materialiser = materialiser
+        self._confirm = confirm
+
+    async def with_durable(
+        self, store: Store, work: Callable[[StoreFile], _Result]
+    ) -> _Result | None:
+        """Return what `work` makes, in a thread, of the file of an open store: it is durable with
+        everything synced so far. None if that cannot be now, or there is no file."""
+        if store.state is not OpenState.SERVING:
+            return None
+        with self._leases.lend(store):
+            if not await self.make_durable(store) or store.file is None:
+                return None
+            file = store.file
+            result: _Result = await self._run_in_thread(lambda: work(file))
+            return result
+
+    async def checkpoint(self, stores: list[Store]) -> None:
+        """Make the files of stores durable, with everything synced so far, as far as that can
+        be."""
+        slots = asyncio.Semaphore(PARALLEL_SYNCS)
+        #: With what each file held when it was made durable.
+        unconfirmed: list[tuple[Store, StoreMeta]] = []
+
+        async def one(store: Store) -> None:
+            async with slots:
+                if await self._checkpoint_one(store) and store.standing is Standing.NEW:
+                    assert store.file is not None
+                    unconfirmed.append((store, store.file.meta))
+
+        async with asyncio.TaskGroup() as tasks:
+            for store in stores:
+                tasks.create_task(one(store))
+        await self.confirm_durable(unconfirmed)
+
+    async def _checkpoint_one(self, store: Store) -> bool:
+        """Return whether the file is durable with everything synced so far."""
+        if store.state is not OpenState.SERVING:
+            return False
+        with self._leases.lend(store):
+            return await self.make_durable(store)
+
+    async def make_durable(self, store: Store) -> bool:
+        """Make the file of a store that the caller holds durable, with everything synced so far;
+        return whether it is."""
+        try:
+            await self._write_new_file(store)
+            if store.removes_much(self._progress.synced_tick):
+                await self._materialiser.apply_in_thread(store)
+            store.materialise(self._progress.synced_tick)
+            file = store.file
+            if file is None or (store.oldest_segment is None and not store.needs_sweep):
+                return file is not None
+            # A zombie's checkpoint would change the file under the next owner's copy of it.
+            self._gate.check()
+            before = store.forgets_before(asyncio.get_running_loop().time())
+            if not file.is_sealed:
+                forgotten = await self._run_in_thread(lambda: _tidy_and_checkpoint(file, *before))
+                store.needs_sweep = file.needs_sweep()
+                store.forgot(forgotten)
+        except FencedError:
+            raise
+        except StorageError as error:
+            # The log still has it all; the next pass tries again, unless it is set aside.
+            logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
+            if isinstance(error, StoreDamagedError):
+                store.note_damage(error)
+            return False
+        if store.standing is not Standing.NEW:
+            # What is pending now, also what came meanwhile, is not in the file.
+            store.oldest_segment = store.pending[0].segment if store.pending else None
+        return True
+
+    async def _write_new_file(self, store: Store) -> None:
+        """Give a small new store its file, which is to hold all there is: nothing is accepted
+        meanwhile."""
+        ready = store.ready(self._progress.synced_tick)
+        write = store.prepare_file(ready)
+        if write is not None:
+            if store.state is OpenState.LENT:
+                store.enter(OpenState.HELD)
+            store.file = await self._run_in_thread(write)
+            store.applied(ready)
+
+    async def confirm_durable(self, unconfirmed: list[tuple[Store, StoreMeta]]) -> None:
+        """Tell the coordinator of files that are durable with what their meta says."""
+        for start in range(0, len(unconfirmed), CONFIRM_BATCH):
+            batch = unconfirmed[start : start + CONFIRM_BATCH]
+            try:
+                await self._confirm([(store.id, durable.revision) for store, durable in batch])
+            except HoldfastError as error:
+                # The next pass tries again; the log keeps these stores until then.
+                logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
+                return
+            for store, durable in batch:
+                if store.standing is Standing.NEW:
+                    store.becomes(Standing.DURABLE)
+                store.known_revision = max(store.known_revision, durable.revision)
+                # What was applied while the coordinator was asked is not durable yet.
+                if store.file is not None and store.file.meta is durable:
+                    store.checkpointed()
+
+
+def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> Forgotten:
+    forgotten = file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+    file.sweep()
+    file.checkpoint()
+    return forgotten
