@@ -1,1 +1,1 @@
-"""The blocking API: the asyncio one, run in a thread of its own."""
+"""The blocking API: the asyncio one, run in a thread of its own. Most of it is generated."""
