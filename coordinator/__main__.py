@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.serving.process import run_server, server_parser
@@ -63,13 +64,15 @@ async def _serve(
         disk = await asyncio.to_thread(choose_disk, layout.root, wanted)
     coordinator = Coordinator(
         bus,
-        layout,
-        disk,
+        Storage(
+            layout,
+            disk,
+            bucket=bucket,
+            fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
+        ),
         prefix=options.prefix,
         standby=options.standby,
         replace_damaged_state=options.replace_damaged_state,
-        bucket=bucket,
-        fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
     )
     on_signals(coordinator.stop)
     await coordinator.run()

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
+from holdfast.coordinator.answering.batch import (
+    Record,
+    RecordFound,
+    RecordFoundCold,
+    RecordSurveyed,
+)
+from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.background_tasks import BackgroundTasks
-from holdfast.coordinator.batch import Record, RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.state.lost_state import stores_in, stores_on_disk
+from holdfast.coordinator.storage import Storage
 from holdfast.protocol.errors import StorageError
-from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import Layout
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -36,18 +40,13 @@ class Survey:
 
     def __init__(
         self,
-        layout: Layout,
-        disk: Disk,
-        bucket: Bucket | None,
+        storage: Storage,
         background_tasks: BackgroundTasks,
-        record: Callable[[Record], Awaitable[None]],
+        records: RecordQueue,
     ) -> None:
-        """`record` returns once a record is durable."""
-        self._layout = layout
-        self._disk = disk
-        self._bucket = bucket
+        self._storage = storage
         self._background_tasks = background_tasks
-        self._record = record
+        self._records = records
 
     async def run(self, files_pending: bool) -> None:
         """Look where it is still to be done: among the files if `files_pending`, and in the
@@ -56,14 +55,14 @@ class Survey:
         count = 0
         if files_pending:
             count += await self._look_until_done(
-                lambda: stores_on_disk(self._layout, self._disk), RecordFound
+                lambda: stores_on_disk(self._storage.layout, self._storage.disk), RecordFound
             )
-            await self._record(RecordSurveyed())
-        bucket = self._bucket
+            await self._records.record(RecordSurveyed())
+        bucket = self._storage.bucket
         if bucket is not None:
             # After the files: what has one is hot.
             count += await self._look_until_done(lambda: stores_in(bucket), RecordFoundCold)
-            await self._record(RecordSurveyed(with_manifests=True))
+            await self._records.record(RecordSurveyed(with_manifests=True))
         logger.info("coordinator.survey_done stores=%d", count)
 
     async def _look_until_done(
@@ -86,7 +85,7 @@ class Survey:
 
         count = 0
         while stores := await self._background_tasks.blocking(next_slice):
-            await self._record(record(stores))
+            await self._records.record(record(stores))
             count += len(stores)
             logger.info("coordinator.survey stores=%d", count)
             await asyncio.sleep(SURVEY_PAUSE_SECONDS)

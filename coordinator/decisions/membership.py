@@ -10,11 +10,11 @@ Pure: events and `now` (seconds, monotonic) in, effects out. Kept at every step:
   ended by itself; it is told again as long as it says otherwise.
 - Nobody is judged by what could not be heard: ages count from the last (re)connection, and a
   `no responders` is definite only of a server that has been heard on this connection.
-- Silence counts only as far as this coordinator has proof that it hears: see `hearing.Proof`.
+- Silence counts only as far as this coordinator has proof that it hears: see `Proof`.
 - Nobody is dead for silence alone: a probe that is sent late in it must have failed as well.
 
 What it does not do: assign stores (`assignment.py`), remember (`server_records.py`), speak
-(`service.py`). A lost or late event delays a decision and never makes a wrong one.
+(`membership_driver.py`). A lost or late event delays a decision and never makes a wrong one.
 """
 
 from __future__ import annotations

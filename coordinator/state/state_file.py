@@ -16,7 +16,8 @@ drained, and the term. Kept:
 What it holds is read and written by `cluster_record.py`, `server_records.py` and
 `store_records.py`, within a transaction. It decides nothing. One thread at a time may use it. The
 file must not be opened by other means while it is open here: closing any descriptor of it would
-drop SQLite's lock. """
+drop SQLite's lock.
+"""
 
 from __future__ import annotations
 

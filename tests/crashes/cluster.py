@@ -22,6 +22,7 @@ from simulation.simulated_files import Operation
 from simulation.simulated_tiers import OneByOne, resting_files
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.persist.bucket_log import stored_writer
 from holdfast.persist.bucket_only import bucket_mode as bucket_ground
 from holdfast.persist.bucket_only import bucket_reaper
@@ -96,14 +97,12 @@ class CrashCluster(Cluster):
         layout = open_layout(root, life.disk)
         bucket = Bucket(CallerBackend(self, life.name))
         if life.name == COORDINATOR:
+            fences = BucketFences(bucket) if self.bucket_only else None
             return Coordinator(
                 life.bus,
-                layout,
-                life.disk,
+                Storage(layout, life.disk, bucket=bucket, fences=fences),
                 clock_ms=self.now_ms,
                 run_blocking=self.run_in_thread,
-                bucket=bucket,
-                fences=BucketFences(bucket) if self.bucket_only else None,
             )
         return PersistServer(
             life.bus,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.coordinator import requests
+from holdfast.coordinator.answering import requests
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MIN_PAYLOAD_BYTES
 from hostile import mutation, templates

@@ -16,7 +16,6 @@ from support.raw_nats import raw_nats
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import StoreInfo, StoreState
 from holdfast.protocol.errors import (
-    BusyError,
     FencedError,
     HoldfastError,
     InvalidNameError,
@@ -435,21 +434,6 @@ def test_a_joining_incarnation_makes_a_third_one_wait(run: Run) -> None:
             await third.register()
             assert not second.fence_is_open
             assert third.fence_is_open
-
-    run(scenario)
-
-
-def test_beyond_its_bounds_the_coordinator_says_busy(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            with monkeypatch.context() as patch:
-                patch.setattr("holdfast.coordinator.service.MAX_WAITING_REQUESTS", 0)
-                with pytest.raises(BusyError):
-                    await client.servers()
-            assert await client.servers() == {}
 
     run(scenario)
 

@@ -31,6 +31,7 @@ from support.persist_processes import (
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.persist.options import Machine
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
@@ -98,7 +99,7 @@ class World:
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
         self._coordinator = Coordinator(
-            self.network.connect("c"), layout, Disk(), clock_ms=lambda: self.clock_ms
+            self.network.connect("c"), Storage(layout, Disk()), clock_ms=lambda: self.clock_ms
         )
         self._coordinating = asyncio.create_task(self._coordinator.run())
 

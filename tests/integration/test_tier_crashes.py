@@ -22,10 +22,8 @@ import apsw
 import pytest
 from support.write_path_parts import a_life as an_incarnation
 
-from holdfast.coordinator.batch import Reply, RequestBatch, execute
-from holdfast.coordinator.decisions.events import RecordDead, RecordLive
-from holdfast.coordinator.decisions.membership import MemberView
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.batch import Reply, RequestBatch, execute
+from holdfast.coordinator.answering.requests import (
     Adopt,
     ColdStore,
     Cool,
@@ -36,6 +34,8 @@ from holdfast.coordinator.requests import (
     Request,
     ResolveRequest,
 )
+from holdfast.coordinator.decisions.events import RecordDead, RecordLive
+from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.server_mode import ModeSwitch

@@ -27,6 +27,7 @@ from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 from simulation.virtual_loop import Process, current_process
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk.fence_watch import no_watch
@@ -163,8 +164,7 @@ class Cluster:
         if life.name == COORDINATOR:
             return Coordinator(
                 life.bus,
-                layout,
-                life.disk,
+                Storage(layout, life.disk),
                 clock_ms=self.now_ms,
                 run_blocking=self.run_in_thread,
             )

@@ -26,6 +26,7 @@ from holdfast.client.connection import Client
 from holdfast.client.following.follower import Follower
 from holdfast.client.wire.link import Link
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.persist import service
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.options import Machine, ServerOptions
@@ -545,12 +546,10 @@ class CoordinatorNode(Node):
         layout = open_layout(ROOT, self.disk)
         coordinator = Coordinator(
             self.bus,
-            layout,
-            self.disk,
+            Storage(layout, self.disk, bucket=self.own_bucket()),
             clock_ms=self.now_ms,
             standby=True,
             run_blocking=self.run_in_thread,
-            bucket=self.own_bucket(),
             new_id=lambda: self.bus.name,
         )
         await coordinator.run()

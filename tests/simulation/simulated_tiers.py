@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-from holdfast.coordinator import service as coordinator_service
+from holdfast.coordinator import collecting
 from holdfast.coordinator.state.lost_state import write_state
 from holdfast.persist.bucket_log import log_uploader as slot_putter
 from holdfast.persist.bucket_log import stored_writer
@@ -101,12 +101,12 @@ def in_the_simulation(
         (bucket_log, "ThreadPoolExecutor", OneByOne),
         (cooling, "resting_files", functools.partial(resting_files, files)),
         (Cooler, "_free_ratio", lambda cooler: 1.0),
-        (coordinator_service, "Collector", collector),
+        (collecting, "Collector", collector),
         # Limits, so small that a short run reaches them.
         (cooling, "_FORGOTTEN_SECONDS", chance.choice((2.0, 5.0))),
         (cooling, "_ABANDONED_SECONDS", 5.0),
         (cooling, "_GROUP_STORES", chance.choice((1, 64))),
-        (coordinator_service, "COLLECT_SECONDS", chance.choice((1.0, 4.0))),
+        (collecting, "COLLECT_SECONDS", chance.choice((1.0, 4.0))),
         (bucket_reaper, "_PASS_SECONDS", chance.choice((2.0, 60.0))),
         (stored_writer, "_RETIRE_SECONDS", chance.choice((0.3, 3.0))),
         (stored_writer, "_LATE_PUT_SECONDS", LATE_SECONDS),

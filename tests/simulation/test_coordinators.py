@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryDelivery, MemoryNetwork
 from holdfast.protocol.control import Heartbeat
@@ -82,8 +83,7 @@ class World:
         """Run a coordinator; return once it answers, unless it stands by."""
         coordinator = Coordinator(
             self.network.connect(name),
-            layout or self.layout,
-            self.disk,
+            Storage(layout or self.layout, self.disk),
             standby=standby,
             run_blocking=at_once,
         )

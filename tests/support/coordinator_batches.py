@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgpack
 
-from holdfast.coordinator.batch import Record, Reply, RequestBatch, execute
+from holdfast.coordinator.answering.batch import Record, Reply, RequestBatch, execute
+from holdfast.coordinator.answering.requests import Open, OpenStore, Request
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.membership import MemberView
-from holdfast.coordinator.requests import Open, OpenStore, Request
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import HoldfastError

@@ -11,6 +11,7 @@ from typing import Any, Self
 from support.nats_server import NatsServer
 
 from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import BusMessage, BusSubscription
 from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.control import ServerInfo
@@ -220,7 +221,7 @@ class Cluster:
     async def coordinator(self, disk: Disk | None = None) -> AsyncIterator[Coordinator]:
         bus = await connect_nats(self.nats.url, name="test-coordinator")
         try:
-            coordinator = Coordinator(bus, self.layout, disk or self.disk)
+            coordinator = Coordinator(bus, Storage(self.layout, disk or self.disk))
             ready = asyncio.Event()
             running = asyncio.create_task(coordinator.run(ready))
             waiting = asyncio.create_task(ready.wait())

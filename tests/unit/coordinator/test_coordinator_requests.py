@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from support.coordinator_batches import DEAD_A, LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
-from holdfast.coordinator.batch import RecordFound, RecordFoundCold, RecordSurveyed
-from holdfast.coordinator.decisions.events import RecordDead, RecordLive
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.batch import RecordFound, RecordFoundCold, RecordSurveyed
+from holdfast.coordinator.answering.requests import (
     Adopt,
     Closed,
     ClosedStore,
@@ -33,6 +32,7 @@ from holdfast.coordinator.requests import (
     Vacate,
     parse,
 )
+from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.state import promised_stores
 from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.server_records import IncarnationState

@@ -12,9 +12,8 @@ import apsw
 import pytest
 from support.coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
 
-from holdfast.coordinator.batch import RequestBatch, execute
-from holdfast.coordinator.decisions.events import RecordDead
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.batch import RequestBatch, execute
+from holdfast.coordinator.answering.requests import (
     Closed,
     ClosedStore,
     Open,
@@ -22,6 +21,7 @@ from holdfast.coordinator.requests import (
     ReleaseAll,
     ResolveRequest,
 )
+from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
 from holdfast.coordinator.state.term import TermFile

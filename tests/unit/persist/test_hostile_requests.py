@@ -15,15 +15,14 @@ from support.coordinator_batches import LIVE_A, LIVE_B, member
 from support.hostile_values import DEEP, NUMBERS, ODD, payload
 from support.write_path_parts import a_life
 
-from holdfast.coordinator.batch import RequestBatch, execute
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.batch import RequestBatch, execute
+from holdfast.coordinator.answering.requests import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,
     parse,
     store_count,
 )
-from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.deleting import DeletionJobs
@@ -189,18 +188,5 @@ def test_whatever_operators_ask_of_a_server_it_answers() -> None:
                     except HoldfastError as error:
                         assert error.code != "internal_error", (message, error)
                 await administrator.stop()
-
-    asyncio.run(main())
-
-
-def test_a_reply_that_cannot_be_packed_fails_alone() -> None:
-    async def main() -> None:
-        class Bus:
-            max_payload_bytes = 1 << 20
-
-        coordinator = Coordinator(cast(Any, Bus()), cast(Any, None), Disk())
-        coordinator._reply("r", {"number": 1 << 70})
-        with pytest.raises(HoldfastError, match="OverflowError"):
-            decode_control(coordinator._replies.popleft()[1])
 
     asyncio.run(main())

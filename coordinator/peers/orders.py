@@ -8,10 +8,9 @@ service: see `term.py`, and `progress.py` for when that coordinator began on no 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.decisions.events import (
     FenceFailed,
     FenceWritten,
@@ -21,13 +20,13 @@ from holdfast.coordinator.decisions.events import (
     TellToDrain,
     WriteFence,
 )
-from holdfast.protocol.bus.bus import Bus, NoRespondersError
+from holdfast.coordinator.life import Life
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.control import ServerMode
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.bucket_log.fences import Fences
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -35,26 +34,12 @@ logger = logging.getLogger("holdfast.coordinator")
 class Orders:
     """The orders of one coordinator's term."""
 
-    def __init__(
-        self,
-        *,
-        bus: Bus,
-        subjects: Subjects,
-        fences: Fences,
-        background_tasks: BackgroundTasks,
-        term: int,
-        check_term: Callable[[], None],
-        fall_behind: Callable[[int], None],
-        cluster: str,
-    ) -> None:
-        """`fall_behind` takes a higher term that a server has heard, and raises DeposedError."""
-        self._bus = bus
-        self._subjects = subjects
-        self._fences = fences
-        self._background_tasks = background_tasks
-        self._term = term
-        self._check_term = check_term
-        self._fall_behind = fall_behind
+    def __init__(self, life: Life, state: StateFile, cluster: str) -> None:
+        self._bus = life.bus
+        self._subjects = life.subjects
+        self._fences = life.storage.fences
+        self._background_tasks = life.background_tasks
+        self._state = state
         self._cluster = cluster
 
     async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
@@ -74,6 +59,10 @@ class Orders:
             return ProbeFailed(server, incarnation, no_responders=False)
         draining = answer.get("state") in (ServerMode.DRAINING, ServerMode.STOPPING)
         return ProbeAnswered(server, incarnation, draining)
+
+    async def fence_is_open(self, server: str, incarnation: str) -> bool:
+        """Tell if an incarnation has not been fenced. Raises StorageError."""
+        return await self._background_tasks.blocking(self._fences.is_open, server, incarnation)
 
     async def write_fence(
         self, order: WriteFence
@@ -128,17 +117,17 @@ class Orders:
     async def _command(
         self, server: str, timeout_seconds: float, **fields: object
     ) -> Mapping[str, Any]:
-        payload = encode_control(term=self._term, cluster=self._cluster, **fields)
+        payload = encode_control(term=self._state.term, cluster=self._cluster, **fields)
         subject = self._subjects.control(server)
         answer = await self._bus.request(subject, payload, timeout_seconds)
         try:
             return decode_control(answer)
         except DeposedError as error:
             newer_term = error.fields.get("newer_term")
-            if type(newer_term) is int and self._term < newer_term < MAX_TERM:
-                await self._background_tasks.blocking(self._fall_behind, newer_term)
+            if type(newer_term) is int and self._state.term < newer_term < MAX_TERM:
+                await self._background_tasks.blocking(self._state.fall_behind, newer_term)
             raise
 
     def _fence(self, server: str, incarnation: str) -> None:
-        self._check_term()
+        self._state.check_term()
         self._fences.fence(server, incarnation)

@@ -12,25 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.coordinator.decisions.assignment import (
-    Assign,
-    Assignment,
-    Balancer,
-    Candidate,
-    Keep,
-    NotOwner,
-    decide,
-    decide_adopt,
-    decide_open,
-)
-from holdfast.coordinator.decisions.events import (
-    RecordDead,
-    RecordLive,
-)
-from holdfast.coordinator.decisions.membership import (
-    MemberView,
-)
-from holdfast.coordinator.requests import (
+from holdfast.coordinator.answering.requests import (
     Adopt,
     Closed,
     ColdStore,
@@ -50,6 +32,24 @@ from holdfast.coordinator.requests import (
     Request,
     ResolveRequest,
     Vacate,
+)
+from holdfast.coordinator.decisions.assignment import (
+    Assign,
+    Assignment,
+    Balancer,
+    Candidate,
+    Keep,
+    NotOwner,
+    decide,
+    decide_adopt,
+    decide_open,
+)
+from holdfast.coordinator.decisions.events import (
+    RecordDead,
+    RecordLive,
+)
+from holdfast.coordinator.decisions.membership import (
+    MemberView,
 )
 from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.server_records import IncarnationState

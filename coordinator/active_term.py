@@ -1,0 +1,117 @@
+"""One term of the active coordinator: from the open state file to its last reply.
+
+Its parts are built in the order in which they depend on each other. What it knows is what the state
+file says and what the standby before it heard; no heartbeat is lost in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, NamedTuple
+
+from holdfast.coordinator.answering.inbox import Inbox
+from holdfast.coordinator.answering.record_queue import RecordQueue
+from holdfast.coordinator.answering.replies import Replies
+from holdfast.coordinator.answering.waiting_replies import WaitingReplies
+from holdfast.coordinator.collecting import collect_garbage
+from holdfast.coordinator.decisions.events import TimePassed
+from holdfast.coordinator.decisions.membership import MAX_ENDED_REMEMBERED
+from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
+from holdfast.coordinator.life import Life
+from holdfast.coordinator.membership_driver import KnownServers, MembershipDriver
+from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
+from holdfast.coordinator.peers.orders import Orders
+from holdfast.coordinator.request_loop import RequestLoop
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.coordinator.survey import Survey
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: How finely silence is noticed.
+TICK_SECONDS: Final = 0.1
+
+
+class ActiveTerm:
+    """What the holder of the lock does. `serve` it once."""
+
+    def __init__(self, life: Life, cluster: str, feed: HeartbeatFeed, state: StateFile) -> None:
+        self._life = life
+        self._feed = feed
+        self._state = state
+        self._records = RecordQueue(life.wakeup)
+        replies = Replies(life.bus, cluster, life.mishaps, life.wakeup)
+        waiting = WaitingReplies(replies, state.term, life.clock_ms)
+        self._inbox = Inbox(life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup)
+        orders = Orders(life, state, cluster)
+        self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
+        self._loop = RequestLoop(life, state, self._inbox, self._records, self._driver, replies)
+
+    async def serve(self, heard: StandbyHeartbeats, ready: asyncio.Event | None) -> None:
+        """Answer until the coordinator is to end; set `ready` once requests are answered.
+
+        Raises OtherClusterError, DeposedError, StorageError, ConnectionFailedError.
+        """
+        life, tasks = self._life, self._life.background_tasks
+        recorded = await tasks.blocking(_read, self._state)
+        try:
+            async with tasks:
+                requests = await life.bus.subscribe(
+                    life.subjects.coordinator_pattern(), self._inbox.on_message
+                )
+                await life.bus.flush()
+                # No await between the two: a heartbeat is heard by one of them.
+                self._driver.take_over(recorded.servers, heard)
+                self._feed.hand_over(self._driver)
+                self._start_background(recorded)
+                logger.info("coordinator.started term=%s", self._state.term)
+                if ready is not None:
+                    ready.set()
+                try:
+                    await self._loop.run()
+                finally:
+                    life.wakeup.stop()
+                    await requests.unsubscribe()
+                    tasks.cancel()
+        except ExceptionGroup as group_error:
+            if len(group_error.exceptions) == 1:
+                raise group_error.exceptions[0] from None
+            raise
+
+    def _start_background(self, recorded: _Recorded) -> None:
+        life, tasks = self._life, self._life.background_tasks
+        bucket = life.storage.bucket
+        tasks.start("tick", self._tick())
+        if recorded.files_pending or (recorded.manifests_pending and bucket):
+            survey = Survey(life.storage, tasks, self._records)
+            tasks.start("survey", survey.run(recorded.files_pending))
+        if bucket is not None:
+            tasks.start("collect", collect_garbage(life, bucket))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            await self._feed.prove_hearing()
+            self._driver.step(TimePassed(hearing=self._life.bus.connected))
+
+
+class _Recorded(NamedTuple):
+    """What a new coordinator finds in the state file."""
+
+    servers: KnownServers
+    #: What is still to be surveyed.
+    files_pending: bool
+    manifests_pending: bool
+
+
+def _read(state: StateFile) -> _Recorded:
+    with state.transaction():
+        return _Recorded(
+            KnownServers(
+                present=state.servers.present(),
+                ended=state.servers.ended(MAX_ENDED_REMEMBERED),
+                drains=state.servers.drains(),
+            ),
+            files_pending=state.cluster.surveying(),
+            manifests_pending=not state.cluster.knows_all_stores(),
+        )

@@ -1,0 +1,1 @@
+"""Requests of peers: parsed, queued in fair turns, done in batches, answered."""

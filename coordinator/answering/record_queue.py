@@ -1,0 +1,65 @@
+"""What the state file is to remember with the next batch, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.coordinator.answering.batch import Record
+from holdfast.coordinator.decisions.events import RecordLive
+from holdfast.coordinator.wakeup import Wakeup
+from holdfast.protocol.errors import StorageError
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: How long a failed record waits for its next attempt.
+RECORD_RETRY_SECONDS: Final = 0.1
+
+
+class RecordQueue:
+    """Records that are not durable yet."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self._wakeup = wakeup
+        self._records: list[Record] = []
+        self._due_at = 0.0
+        self._recorded = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def add(self, record: Record) -> None:
+        """Have `record` written with the next batch."""
+        self._records.append(record)
+        self._wakeup.set()
+
+    async def record(self, record: Record) -> None:
+        """Return once `record` is durable."""
+        self._records.append(record)
+        while record in self._records:
+            self._recorded.clear()
+            self._wakeup.set()
+            await self._recorded.wait()
+
+    def due(self, now: float) -> tuple[Record, ...]:
+        """Return what is to be written now: everything, or nothing shortly after a failure."""
+        return tuple(self._records) if now >= self._due_at else ()
+
+    def settle(self, records: Sequence[Record], failure: StorageError | None, now: float) -> None:
+        """The oldest records, which were due, are durable, or failed."""
+        if failure is None:
+            del self._records[: len(records)]
+            self._recorded.set()
+        else:
+            logger.error("coordinator.record_failed reason=%s", failure)
+            self._due_at = now + RECORD_RETRY_SECONDS
+
+    def unrecorded(self) -> set[tuple[str, str]]:
+        """Return the incarnations that have joined and are not recorded yet."""
+        return {
+            (record.server, record.incarnation)
+            for record in self._records
+            if isinstance(record, RecordLive)
+        }

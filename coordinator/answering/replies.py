@@ -1,0 +1,65 @@
+"""Replies that are to be sent, each packed as it is made: one that cannot be packed fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from holdfast.coordinator.answering.batch import Reply
+from holdfast.coordinator.wakeup import Wakeup
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.errors import HoldfastError, TooLargeError, internal_error
+from holdfast.protocol.frames import encode_control, encode_control_error
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.serving.mishaps import Mishaps
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: Refusals that wait to be sent; the ones beyond are dropped, and their askers time out.
+MAX_WAITING_REFUSALS: Final = 16384
+
+
+class Replies:
+    """The replies of one active coordinator, in their order."""
+
+    def __init__(self, bus: Bus, cluster: str, mishaps: Mishaps, wakeup: Wakeup) -> None:
+        self._bus = bus
+        self._cluster = cluster
+        self._mishaps = mishaps
+        self._wakeup = wakeup
+        self._packed: deque[tuple[str, bytes]] = deque()
+
+    def add(self, reply_to: str, reply: Reply) -> None:
+        """Answer a request that was taken."""
+        try:
+            if isinstance(reply, HoldfastError):
+                payload = encode_control_error(reply, cluster=self._cluster)
+            else:
+                payload = encode_control(cluster=self._cluster, **reply)
+        except Exception as cause:  # noqa: BLE001 (what cannot be packed fails alone)
+            self._mishaps.note("coordinator.reply_failed", reply_to, cause)
+            payload = encode_control_error(internal_error("a reply", cause))
+        limit_bytes = self._bus.max_payload_bytes
+        if len(payload) > limit_bytes:
+            error = TooLargeError(what="reply", size=len(payload), limit=limit_bytes)
+            payload = encode_control_error(error)
+        self._packed.append((reply_to, payload))
+        self._wakeup.set()
+
+    def refuse(self, reply_to: str, error: HoldfastError) -> None:
+        """Answer a request that was not taken, unless too many such answers wait."""
+        if len(self._packed) < MAX_WAITING_REFUSALS:
+            self.add(reply_to, error)
+
+    async def send(self) -> None:
+        """Send all that wait."""
+        while self._packed:
+            subject, payload = self._packed.popleft()
+            try:
+                async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
+                    await self._bus.publish(subject, payload)
+            except TimeoutError:
+                # The asker asks again, as after any loss.
+                logger.warning("coordinator.reply_lost subject=%s", subject)

@@ -1,0 +1,183 @@
+"""The shell of `membership.py`: events in, and what it wants done is carried out.
+
+Orders to servers run beside everything else and end in an event. What is to be remembered goes into
+the next batch. Who waits for a decision is answered when there is one. It judges nobody itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from holdfast.coordinator.answering.batch import Record
+from holdfast.coordinator.answering.record_queue import RecordQueue
+from holdfast.coordinator.answering.replies import Replies
+from holdfast.coordinator.answering.waiting_replies import WaitingReplies
+from holdfast.coordinator.decisions.events import (
+    AskToRegister,
+    Connected,
+    Effect,
+    Event,
+    HeartbeatArrived,
+    OwnMessageArrived,
+    Probe,
+    RecordDead,
+    RecordLive,
+    Registered,
+    Started,
+    Suspected,
+    TellToDrain,
+    WriteFence,
+)
+from holdfast.coordinator.decisions.membership import Membership, MemberView, Standing
+from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
+from holdfast.coordinator.life import Life
+from holdfast.coordinator.peers.orders import Orders
+from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.errors import FencedError, StorageError
+
+logger = logging.getLogger("holdfast.coordinator")
+
+
+class KnownServers(NamedTuple):
+    """What an earlier coordinator recorded of the servers. `ended` is in the order of ending."""
+
+    present: Collection[tuple[str, str]]
+    ended: Collection[tuple[str, str]]
+    drains: Collection[str]
+
+
+class MembershipDriver:
+    """The membership of one term, and what it does."""
+
+    def __init__(
+        self,
+        life: Life,
+        orders: Orders,
+        records: RecordQueue,
+        waiting: WaitingReplies,
+        replies: Replies,
+    ) -> None:
+        self._life = life
+        self._orders = orders
+        self._records = records
+        self._waiting = waiting
+        self._replies = replies
+        self._membership = Membership()
+
+    def take_over(self, known: KnownServers, heard: StandbyHeartbeats) -> None:
+        """Go on from what is recorded and what was heard."""
+        self._membership.restore(known.present, known.ended, heard, self._life.now(), known.drains)
+        self.step(Started())
+
+    def members(self) -> list[MemberView]:
+        """Return the newest incarnation of each server, as seen now."""
+        return self._membership.members(self._life.now())
+
+    # Who waits for a decision.
+
+    async def register(self, server: str, incarnation: str, reply_to: str) -> None:
+        """Let an incarnation in, unless its fence says that it has ended."""
+        if self._membership.standing(server, incarnation) is Standing.UNKNOWN:
+            try:
+                fence_is_open = await self._orders.fence_is_open(server, incarnation)
+            except StorageError as error:
+                self._replies.add(reply_to, error)
+                return
+            if not fence_is_open:
+                logger.info(
+                    "coordinator.fenced_refused server=%s incarnation=%s", server, incarnation
+                )
+                self._replies.add(reply_to, FencedError(server=server, incarnation=incarnation))
+                return
+        self._waiting.register(server, incarnation, reply_to)
+        self.step(Registered(server, incarnation))
+
+    def suspect(self, server: str, incarnation: str, reply_to: str) -> None:
+        """Find out if an incarnation lives, for a client that found nobody listening."""
+        self._waiting.suspect(server, incarnation, reply_to)
+        self.step(Suspected(server, incarnation))
+
+    def settle_waiting(self) -> None:
+        """Answer whoever waits for a decision that has been made."""
+        self._waiting.settle(self._membership, self._records.unrecorded())
+
+    def recording_failed(self, records: Iterable[Record], error: StorageError) -> None:
+        """Records are not durable: who was to be let in by one of them may ask again."""
+        for record in records:
+            if isinstance(record, RecordLive):
+                self._waiting.recording_failed(record.server, record.incarnation, error)
+
+    # What is heard: see `heartbeat_feed.Listener`.
+
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        self._hear(HeartbeatArrived(heartbeat))
+
+    def own_message(self, number: int, sent_at: float) -> None:
+        self._hear(OwnMessageArrived(number, sent_at))
+
+    def missing_own_messages(self, number: int) -> int:
+        return self._membership.missing_own_messages(number)
+
+    def connected(self, now: float, last_number: int) -> None:
+        self._hear(Connected(last_number))
+
+    def _hear(self, event: Event) -> None:
+        if not self._life.wakeup.stopping:
+            self.step(event)
+
+    # Events in, effects out.
+
+    def step(self, event: Event) -> None:
+        """Let the membership see `event`, and begin what it wants done."""
+        for effect in self._membership.handle(event, self._life.now()):
+            self._begin(effect)
+        if self._records or self._waiting:
+            self._life.wakeup.set()
+
+    def _begin(self, effect: Effect) -> None:
+        tasks = self._life.background_tasks
+        match effect:
+            case Probe():
+                tasks.start("probe", self._probe(effect))
+            case WriteFence():
+                tasks.start("fence", self._write_fence(effect))
+            case AskToRegister(server):
+                name = f"ask {server}"
+                if not tasks.running(name):
+                    tasks.start(name, self._orders.ask_to_register(server))
+            case TellToDrain(server, incarnation, draining):
+                name = f"tell {server} {draining}"
+                if not tasks.running(name):
+                    logger.info(
+                        "coordinator.drain server=%s incarnation=%s draining=%s",
+                        server,
+                        incarnation,
+                        draining,
+                    )
+                    tasks.start(name, self._orders.tell_to_drain(effect))
+            case RecordLive(server, incarnation):
+                logger.info("coordinator.server_live server=%s incarnation=%s", server, incarnation)
+                self._records.add(effect)
+            case RecordDead(server, incarnation, reason, released):
+                logger.log(
+                    logging.INFO if released else logging.WARNING,
+                    "coordinator.server_dead server=%s incarnation=%s reason=%s",
+                    server,
+                    incarnation,
+                    reason,
+                )
+                self._records.add(effect)
+
+    async def _probe(self, order: Probe) -> None:
+        self.step(await self._orders.probe(order))
+
+    async def _write_fence(self, order: WriteFence) -> None:
+        written = await self._orders.write_fence(order)
+        if not isinstance(written, tuple):
+            self.step(written)
+            return
+        failed, error = written
+        self.step(failed)
+        self._waiting.fence_failed(order.server, order.incarnation, error)

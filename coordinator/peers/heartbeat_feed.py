@@ -1,0 +1,134 @@
+"""The heartbeats' subject: what servers and coordinators say there, and what this coordinator says.
+
+It speaks to itself, in numbered messages, to have proof that it hears (`standby_heartbeats.py`). It
+judges nobody: the listener does, which is `StandbyHeartbeats` first and `MembershipDriver` once
+this coordinator is the active one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from holdfast.coordinator.life import Life
+from holdfast.coordinator.peers.other_clusters import OtherClusters
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.limits import MAX_ARRAY_LENGTH
+
+logger = logging.getLogger("holdfast.coordinator")
+
+#: Own messages in a row that do not come back on a connection that stands: 5 s of an active
+#: coordinator's. Then it hears nothing, can judge nobody, and must make room for one that hears.
+MAX_MISSING_OWN_MESSAGES: Final = 50
+#: How long an own message may wait for the connection; the next one follows it.
+OWN_MESSAGE_TIMEOUT_SECONDS: Final = 0.1
+
+
+class Listener(Protocol):
+    """Who judges by what is heard."""
+
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """A heartbeat of a server of this cluster arrived."""
+
+    def own_message(self, number: int, sent_at: float) -> None:
+        """A message of this coordinator itself came back."""
+
+    def missing_own_messages(self, number: int) -> int:
+        """Return how many messages of this coordinator have not come back, of `number` sent."""
+
+    def connected(self, now: float, last_number: int) -> None:
+        """The bus was connected again; `last_number` is that of the last message before."""
+
+
+class HeartbeatFeed:
+    """The subject as one coordinator hears it, from its start to its end."""
+
+    def __init__(self, life: Life, listener: Listener) -> None:
+        self._life = life
+        self._listener = listener
+        #: Known once the lock is held.
+        self._others: OtherClusters | None = None
+        #: Since when this coordinator has been the active one.
+        self._active_since: float | None = None
+        self._own_message_count = 0
+
+    def ignore(self, others: OtherClusters) -> None:
+        """From now on it is known which cluster this is, and others are ignored."""
+        self._others = others
+
+    def hand_over(self, listener: Listener) -> None:
+        """This coordinator is the active one from now on, and `listener` judges."""
+        self._listener = listener
+        self._active_since = self._life.now()
+
+    async def prove_hearing(self) -> None:
+        """Send the next message to this coordinator itself. Raises ConnectionFailedError if so many
+        have not come back that it hears nothing."""
+        bus = self._life.bus
+        if not bus.connected:
+            return
+        count = self._listener.missing_own_messages(self._own_message_count)
+        if count >= MAX_MISSING_OWN_MESSAGES:
+            logger.error("coordinator.deaf missing=%d", count)
+            reason = (
+                f"it is connected and delivers nothing: {count} messages of this coordinator to "
+            )
+            raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
+        self._own_message_count += 1
+        payload = encode_control(
+            coordinator=self._life.id,
+            number=self._own_message_count,
+            sent_at=self._life.now(),
+            cluster=self._others.cluster if self._others is not None else "",
+            active_seconds=self._active_seconds() or 0.0,
+        )
+        try:
+            async with asyncio.timeout(OWN_MESSAGE_TIMEOUT_SECONDS):
+                await bus.publish(self._life.subjects.heartbeat(), payload)
+        except TimeoutError:
+            logger.debug("coordinator.own_message_waits")
+
+    def on_connected(self) -> None:
+        """The bus was connected again."""
+        self._listener.connected(self._life.now(), self._own_message_count)
+
+    def on_message(self, message: BusMessage) -> None:
+        """Something arrived on the subject; what makes no sense is dropped."""
+        try:
+            fields = decode_control(message.payload, max_length=MAX_ARRAY_LENGTH)
+            if "coordinator" in fields:
+                self._on_coordinator(fields)
+                return
+            heartbeat = Heartbeat.from_wire(fields)
+        except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
+            logger.debug("coordinator.heartbeat_malformed reason=%s", error)
+            return
+        if self._others is None or not self._others.is_stranger(heartbeat):
+            self._listener.heartbeat(heartbeat, self._life.now())
+
+    def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
+        """A coordinator speaks to itself: this one, or another one."""
+        if fields["coordinator"] == self._life.id:
+            self._listener.own_message(int(fields["number"]), float(fields["sent_at"]))
+        else:
+            self._meet(fields.get("cluster"), float(fields.get("active_seconds", 0.0)))
+
+    def _meet(self, cluster: object, active_seconds: float) -> None:
+        own_seconds = self._active_seconds()
+        if self._others is None or own_seconds is None or self._life.wakeup.stopping:
+            return
+        error = self._others.rival(cluster, active_seconds, own_seconds)
+        if error is not None:
+            self._life.background_tasks.start("leave", _raise(error))
+
+    def _active_seconds(self) -> float | None:
+        return None if self._active_since is None else self._life.now() - self._active_since
+
+
+async def _raise(error: HoldfastError) -> None:
+    raise error

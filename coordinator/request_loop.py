@@ -1,0 +1,93 @@
+"""The loop of an active coordinator: all that arrived since its last turn in one transaction.
+
+It lets the membership see what it must know, has the batch done (`batch.py`), and only then sends
+the replies: nothing is answered before what it says is durable. A failing disk fails requests, and
+the service goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.coordinator.answering.batch import RequestBatch, execute
+from holdfast.coordinator.answering.inbox import Asked, Inbox
+from holdfast.coordinator.answering.record_queue import RecordQueue
+from holdfast.coordinator.answering.replies import Replies
+from holdfast.coordinator.answering.requests import Drain, Register, ReleaseAll, SuspectRequest
+from holdfast.coordinator.decisions.events import DrainChanged, Released
+from holdfast.coordinator.life import Life
+from holdfast.coordinator.membership_driver import MembershipDriver
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.protocol.errors import HoldfastError
+
+
+class RequestLoop:
+    """Takes requests and records, and answers."""
+
+    def __init__(
+        self,
+        life: Life,
+        state: StateFile,
+        inbox: Inbox,
+        records: RecordQueue,
+        driver: MembershipDriver,
+        replies: Replies,
+    ) -> None:
+        self._life = life
+        self._state = state
+        self._inbox = inbox
+        self._records = records
+        self._driver = driver
+        self._replies = replies
+
+    async def run(self) -> None:
+        """Answer until the coordinator is to end."""
+        while not self._life.wakeup.stopping:
+            await self._life.wakeup.wait()
+            # Let all that came in with the same read of the socket be taken together.
+            await asyncio.sleep(0)
+            await self._turn()
+            while self._inbox:
+                await self._turn()
+
+    async def _turn(self) -> None:
+        asked = self._tell_membership(self._inbox.take())
+        records = self._records.due(self._life.now())
+        if asked or records:
+            batch = RequestBatch(
+                records=records,
+                requests=[request for request, _ in asked],
+                members=self._driver.members(),
+                now_ms=self._life.clock_ms(),
+            )
+            outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
+            self._records.settle(records, outcome.failure, self._life.now())
+            if outcome.failure is not None:
+                self._driver.recording_failed(records, outcome.failure)
+            for mishap in outcome.mishaps:
+                self._life.mishaps.note("coordinator.request_failed", "a request", mishap)
+            for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
+                if isinstance(request, Register) and not isinstance(reply, HoldfastError):
+                    registration = self._driver.register(
+                        request.server, request.incarnation, reply_to
+                    )
+                    self._life.background_tasks.start("register", registration)
+                    continue
+                if isinstance(request, Drain) and not isinstance(reply, HoldfastError):
+                    self._driver.step(DrainChanged(request.server, request.draining))
+                self._replies.add(reply_to, reply)
+        self._driver.settle_waiting()
+        await self._replies.send()
+
+    def _tell_membership(self, asked: list[Asked]) -> list[Asked]:
+        """Return what is for the state file; tell the membership what it must know before."""
+        for_state: list[Asked] = []
+        for each in asked:
+            request = each.request
+            if isinstance(request, SuspectRequest):
+                self._driver.suspect(request.server, request.incarnation, each.reply_to)
+                continue
+            if isinstance(request, ReleaseAll):
+                self._driver.step(Released(request.server, request.incarnation))
+            for_state.append(each)
+        return for_state

@@ -1,0 +1,60 @@
+"""Where a cluster keeps what must not be lost, as its coordinator sees it."""
+
+from __future__ import annotations
+
+from holdfast.coordinator.state.lost_state import has_past, open_state
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
+from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences
+from holdfast.shared_fs.disk.disk import Disk, LockFile
+from holdfast.shared_fs.disk.layout import Layout
+
+
+class Storage:
+    """The disk with the coordinator's folder, the fences of the servers, and the bucket if there is
+    one. All methods block."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        disk: Disk,
+        *,
+        bucket: Bucket | None = None,
+        fences: Fences | None = None,
+    ) -> None:
+        """`bucket` has what the store files have not; a coordinator that lost its state looks there
+        too. `fences` are by default those under `layout`."""
+        self.layout = layout
+        self.disk = disk
+        self.bucket = bucket
+        self.fences = fences or FileFences(disk, layout)
+
+    def has_past(self) -> bool:
+        """Tell if there was a coordinator or a store here before; to be asked before `lock`."""
+        return has_past(self.layout, self.disk, self.fences)
+
+    def make_folder(self) -> None:
+        """Make the coordinator's folder, unless it is there."""
+        self.disk.make_directory(self.layout.coordinator)
+
+    def lock(self) -> LockFile:
+        """Return the lock of the active coordinator. Raises AlreadyRunningError."""
+        return self.disk.lock(self.layout.coordinator / "lock", "a coordinator")
+
+    def cluster_id(self) -> str:
+        """Return the id of this cluster, made if it has none; under the lock."""
+        if self.bucket is not None and isinstance(self.fences, BucketFences):
+            return bucket_cluster_id(self.bucket)
+        return make_cluster_id(self.disk, self.layout)
+
+    def open_state(self, *, had_past: bool, replace_damaged: bool, now_ms: int) -> StateFile:
+        """Return the open state file; under the lock. Raises as `open_state_file` does."""
+        return open_state(
+            self.layout,
+            self.disk,
+            self.fences,
+            had_past=had_past,
+            replace_damaged=replace_damaged,
+            now_ms=now_ms,
+        )
