@@ -77,7 +77,7 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
         if len(again) + len(dead) == limit:
             break
         count = pending[seq][1]
-        if store.message_bytes(seq) is None:
+        if store.contents.message_bytes(seq) is None:
             gone.append(seq)
         elif config.max_deliveries is not None and count >= config.max_deliveries:
             if config.dead_letter is None:
@@ -89,7 +89,9 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
     room = config.max_ack_pending - (len(pending) - len(gone) - len(given_up))
     limit -= len(dead)
     wanted = min(limit - len(again), room)
-    first = store.seqs_from(consumer.next_seq, wanted) if wanted > 0 else []
+    first: list[int] = []
+    if wanted > 0:
+        first = store.contents.seqs_from(consumer.next_seq, store.last_seq, wanted)
     if again or first or gone or given_up:
         next_seq = first[-1] + 1 if first else consumer.next_seq
         deadline = now + config.ack_wait_ms

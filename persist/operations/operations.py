@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.operations import consuming, uploads
+from holdfast.persist.store.accepted import Mark
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import Retention
-from holdfast.persist.store.store import Mark, Store
+from holdfast.persist.store.store import Store
 from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -259,7 +260,7 @@ def _append(store: Store, operation: list[Any]) -> Result:
     _, value, headers, msg_id, expected_last_seq, ttl_seconds = _padded(operation, 6)
     if msg_id is not None:
         _check_msg_id(msg_id)
-        known = store.msg_id(msg_id)
+        known = store.contents.msg_id(msg_id)
         window_ms = store.config.dedupe_ms
         if known is not None and known[2] > store.time - window_ms:
             return [known[0], known[1], known[2], True]
@@ -287,7 +288,7 @@ def _set_message(
     size_bytes = _check_value(store, value) + _check_headers(headers)
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
-        _admit(store, size_bytes, store.message_bytes(seq), value, headers)
+        _admit(store, size_bytes, store.contents.message_bytes(seq), value, headers)
     change = [frames.CHANGE_SET_MESSAGE, seq, value]
     if expires is not None:
         change += [headers or None, msg_id, expires]
@@ -308,7 +309,7 @@ def _delete_messages(store: Store, operation: list[Any]) -> Result:
     for seq in dict.fromkeys(seqs):
         if _integer("seq", seq) < 1:
             raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
-        if store.message_bytes(seq) is not None:
+        if store.contents.message_bytes(seq) is not None:
             present.append(seq)
     if present:
         store.delete_messages(present)
@@ -335,7 +336,7 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
         if expected != store.last_seq:
             raise WrongLastSeqError(expected=expected, actual=store.last_seq)
         return [store.revision]
-    actual = store.message_revision(_integer("seq", seq))
+    actual = store.contents.message_revision(_integer("seq", seq), store.unwritten())
     if expected != actual:
         raise WrongRevisionError(key=seq, expected=expected, actual=actual)
     return [store.revision]
@@ -349,7 +350,7 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
     _check_revision(store, key, expected_revision)
     expires = _expires(store, ttl_seconds)
     if store.retention is not None:
-        old = store.entry_state(key)
+        old = store.contents.entry_state(key)
         _admit(store, size_bytes, None if old is None else old[1], value, headers)
     change = [frames.CHANGE_SET_ENTRY, key, value]
     if expires is not None:
@@ -371,7 +372,7 @@ def _delete_entries(store: Store, operation: list[Any]) -> Result:
     if expected_revision is not None:
         for key in keys:
             _check_revision(store, key, expected_revision)
-    present = [key for key in keys if store.entry_state(key) is not None]
+    present = [key for key in keys if store.contents.entry_state(key) is not None]
     if present:
         store.delete_entries(present)
     return [len(present), store.revision]
@@ -393,7 +394,7 @@ def _expect_entry(store: Store, operation: list[Any]) -> Result:
 def _check_revision(store: Store, key: str, expected: Any) -> None:
     if expected is None:
         return
-    state = store.entry_state(key)
+    state = store.contents.entry_state(key)
     actual = 0 if state is None else state[0]
     if _integer("expected_revision", expected) != actual:
         raise WrongRevisionError(key=key, expected=expected, actual=actual)

@@ -43,7 +43,7 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
     end = offset + len(data)
     if end > MAX_LARGE_VALUE_BYTES:
         raise TooLargeError(what="a value", size=end, limit=MAX_LARGE_VALUE_BYTES)
-    upload = store.upload(upload_id)
+    upload = store.contents.upload(upload_id)
     size_bytes = upload.size_bytes if upload is not None else 0
     if upload is not None and end <= size_bytes:
         return [size_bytes, store.revision]
@@ -52,7 +52,7 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
     if store.retention is not None:
         store.retention.check_size(end)
     if upload is None:
-        count = len(store.staged()) + 1
+        count = len(store.contents.staged()) + 1
         if count > MAX_STAGED_UPLOADS:
             raise LimitExceededError(what="uploads", limit=MAX_STAGED_UPLOADS, value=count)
     store.put_chunk(upload_id, offset, data, zlib.crc32(data, upload.crc32 if upload else 0))
@@ -66,7 +66,7 @@ def drop(store: Store, operation: list[Any]) -> list[Any]:
         raise InvalidArgumentError(argument="upload_ids", reason="a list of some is wanted")
     present = []
     for upload_id in dict.fromkeys(map(check_upload_id, upload_ids)):
-        upload = store.upload(upload_id)
+        upload = store.contents.upload(upload_id)
         if upload is not None and not upload.is_placed:
             present.append(upload_id)
     if present:
@@ -78,7 +78,7 @@ def check_value(store: Store, value: Any) -> int:
     """Return the size of the large value that `value` stands for. Raises UploadMismatchError unless
     all of it was uploaded, and nothing else."""
     large = frames.large_value_from_wire(value)
-    upload = store.upload(large.upload_id)
+    upload = store.contents.upload(large.upload_id)
     if (
         upload is None
         or upload.is_placed

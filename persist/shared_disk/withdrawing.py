@@ -85,7 +85,7 @@ class Withdrawal:
 def pending_records(store: Store) -> list[LogRecord]:
     """Return the changes of a store that its file lacks, all of them synced, as log records."""
     records = []
-    for pending in store.pending:
+    for pending in store.pending.ticks:
         previous, time, changes = pending.batch
         payload = frames.encode_changes(store.epoch, previous, time, changes)
         payloads = [payload] if changes else []
@@ -104,12 +104,12 @@ def pending_records(store: Store) -> list[LogRecord]:
 
 def _reaches(records: list[LogRecord], store: Store) -> bool:
     """Tell if records have all that waits for the store's file."""
-    if not store.pending:
+    if not store.pending.ticks:
         return True
     mine = [record for record in records if record.epoch == store.epoch]
     first = min((record.previous_revision for record in mine), default=store.revision)
     last = max((record.revision for record in mine), default=0)
-    return first <= store.pending[0].batch.previous_revision and last >= store.revision
+    return first <= store.pending.ticks[0].batch.previous_revision and last >= store.revision
 
 
 def _let_go(file: StoreFile) -> None:

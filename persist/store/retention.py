@@ -16,7 +16,7 @@ What goes, and in which order, is for `eviction.py` to find.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from holdfast.protocol.errors import LimitExceededError, RateLimitedError
 from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig
@@ -72,6 +72,13 @@ class Retention:
         message_rate, byte_rate = config.max_messages_per_second, config.max_bytes_per_second
         self._message_rate = None if message_rate is None else TokenBucket(message_rate)
         self._byte_rate = None if byte_rate is None else TokenBucket(byte_rate)
+
+    @classmethod
+    def kept(cls, config: dict[str, Any], has_ttl: bool) -> Retention | None:
+        """Return what a store's file says."""
+        if not (config or has_ttl):
+            return None
+        return cls.needed(StoreConfig.from_wire(config), has_ttl=has_ttl)
 
     @classmethod
     def needed(cls, config: StoreConfig, *, has_ttl: bool) -> Self | None:

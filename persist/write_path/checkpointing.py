@@ -252,7 +252,7 @@ class Checkpointer:
         await self._files.confirm_durable(unconfirmed)
         async with asyncio.TaskGroup() as tasks:
             for store in stores:
-                if not store.pending and store.oldest_segment is None:
+                if not store.pending.ticks and store.oldest_segment is None:
                     tasks.create_task(close(store))
         self.retire()
         return closed
@@ -315,7 +315,7 @@ class Checkpointer:
         if (
             self._open_stores.find(store.id) is not store
             or store.state is not OpenState.SERVING
-            or store.pending
+            or store.pending.ticks
             or store.mark is not None
             or store.oldest_segment is not None
             or (used_at is not None and store.used_at != used_at)

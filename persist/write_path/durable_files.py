@@ -129,13 +129,13 @@ class DurableFiles:
             return False
         if store.standing is not Standing.NEW:
             # What is pending now, also what came meanwhile, is not in the file.
-            store.oldest_segment = store.pending[0].segment if store.pending else None
+            store.oldest_segment = store.pending.oldest_segment
         return True
 
     async def _write_new_file(self, store: Store) -> None:
         """Give a small new store its file, which is to hold all there is: nothing is accepted
         meanwhile."""
-        ready = store.ready(self._progress.synced_tick)
+        ready = store.pending.ready(self._progress.synced_tick)
         write = store.prepare_file(ready)
         if write is not None:
             if store.state is OpenState.LENT:

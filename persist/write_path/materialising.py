@@ -11,8 +11,9 @@ import logging
 from collections.abc import Sequence
 
 from holdfast.persist.store.leases import Lease, Leases
+from holdfast.persist.store.pending import PendingTick
 from holdfast.persist.store.states import OpenState
-from holdfast.persist.store.store import PendingTick, Store
+from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.log_progress import LogProgress
@@ -49,7 +50,7 @@ class Materialiser:
         for store, _ in broadcasts:
             limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
             if (
-                store.pending_bytes <= MAX_PENDING_BYTES
+                store.pending.size_bytes <= MAX_PENDING_BYTES
                 and store.revision - store.file_revision <= limit
             ):
                 continue
@@ -81,7 +82,7 @@ class Materialiser:
 
     async def apply_in_thread(self, store: Store) -> None:
         """Apply what is pending of a store that the caller holds. Raises StorageError."""
-        ready, done = store.ready(self._progress.synced_tick), list[PendingTick]()
+        ready, done = store.pending.ready(self._progress.synced_tick), list[PendingTick]()
         failed = True
         try:
             await self._run_in_thread(lambda: store.apply_in_parts(ready, done))

@@ -188,7 +188,7 @@ class Releaser:
             while waiting and spent < allowance and room_bytes > 0 and not is_late():
                 store, arrival, before = waiting.popleft()
                 spent += len(arrival.group.operations)
-                if store.pending:
+                if store.pending.ticks:
                     spent += MATERIALISE_OPERATIONS
                 answer_bytes = execute(store, arrival, answers, is_late)
                 before.count -= 1

@@ -136,16 +136,16 @@ class Tick:
                 return
             if self._log_level == _STORED:
                 durability = _STORED
-        writer = store.writers.get(writer_id) or store.writer(writer_id)
+        writer = store.writers.known.get(writer_id) or store.writer(writer_id)
         verdict, known = writer.judge(counter, first_unacked)
         if verdict is Admission.NEW and (
-            not writer.last or store.outcome_bytes > MAX_OUTCOME_BYTES
+            not writer.last or store.writers.outcome_bytes > MAX_OUTCOME_BYTES
         ):
-            verdict = store.admit_writer(writer_id, writer, counter, first_unacked)
+            verdict = store.writers.admit(writer_id, writer, counter, first_unacked)
         if verdict is not Admission.NEW:
             if not writer.last:
                 # Nothing of it is known: whoever makes up writers shall not fill the memory.
-                store.writers.pop(writer_id, None)
+                store.writers.known.pop(writer_id, None)
             self._answer_retry(store, arrival, verdict, known, writer.last + 1, durability)
             return
         if store.mark is None:
@@ -159,7 +159,7 @@ class Tick:
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
-        store.outcome_bytes += writer.size_bytes - before_bytes
+        store.writers.outcome_bytes += writer.size_bytes - before_bytes
         # As `WriterOutcome._make` does, in half the time.
         kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, outcome))
         store.outcomes.append(kept)

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction
+from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -201,7 +202,7 @@ class TurnBuilder:
             store.state is OpenState.LENT
             and not self._inbox.holds(store.id)
             and arrival.writes
-            and not store.needs_file(arrival.writer, arrival.group.operations)
+            and not needs_file(store, arrival.writer, arrival.group.operations)
         )
 
     def _hold(self, tick: Tick, arrival: Arrival) -> bool:

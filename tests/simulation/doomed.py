@@ -158,9 +158,9 @@ class DoomedStream:
         if parts is None:
             return 0
         store = parts.open_stores.find(self._store)
-        if store is None or not store.pending:
+        if store is None or not store.pending.ticks:
             return 0
-        return parts.storage.synced_log.log.segment - store.pending[0].segment + 1
+        return parts.storage.synced_log.log.segment - store.pending.ticks[0].segment + 1
 
     async def _look(
         self, stream: Stream[bytes], timeout_seconds: float, *, last: bool = False

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
 from holdfast.client.handles import large_value
-from holdfast.persist.store import store as persist_store
+from holdfast.persist.store import accepted
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueDamagedError,
@@ -68,7 +68,7 @@ class Uploads:
             patch.object(large_value, "MAX_VALUE_BYTES", _SMALL_BYTES),
             patch.object(large_value, "CHUNK_BYTES", _CHUNK_BYTES),
             patch.object(large_value, "secrets", SimpleNamespace(token_bytes=self.new_id)),
-            patch.object(persist_store, "_UPLOAD_RETENTION_MS", int(_RETENTION_SECONDS * 1000)),
+            patch.object(accepted, "_UPLOAD_RETENTION_MS", int(_RETENTION_SECONDS * 1000)),
         ):
             yield
 

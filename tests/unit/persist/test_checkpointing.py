@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.write_path_parts import WritePath, a_life
 
+from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -200,7 +201,7 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
     world.on_checkpoint = append
     world.run_pass()
     assert store.file_revision == OLD_ENOUGH
-    assert store.oldest_segment == store.pending[0].segment == OLD_ENOUGH + 1
+    assert store.oldest_segment == store.pending.ticks[0].segment == OLD_ENOUGH + 1
     assert world.log.oldest_segment == OLD_ENOUGH + 1
     assert store.state is OpenState.SERVING
     world.run_pass(now=100.0)
@@ -211,11 +212,11 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
 def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
     store = world.open_store("a")
     append = [frames.APPEND, b"v"]
-    assert store.needs_file(b"w", [append])
+    assert needs_file(store, b"w", [append])
     store.writer(b"w")
-    assert not store.needs_file(b"w", [append, append])
-    assert store.needs_file(b"w", [append, [frames.TRIM, 1]])
-    assert store.needs_file(b"w", [[frames.APPEND, b"v", None, "msg_id"]])
+    assert not needs_file(store, b"w", [append, append])
+    assert needs_file(store, b"w", [append, [frames.TRIM, 1]])
+    assert needs_file(store, b"w", [[frames.APPEND, b"v", None, "msg_id"]])
 
 
 def test_only_plain_sets_of_keys_in_memory_by_known_writers_need_no_file() -> None:
@@ -226,13 +227,13 @@ def test_only_plain_sets_of_keys_in_memory_by_known_writers_need_no_file() -> No
     known = [frames.SET_ENTRY, "known", b"v"]
     store.begin()
     store.set_entries([known])
-    assert store.needs_file(b"w", [known])
+    assert needs_file(store, b"w", [known])
     store.writer(b"w")
-    assert not store.needs_file(b"w", [known, known])
-    assert store.needs_file(b"w", [known, [frames.SET_ENTRY, "other", b"v"]])
-    assert store.needs_file(b"w", [[*known, None, 1]])
-    assert store.needs_file(b"w", [[frames.SET_ENTRY, ["known"], b"v"]])
-    assert store.needs_file(b"w", [[frames.DELETE_ENTRIES, ["known"]]])
+    assert not needs_file(store, b"w", [known, known])
+    assert needs_file(store, b"w", [known, [frames.SET_ENTRY, "other", b"v"]])
+    assert needs_file(store, b"w", [[*known, None, 1]])
+    assert needs_file(store, b"w", [[frames.SET_ENTRY, ["known"], b"v"]])
+    assert needs_file(store, b"w", [[frames.DELETE_ENTRIES, ["known"]]])
 
 
 def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
@@ -242,8 +243,8 @@ def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
     world.write(store, synced=False)
     world.run_pass()
     assert store.file_revision == OLD_ENOUGH
-    assert [kept.tick for kept in store.pending] == [OLD_ENOUGH + 1]
-    assert world.log.oldest_segment <= store.pending[0].segment
+    assert [kept.tick for kept in store.pending.ticks] == [OLD_ENOUGH + 1]
+    assert world.log.oldest_segment <= store.pending.ticks[0].segment
 
 
 def test_a_checkpoint_that_fails_keeps_the_log(world: World) -> None:

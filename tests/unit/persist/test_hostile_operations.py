@@ -173,12 +173,13 @@ class Server:
         return (
             store.revision, store.last_seq, store.count, store.bytes, len(store.changes),
             store.config,
-            store.upload(UPLOAD),
-            [store.message_bytes(seq) for seq in range(1, min(store.last_seq, 20) + 1)],
+            store.contents.upload(UPLOAD),
+            [store.contents.message_bytes(seq) for seq in range(1, min(store.last_seq, 20) + 1)],
             [(each.name, each.next_seq, each.pending) for each in store.consumers.by_id.values()],
         ) if store.is_stream else (
             store.revision, store.count, store.bytes, len(store.changes), store.config,
-            store.upload(UPLOAD), store.entry_state("k"), store.entry_state("a"),
+            store.contents.upload(UPLOAD),
+            store.contents.entry_state("k"), store.contents.entry_state("a"),
         )  # fmt: skip
 
     def reopen(self) -> None:

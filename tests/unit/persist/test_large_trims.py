@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.store import store as store_module
+from holdfast.persist.store import pending as pending_module
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -31,7 +31,7 @@ ROWS = 100
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (store_module, store_file_module):
+    for module in (pending_module, store_file_module):
         monkeypatch.setattr(module, "MAX_TRIMMED_ROWS", ROWS)
 
 
@@ -78,7 +78,7 @@ def in_one_go(root: Path, ticks: list[Callable[[Store], object]]) -> tuple[Any, 
     for each in ticks:
         tick(each)
     assert store.file is not None
-    store.file.apply([pending.batch for pending in store.pending])
+    store.file.apply([pending.batch for pending in store.pending.ticks])
     found = content(store.file)
     store.file.abandon()
     return found
@@ -113,13 +113,13 @@ def test_a_large_trim_is_applied_in_parts_of_bounded_length(
 
     monkeypatch.setattr(StoreFile, "_write_meta", note)
     done: list[Any] = []
-    store.apply_in_parts(store.ready(tick.number), done)
+    store.apply_in_parts(store.pending.ready(tick.number), done)
     store.applied(done)
     # No transaction removes more than that, besides what it adds.
     assert max(before - after for before, after in pairwise(counts)) <= ROWS
     assert len(counts) > 10
     assert content(store.file) == expected
-    assert not store.pending
+    assert not store.pending.ticks
     assert not store.removes_much(tick.number)
     store.validate()
     store.file.abandon()
@@ -132,7 +132,7 @@ def test_a_crash_between_the_parts_is_healed_by_the_log(tmp_path: Path, parts: i
     tick = Ticks(store)
     for each in TICKS:
         tick(each)
-    batches = [pending.batch for pending in store.pending]
+    batches = [pending.batch for pending in store.pending.ticks]
     file = store.file
     assert file is not None
     file.apply(batches[:1])
@@ -170,12 +170,12 @@ def test_a_failure_between_the_parts_leaves_the_rest_pending(
     monkeypatch.setattr(StoreFile, "trim_some", failing)
     done: list[Any] = []
     with pytest.raises(StorageFailedError):
-        store.apply_in_parts(store.ready(tick.number), done)
+        store.apply_in_parts(store.pending.ready(tick.number), done)
     store.applied(done)
     store.validate()
-    assert len(store.pending) == len(TICKS) - 1
+    assert len(store.pending.ticks) == len(TICKS) - 1
     done = []
-    store.apply_in_parts(store.ready(tick.number), done)
+    store.apply_in_parts(store.pending.ready(tick.number), done)
     store.applied(done)
     assert store.file is not None
     assert content(store.file) == expected
@@ -243,5 +243,5 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     assert in_thread == ["apply"]
     assert store.file is not None
     assert store.file.meta.count == 0
-    assert not store.pending
+    assert not store.pending.ticks
     store.file.abandon()

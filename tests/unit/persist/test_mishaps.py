@@ -21,7 +21,7 @@ APPEND, TRIM, HEAD = [frames.APPEND, b"v"], [frames.TRIM, 1], [frames.HEAD]
 
 def counters(store: Store) -> tuple[Any, ...]:
     store.validate()
-    sizes = [store.message_bytes(seq) for seq in range(1, 9)]
+    sizes = [store.contents.message_bytes(seq) for seq in range(1, 9)]
     return store.revision, store.last_seq, store.count, store.bytes, sizes
 
 

@@ -115,7 +115,7 @@ def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> Non
     assert world.make_durable()
     assert world.file.is_sealed
     assert not world.has_wal
-    assert (world.store.pending_bytes, list(world.store.pending)) == (0, [])
+    assert (world.store.pending.size_bytes, list(world.store.pending.ticks)) == (0, [])
     assert world.store.oldest_segment is None
     world.store.validate()
 
@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_written_leaves_all_of_it_pending(world: World) ->
     world.in_thread = refuse
     assert not world.make_durable()
     assert world.store.file is None
-    assert len(world.store.pending) == 1
+    assert len(world.store.pending.ticks) == 1
     assert world.store.oldest_segment == 1
     world.in_thread = lambda: None
     assert world.make_durable()

@@ -94,7 +94,7 @@ def test_a_write_is_answered_logged_and_broadcast_with_the_same_bytes() -> None:
         [b"w", 1, 1, 1001, tick.synced["reply"][0][2]]
     ]
     assert tick.wait_for == 1
-    assert [kept.segment for kept in store.pending] == [3]
+    assert [kept.segment for kept in store.pending.ticks] == [3]
     store.validate()
 
 
@@ -408,7 +408,7 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
     assert on_file.file is None
     on_file.materialise(2)
     assert on_file.file_revision == 2
-    assert [kept.tick for kept in on_file.pending] == [3]
+    assert [kept.tick for kept in on_file.pending.ticks] == [3]
     on_file.validate()
 
 
@@ -489,22 +489,22 @@ def test_a_writer_that_waits_for_all_it_ever_wrote_is_busy_and_others_are_not() 
     for counter in range(1, MAX_WRITER_OUTCOMES + 1):
         assert refused(store, b"w", counter, 1) == "ok"
     assert refused(store, b"w", MAX_WRITER_OUTCOMES + 1, 1) == "busy"
-    assert store.outcome_bytes == store.writers[b"w"].size_bytes
+    assert store.writers.outcome_bytes == store.writers.known[b"w"].size_bytes
     assert refused(store, b"x", 1, 1) == "ok"
     assert refused(store, b"w", MAX_WRITER_OUTCOMES + 1, MAX_WRITER_OUTCOMES) == "ok"
-    assert len(store.writers[b"w"].outcomes) == 2
+    assert len(store.writers.known[b"w"].outcomes) == 2
     store.validate()
 
 
 def test_writers_that_are_made_up_push_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.persist.store.store.MAX_WRITERS", 3)
+    monkeypatch.setattr("holdfast.persist.store.store_writers.MAX_WRITERS", 3)
     store = store_named("a")
     for writer in (b"1", b"2", b"3"):
         assert refused(store, writer, 1, 1) == "ok"
     for number in range(99):
         assert refused(store, b"made up %d" % number, 1, 1) == "busy"
         assert refused(store, b"early %d" % number, 9, 1) == "writer_gap"
-    assert set(store.writers) == {b"1", b"2", b"3"}
+    assert set(store.writers.known) == {b"1", b"2", b"3"}
     assert refused(store, b"2", 2, 2) == "ok"
     assert refused(store, b"1", 1, 1) == "ok"
     assert store.count == 4
@@ -516,7 +516,7 @@ def test_when_outcomes_fill_their_room_only_who_waits_for_nothing_else_gets_in(
     store = store_named("a")
     for writer in (b"1", b"2"):
         assert [refused(store, writer, counter, 1) for counter in (1, 2)] == ["ok", "ok"]
-    for module in ("store.store", "write_path.tick"):
+    for module in ("store.store_writers", "write_path.tick"):
         monkeypatch.setattr(f"holdfast.persist.{module}.MAX_OUTCOME_BYTES", 30)
     assert refused(store, b"3", 1, 1) == "busy"
     assert refused(store, b"1", 3, 1) == "busy"
@@ -527,7 +527,7 @@ def test_when_outcomes_fill_their_room_only_who_waits_for_nothing_else_gets_in(
 def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.store.store.MAX_WRITERS", 2)
+    monkeypatch.setattr("holdfast.persist.store.store_writers.MAX_WRITERS", 2)
     path = tmp_path / "store.db"
     store_id = StoreId("acme", StoreKind.STREAM, "a")
     store = Store(store_id, 7, None, lambda: StoreFile.create(path, store_id, time=1))
@@ -543,7 +543,7 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     )
     store.last_tick = 2
     assert [refused(store, writer, 1, 1) for writer in (b"3", b"1")] == ["busy", "ok"]
-    assert (store.count, store.writer_count) == (2, 2)
+    assert (store.count, store.writers.count) == (2, 2)
     # The clock leaps ahead by a century; only what is monotonic counts.
     store.time += 100 * 366 * 86_400_000
     for now, code in ((10.0, "busy"), (500.0, "busy"), (620.0, "ok")):

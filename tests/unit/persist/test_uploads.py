@@ -316,7 +316,7 @@ def test_an_upload_that_gets_no_chunks_is_dropped_after_its_time_also_by_the_nex
     assert bench.read(frames.UPLOAD, upload_id(1)) is None
     bench.time += RETENTION_MS
     bench.expire()
-    assert bench.store.staged() == {}
+    assert bench.store.contents.staged() == {}
 
 
 def test_limits_count_all_of_a_large_value(bench: Bench) -> None:
@@ -447,9 +447,9 @@ class AgainstAModel(RuleBasedStateMachine):
     @invariant()
     def what_is_staged_and_counted_is_known(self) -> None:
         store = self.bench.store
-        assert store.staged().keys() == {upload_id(number) for number in self.staged}
+        assert store.contents.staged().keys() == {upload_id(number) for number in self.staged}
         for number, value in self.staged.items():
-            upload = store.upload(upload_id(number))
+            upload = store.contents.upload(upload_id(number))
             assert upload is not None
             assert (upload.size_bytes, upload.crc32) == (len(value), zlib.crc32(value))
         key_bytes = 0 if store.is_stream else 1

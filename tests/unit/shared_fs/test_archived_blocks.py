@@ -267,10 +267,10 @@ def test_limits_remove_archived_messages_like_others(model: Model) -> None:
     assert (store.count, store.bytes) == (8, 8)
     assert store.changes[-1] == [frames.CHANGE_TRIM, 12]
     assert store.sum_up_to(14) == (2, 2)
-    assert store.message_bytes(12) is None
-    assert store.message_bytes(13) == 1
+    assert store.contents.message_bytes(12) is None
+    assert store.contents.message_bytes(13) == 1
     store.delete_messages([13])
-    assert (store.count, store.message_bytes(13)) == (7, None)
+    assert (store.count, store.contents.message_bytes(13)) == (7, None)
     store.finish_tick(1, 1)
     store.materialise(1)
     assert (model.file.meta.count, model.file.first_seq()) == (7, 14)

@@ -1,0 +1,214 @@
+"""What an open store has: its file, and above it what the changes say that the file does not hold
+yet.
+
+Answers one question at a time, as of the last accepted change: the memtable if it knows, else the
+file. Does no I/O but through the file. What has to be walked through is given, as the batches that
+are `unwritten`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from holdfast.persist.store.memtable import Memtable, Upload
+from holdfast.persist.store.pending import PendingTick, contents_of
+from holdfast.protocol import changes, frames
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.limits import KIB
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.store_file import StoreFile
+
+logger = logging.getLogger("holdfast.persist")
+
+#: A new file with no more than this is written whole: building its image is done in the loop.
+_SMALL_FILE_BYTES = 16 * KIB
+#: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it
+#: has to be created.
+PrepareFile = Callable[
+    [Sequence[AppliedBatch], Sequence[WriterOutcome]], Callable[[], StoreFile] | None
+]
+
+
+class Contents:
+    """The file of one store, and the difference to it. `file` is None until the first change of a
+    new store reaches the disk."""
+
+    __slots__ = ("_create_file", "_is_exact", "_prepare_file", "file", "memtable")
+
+    def __init__(
+        self,
+        file: StoreFile | None,
+        create_file: Callable[[], StoreFile],
+        prepare_file: PrepareFile | None,
+    ) -> None:
+        self.file = file
+        self.memtable = Memtable()
+        self._create_file = create_file
+        self._prepare_file = prepare_file
+        #: The memtable has nothing of what the file has.
+        self._is_exact = False
+
+    def message_bytes(self, seq: int) -> int | None:
+        """Return the size of message `seq`, None if there is none."""
+        if seq in self.memtable.messages:
+            return self.memtable.messages[seq]
+        if self.file is None or seq <= self.memtable.trimmed_to or seq > self.file.meta.last_seq:
+            return None
+        return self.file.message_bytes(seq)
+
+    def message_revision(self, seq: int, unwritten: Iterable[AppliedBatch]) -> int:
+        """Return the revision of message `seq`, 0 if there is none.
+
+        Unlike its size it is not at hand: what is unwritten is walked through.
+        """
+        if self.message_bytes(seq) is None:
+            return 0
+        found = 0
+        for batch in unwritten:
+            for revision, change in enumerate(batch.changes, batch.previous_revision + 1):
+                is_set = changes.number_of(change) == frames.CHANGE_SET_MESSAGE
+                if is_set and changes.set_key(change) == seq:
+                    found = revision
+        if found or self.file is None:
+            return found
+        row = self.file.message(seq)
+        assert row is not None
+        return int(row[1])
+
+    def seqs_from(self, start_seq: int, last_seq: int, limit: int) -> list[int]:
+        """Return the seqs of the first `limit` messages from `start_seq` on; the last is
+        `last_seq`."""
+        memtable, file_last_seq = self.memtable.messages, 0
+        found: list[int] = []
+        if self.file is not None and start_seq <= self.file.meta.last_seq:
+            file_last_seq = self.file.meta.last_seq
+            at = max(start_seq, self.memtable.trimmed_to + 1)
+            while at <= file_last_seq and len(found) < limit:
+                page = self.file.seqs_from(at, limit)
+                found += [seq for seq in page if memtable.get(seq, 0) is not None]
+                at = page[-1] + 1 if len(page) == limit else file_last_seq + 1
+            end_seq = found[limit - 1] if len(found) >= limit else file_last_seq
+            # Set again: whichever is shorter is looked through.
+            touched = (
+                [seq for seq in memtable if start_seq <= seq <= end_seq]
+                if len(memtable) <= end_seq - start_seq
+                else range(start_seq, end_seq + 1)
+            )
+            found = sorted({seq for seq in touched if memtable.get(seq) is not None}.union(found))
+        for seq in range(max(start_seq, file_last_seq + 1), last_seq + 1):
+            if len(found) >= limit:
+                break
+            if memtable.get(seq) is not None:
+                found.append(seq)
+        return found[:limit]
+
+    def entry_state(self, key: str) -> tuple[int, int] | None:
+        """Return `(revision, bytes)` of `key`, or None."""
+        entries = self.memtable.entries
+        if key in entries:
+            return entries[key]
+        if self.file is None or self.memtable.cleared:
+            return None
+        return self.file.entry_state(key)
+
+    def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:
+        """Return `(seq, revision, time)` of the message that carried `msg_id`, if remembered."""
+        found = self.memtable.msg_ids.get(msg_id)
+        if found is None and self.file is not None:
+            return self.file.msg_id(msg_id)
+        return found
+
+    def upload(self, upload_id: bytes) -> Upload | None:
+        """Return what there is of an upload, None if there is none."""
+        if upload_id in self.memtable.uploads:
+            return self.memtable.uploads[upload_id]
+        body = self.file.body(upload_id) if self.file is not None else None
+        if body is None:
+            return None
+        return Upload(body.size_bytes, body.crc32, body.time, body.place is not None)
+
+    def staged(self) -> dict[bytes, int]:
+        """Return the uploads that are not finished, each with the time of its last chunk."""
+        found = dict(self.file.staged_bodies()) if self.file is not None else {}
+        for upload_id, upload in self.memtable.uploads.items():
+            if upload is None or upload.is_placed:
+                found.pop(upload_id, None)
+            else:
+                found[upload_id] = upload.time
+        return found
+
+    def sum_up_to(self, end_seq: int, unwritten: Iterable[AppliedBatch]) -> tuple[int, int]:
+        """Return how many messages lie up to `end_seq`, before the last, and their bytes."""
+        if not self._is_exact:
+            # Each message in it is looked up: only those that the file has not shall be there.
+            self.memtable.rebuild(unwritten)
+            self._is_exact = True
+        messages, start_seq = self.memtable.messages, self.memtable.trimmed_to + 1
+        count = size_bytes = 0
+        if self.file is not None and end_seq >= start_seq:
+            count, size_bytes = _sum_in_file(self.file, start_seq, end_seq)
+        # Whichever is shorter is looked through. What was trimmed may have been set again.
+        seqs: Iterable[int] = messages if end_seq > len(messages) else range(1, end_seq + 1)
+        for seq in seqs:
+            if seq > end_seq or seq not in messages:
+                continue
+            new = messages[seq]
+            if self.file is not None and seq > self.memtable.trimmed_to:
+                old = self.file.message_bytes(seq)
+                if old is not None:
+                    count -= 1
+                    size_bytes -= old
+            if new is not None:
+                count += 1
+                size_bytes += new
+        return count, size_bytes
+
+    def prepare(self, store: StoreId, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
+        """Return what writes the file of a new store: whole, with all that is `ready`, without a
+        WAL. None if there is a file, or it has to be created."""
+        size_bytes = sum(pending.size_bytes for pending in ready)
+        if self._prepare_file is None or self.file is not None or size_bytes > _SMALL_FILE_BYTES:
+            return None
+        try:
+            return self._prepare_file(*contents_of(ready))
+        except HoldfastError:
+            raise
+        except Exception as error:  # noqa: BLE001 (applying it says the same)
+            # Whatever it is, it is of this store alone: applied one by one, it says what is wrong.
+            logger.error("store.not_whole store=%s reason=%r", store, error)
+            return None
+
+    def apply(self, ready: list[PendingTick]) -> None:
+        """Apply what is `ready` to the file, which is made if there is none. Raises
+        StorageFailedError, StoreDamagedError: nothing was applied."""
+        if self.file is None:
+            self.file = self._create_file()
+        self.file.apply(*contents_of(ready))
+
+    def applied(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
+        """The file holds more than it did; what it still lacks is `unwritten`."""
+        self._is_exact = False
+        self.memtable.shrink(unwritten)
+
+    @contextlib.contextmanager
+    def previewed(self, batches: list[AppliedBatch]) -> Iterator[None]:
+        """Let the body read `file` with these in it, though the disk takes none.
+
+        Raises StorageFailedError when there is no file yet and none can be made.
+        """
+        if self.file is None:
+            self.file = self._create_file()
+        with self.file.preview([batch for batch in batches if batch.changes]):
+            yield
+
+
+def _sum_in_file(file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:
+    """Return what the file has in a range, counted on the shorter side of its end."""
+    last_seq = file.meta.last_seq
+    if last_seq - end_seq < end_seq - start_seq and file.first_seq() >= start_seq:
+        count, size_bytes = file.sum_messages(end_seq + 1, last_seq)
+        return file.meta.count - count, file.meta.bytes - size_bytes
+    return file.sum_messages(start_seq, end_seq)
