@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from integration.test_failover import pid_of, run_in_cluster
+from support.cluster_in_loop import pid_of, run_in_cluster
 
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client, Consumer, NotFoundError, Stream, connect

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from support.coordinator_peers import SUBJECTS, Cluster, eventually
-from support.nats_server import NatsServer, running_nats_server
+from support.nats_server import NatsServer
 from support.raw_nats import raw_nats
 
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
@@ -26,19 +26,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import encode_control
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import Layout, open_layout
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    with running_nats_server(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return open_layout(tmp_path / "data", Disk())
-
+from holdfast.shared_fs.disk.layout import Layout
 
 Scenario = Callable[[Cluster], Awaitable[None]]
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-import pytest
 from support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
 from support.forked_process import ForkedProcess
-from support.nats_server import NatsServer, running_nats_server
+from support.nats_server import NatsServer
 
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
@@ -24,17 +23,6 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    with running_nats_server(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return open_layout(tmp_path / "data", Disk())
 
 
 class CoordinatorProcess:

@@ -7,8 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from integration.test_reliability_gaps import run_processes, values
-from support.persist_processes import Peer, Process, Processes, refusal, until
+from support.persist_processes import (
+    Peer,
+    Process,
+    Processes,
+    refusal,
+    run_processes,
+    until,
+    values,
+)
 
 from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
 from holdfast.cli.doctor.examination import Examination

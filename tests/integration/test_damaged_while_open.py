@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from integration.test_reliability_gaps import World, run, values
-from support.persist_processes import TENANT, until
+from support.persist_processes import TENANT, until, values
+from support.world_in_loop import World, run
 
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames

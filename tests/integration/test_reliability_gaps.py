@@ -11,38 +11,32 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.test_failover import run_in_cluster
+from support.cluster_in_loop import run_in_cluster
 from support.persist_processes import (
     SUBJECTS,
     TENANT,
     Peer,
     Process,
     Processes,
-    connected_peer,
-    running_processes,
+    run_processes,
     until,
+    values,
 )
+from support.world_in_loop import World, run
 
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client
-from holdfast.coordinator.service import Coordinator
-from holdfast.coordinator.storage import Storage
-from holdfast.persist.options import Machine
-from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
-from holdfast.shared_fs.disk.fence import is_open
-from holdfast.shared_fs.disk.layout import Layout, open_layout
 
 DEADLINE_SECONDS = 30.0
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
@@ -86,96 +80,8 @@ class _FaultyAppendFile:
         self._file.sync()
 
 
-class World:
-    """A coordinator `c`, persist servers, and a peer, in one loop."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.network = MemoryNetwork(self._deliveries)
-        self.peer = Peer(self.network.connect("peer"))
-        self.servers: dict[str, PersistServer] = {}
-        self.ends: dict[str, asyncio.Task[None]] = {}
-        #: Pairs of connections between which nothing arrives, in that direction.
-        self.cut: set[tuple[str, str]] = set()
-        self.clock_ms = 1_750_000_000_000
-        self._coordinator = Coordinator(
-            self.network.connect("c"), Storage(layout, Disk()), clock_ms=lambda: self.clock_ms
-        )
-        self._coordinating = asyncio.create_task(self._coordinator.run())
-
-    async def start(self, server: str, disk: Disk | None = None) -> PersistServer:
-        """Start a server; return when it takes frames."""
-        bus = self.network.connect(server)
-        started = PersistServer(
-            bus,
-            self.layout,
-            disk or Disk(),
-            server,
-            machine=Machine(clock_ms=lambda: self.clock_ms),
-        )
-        ready = asyncio.Event()
-        self.servers[server] = started
-        self.ends[server] = asyncio.create_task(_live(started, bus, ready))
-        await ready.wait()
-        return started
-
-    async def ended(self, server: str) -> BaseException | None:
-        """Return what a server ended with, once it has."""
-        (outcome,) = await asyncio.gather(self.ends[server], return_exceptions=True)
-        return outcome
-
-    def fence_is_open(self, server: PersistServer) -> bool:
-        return is_open(Disk(), self.layout.fence(server.server, server.incarnation))
-
-    def published(self, subject: str) -> list[tuple[str, BusMessage]]:
-        """Return a list that grows by whatever anybody publishes under `subject`."""
-        found: list[tuple[str, BusMessage]] = []
-
-        def keep(sender: str, message: BusMessage) -> None:
-            if message.subject.startswith(subject):
-                found.append((sender, message))
-
-        self.network.taps.append(keep)
-        return found
-
-    async def end(self) -> None:
-        self.cut.clear()
-        for task in self.ends.values():
-            task.cancel()
-        await asyncio.gather(*self.ends.values(), return_exceptions=True)
-        self._coordinator.stop()
-        await self._coordinating
-
-    def _deliveries(self, delivery: MemoryDelivery) -> Sequence[float]:
-        return () if (delivery.sender, delivery.receiver) in self.cut else (0.0,)
-
-
-async def _live(server: PersistServer, bus: Bus, ready: asyncio.Event) -> None:
-    try:
-        await server.run(ready)
-    finally:
-        await bus.close()
-
-
-def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World(open_layout(tmp_path / "data", Disk()))
-        try:
-            async with asyncio.timeout(DEADLINE_SECONDS * 2):
-                await body(world)
-        finally:
-            await world.end()
-
-    asyncio.run(main())
-
-
 def append(counter: int, value: bytes) -> tuple[Any, ...]:
     return (1, "notes", counter, counter, 0, [[frames.APPEND, value]])
-
-
-async def values(peer: Peer, name: str = "notes") -> list[bytes]:
-    ((rows, _after),) = await peer.read(name, [frames.GET_MESSAGES])
-    return [row[3] for row in rows]
 
 
 # The disk
@@ -548,20 +454,6 @@ def test_a_segment_that_is_missing_in_the_middle_is_damage(
     damage = commit_log.read_log(Disk(), tmp_path).damage
     assert damage
     assert not any(each.torn_end for each in damage)
-
-
-def run_processes(
-    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]]
-) -> None:
-    """Run `body` beside one persist server, in processes."""
-
-    async def main(processes: Processes, server: Process) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
-            await peer.live()
-            await body(processes, server, peer)
-
-    with running_processes(tmp_path) as processes:
-        asyncio.run(main(processes, processes.start_persist("s1")))
 
 
 def _overwrite(path: Path, offset: int, data: bytes) -> None:

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from integration.test_failover import run_in_cluster
+from support.cluster_in_loop import run_in_cluster
 
 from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import (

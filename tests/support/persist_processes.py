@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -279,3 +279,22 @@ async def refusal(asked: Any) -> HoldfastError:
     except HoldfastError as error:
         return error
     raise AssertionError("it was not refused")
+
+
+async def values(peer: Peer, name: str = "notes") -> list[bytes]:
+    ((rows, _after),) = await peer.read(name, [frames.GET_MESSAGES])
+    return [row[3] for row in rows]
+
+
+def run_processes(
+    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]]
+) -> None:
+    """Run `body` beside one persist server, in processes."""
+
+    async def main(processes: Processes, server: Process) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
+            await peer.live()
+            await body(processes, server, peer)
+
+    with running_processes(tmp_path) as processes:
+        asyncio.run(main(processes, processes.start_persist("s1")))

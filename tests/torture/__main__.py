@@ -6,75 +6,27 @@ where), 2 wrong usage, 128 + n ended by signal n.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import random
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
 
 from rich.console import Console
+from support.command import parser_of, run_command
 
-from holdfast.cli.advice import first_error
-from holdfast.cli.signals import cancelled_by_signals
 from torture.report import print_report
 from torture.run import Result, Torture
-
-#: Into a pipe or a file nothing has to be wrapped.
-_PIPE_WIDTH: Final = 160
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Torture and report; return the exit code."""
-    parser = argparse.ArgumentParser(prog="torture", description="Tortures a cluster.")
-    parser.add_argument("--minutes", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, help="of the faults and operations; default: a new one")
-    parser.add_argument("--data", type=Path, help="kept; default: a temporary folder")
-    options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.randrange(1_000_000)
-    data = options.data or Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
-    began_at = time.monotonic()
+    parser = parser_of("torture", "Tortures a cluster.", "faults and operations")
 
-    def say(line: str) -> None:
-        console.print(f"{time.monotonic() - began_at:7.1f} s  {line}", markup=False)
+    def report(result: Result, console: Console) -> bool:
+        print_report(result, console)
+        return not result.violations
 
-    say(f"seed {seed}")
-    ok = False
-    try:
-        result, exit_code = asyncio.run(_run(Torture(data, seed, options.minutes * 60, say)))
-        if result is not None:
-            print_report(result, console)
-            ok = not result.violations
-            exit_code = 0 if ok else 1
-    except BaseExceptionGroup as group:
-        error = first_error(group)
-        if not isinstance(error, Exception):
-            raise
-        say(f"FAILED: {error!r}")
-        exit_code = 1
-    finally:
-        if options.data is not None or not ok:
-            say(f"the data and the histories are in {data}")
-        else:
-            shutil.rmtree(data)
-    return exit_code
-
-
-async def _run(torture: Torture) -> tuple[Result | None, int]:
-    with cancelled_by_signals() as interruption:
-        try:
-            return await torture.run(), 0
-        except asyncio.CancelledError:
-            if interruption.signal is None:
-                raise
-            return None, interruption.exit_code
+    return run_command(
+        parser.parse_args(arguments), "torture", lambda *given: Torture(*given).run(), report
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""A coordinator and persist servers in one loop, over the bus in memory, on real files.
+
+Disks, clocks and the paths between the parts are under control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from support.persist_processes import Peer
+
+from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
+from holdfast.persist.options import Machine
+from holdfast.persist.service import PersistServer
+from holdfast.protocol.bus.bus import Bus, BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import is_open
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+
+_DEADLINE_SECONDS = 60.0
+
+
+class World:
+    """A coordinator `c`, persist servers, and a peer, in one loop."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.network = MemoryNetwork(self._deliveries)
+        self.peer = Peer(self.network.connect("peer"))
+        self.servers: dict[str, PersistServer] = {}
+        self.ends: dict[str, asyncio.Task[None]] = {}
+        #: Pairs of connections between which nothing arrives, in that direction.
+        self.cut: set[tuple[str, str]] = set()
+        self.clock_ms = 1_750_000_000_000
+        self._coordinator = Coordinator(
+            self.network.connect("c"), Storage(layout, Disk()), clock_ms=lambda: self.clock_ms
+        )
+        self._coordinating = asyncio.create_task(self._coordinator.run())
+
+    async def start(self, server: str, disk: Disk | None = None) -> PersistServer:
+        """Start a server; return when it takes frames."""
+        bus = self.network.connect(server)
+        started = PersistServer(
+            bus,
+            self.layout,
+            disk or Disk(),
+            server,
+            machine=Machine(clock_ms=lambda: self.clock_ms),
+        )
+        ready = asyncio.Event()
+        self.servers[server] = started
+        self.ends[server] = asyncio.create_task(_live(started, bus, ready))
+        await ready.wait()
+        return started
+
+    async def ended(self, server: str) -> BaseException | None:
+        """Return what a server ended with, once it has."""
+        (outcome,) = await asyncio.gather(self.ends[server], return_exceptions=True)
+        return outcome
+
+    def fence_is_open(self, server: PersistServer) -> bool:
+        return is_open(Disk(), self.layout.fence(server.server, server.incarnation))
+
+    def published(self, subject: str) -> list[tuple[str, BusMessage]]:
+        """Return a list that grows by whatever anybody publishes under `subject`."""
+        found: list[tuple[str, BusMessage]] = []
+
+        def keep(sender: str, message: BusMessage) -> None:
+            if message.subject.startswith(subject):
+                found.append((sender, message))
+
+        self.network.taps.append(keep)
+        return found
+
+    async def end(self) -> None:
+        self.cut.clear()
+        for task in self.ends.values():
+            task.cancel()
+        await asyncio.gather(*self.ends.values(), return_exceptions=True)
+        self._coordinator.stop()
+        await self._coordinating
+
+    def _deliveries(self, delivery: MemoryDelivery) -> Sequence[float]:
+        return () if (delivery.sender, delivery.receiver) in self.cut else (0.0,)
+
+
+async def _live(server: PersistServer, bus: Bus, ready: asyncio.Event) -> None:
+    try:
+        await server.run(ready)
+    finally:
+        await bus.close()
+
+
+def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World(open_layout(tmp_path / "data", Disk()))
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                await body(world)
+        finally:
+            await world.end()
+
+    asyncio.run(main())
