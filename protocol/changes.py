@@ -107,6 +107,8 @@ def message_set(change: WireChange) -> MessageSet:
     if len(change) == PLAIN_SET_ELEMENTS:
         # As the class does, in half the time: what most are.
         return _new(MessageSet, (change[1], change[2], None, None, None))
+    if len(change) == _VALUE_AND_HEADERS:
+        return _new(MessageSet, (change[1], change[2], change[3], None, None))
     return MessageSet(*change[1:6])
 
 
@@ -114,6 +116,8 @@ def entry_set(change: WireChange) -> EntrySet:
     """Return what a set of an entry says."""
     if len(change) == PLAIN_SET_ELEMENTS:
         return _new(EntrySet, (change[1], change[2], None, None))
+    if len(change) == _VALUE_AND_HEADERS:
+        return _new(EntrySet, (change[1], change[2], change[3], None))
     return EntrySet(*change[1:5])
 
 

@@ -13,11 +13,19 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.operations import consuming, uploads
-from holdfast.persist.store.accepted import Mark
-from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
+from holdfast.persist.operations.admission import admit, admit_batch
+from holdfast.persist.operations.arguments import (
+    check_headers,
+    check_list,
+    check_msg_id,
+    check_value,
+    expires_at,
+    integer,
+    padded,
+)
 from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Store
-from holdfast.protocol import changes, frames
+from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -36,19 +44,12 @@ from holdfast.protocol.errors import (
     internal_error,
 )
 from holdfast.protocol.limits import (
-    MAX_DELETE_COUNT,
-    MAX_HEADERS_BYTES,
-    MAX_INTEGER,
-    MAX_MSG_ID_BYTES,
     MAX_MSG_IDS,
     MAX_VALUE_BYTES,
-    MIN_INTEGER,
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
-from holdfast.protocol.own_headers import given, given_value_bytes
-from holdfast.protocol.store_config import OF_STREAMS, ttl_ms
-from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.protocol.store_config import OF_STREAMS
 
 _BYTES: Final = {bytes}
 
@@ -190,57 +191,12 @@ def _batch(store: Store, operation: list[Any]) -> Result:
                 )
             results.append(_handler(store, member[0])(store, member))
         if store.retention is not None:
-            _admit_batch(store, store.retention, begun)
+            admit_batch(store, store.retention, begun)
     except BaseException:
         store.undo_batch(begun)
         raise
     store.end_batch()
     return results
-
-
-def _admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> None:
-    """Raise LimitExceededError, RateLimitedError unless the limits take all of a batch."""
-    mark, change_count = begun
-    count = size_bytes = 0
-    kept: dict[Any, int] = {}
-    for change in store.changes[change_count:]:
-        if changes.number_of(change) in changes.SETS:
-            set_bytes = message_bytes_of(change) if store.is_stream else entry_bytes_of(change)
-            kept[changes.set_key(change)] = set_bytes
-            count += 1
-            size_bytes += set_bytes
-        else:
-            for key in changes.deleted(change):
-                kept.pop(key, None)
-    retention.check_batch(len(kept), sum(kept.values()))
-    retention.check_total((mark.message_count, mark.size_bytes), (store.count, store.bytes))
-    retention.take(store.time, count, size_bytes)
-
-
-def _admit(
-    store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
-) -> None:
-    """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
-    in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
-    retention = store.retention
-    if retention is None:
-        return
-    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers))
-    if not store.in_batch:
-        count = store.count + (old_bytes is None)
-        total_bytes = store.bytes + size_bytes - (old_bytes or 0)
-        retention.check_total((store.count, store.bytes), (count, total_bytes))
-        retention.take(store.time, 1, size_bytes)
-
-
-def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
-    """Return how large what takes `size_bytes` was when the application gave it."""
-    if not headers or (applications := given(headers)) is headers:
-        return size_bytes
-    size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")
-    if type(value) is bytes:
-        size_bytes += given_value_bytes(value, headers) - len(value)
-    return size_bytes
 
 
 def _configure(store: Store, operation: list[Any]) -> Result:
@@ -257,9 +213,9 @@ def _configure(store: Store, operation: list[Any]) -> Result:
 
 # Streams
 def _append(store: Store, operation: list[Any]) -> Result:
-    _, value, headers, msg_id, expected_last_seq, ttl_seconds = _padded(operation, 6)
+    _, value, headers, msg_id, expected_last_seq, ttl_seconds = padded(operation, 6)
     if msg_id is not None:
-        _check_msg_id(msg_id)
+        check_msg_id(msg_id)
         known = store.contents.msg_id(msg_id)
         window_ms = store.config.dedupe_ms
         if known is not None and known[2] > store.time - window_ms:
@@ -268,7 +224,7 @@ def _append(store: Store, operation: list[Any]) -> Result:
             raise LimitExceededError(
                 what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1
             )
-    if expected_last_seq is not None and _integer("expected_last_seq", expected_last_seq) != (
+    if expected_last_seq is not None and integer("expected_last_seq", expected_last_seq) != (
         store.last_seq
     ):
         raise WrongLastSeqError(expected=expected_last_seq, actual=store.last_seq)
@@ -276,8 +232,8 @@ def _append(store: Store, operation: list[Any]) -> Result:
 
 
 def _set(store: Store, operation: list[Any]) -> Result:
-    _, seq, value, headers, ttl_seconds = _padded(operation, 5)
-    if not 1 <= _integer("seq", seq) <= store.last_seq + 1:
+    _, seq, value, headers, ttl_seconds = padded(operation, 5)
+    if not 1 <= integer("seq", seq) <= store.last_seq + 1:
         raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
     return _set_message(store, seq, value, headers, None, ttl_seconds)
 
@@ -285,10 +241,10 @@ def _set(store: Store, operation: list[Any]) -> Result:
 def _set_message(
     store: Store, seq: int, value: Any, headers: Any, msg_id: str | None, ttl_seconds: Any
 ) -> Result:
-    size_bytes = _check_value(store, value) + _check_headers(headers)
-    expires = _expires(store, ttl_seconds)
+    size_bytes = check_value(store, value) + check_headers(headers)
+    expires = expires_at(store, ttl_seconds)
     if store.retention is not None:
-        _admit(store, size_bytes, store.contents.message_bytes(seq), value, headers)
+        admit(store, size_bytes, store.contents.message_bytes(seq), value, headers)
     change = [frames.CHANGE_SET_MESSAGE, seq, value]
     if expires is not None:
         change += [headers or None, msg_id, expires]
@@ -304,10 +260,10 @@ def _set_message(
 
 
 def _delete_messages(store: Store, operation: list[Any]) -> Result:
-    seqs = _check_list("seqs", operation[1])
+    seqs = check_list("seqs", operation[1])
     present = []
     for seq in dict.fromkeys(seqs):
-        if _integer("seq", seq) < 1:
+        if integer("seq", seq) < 1:
             raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
         if store.contents.message_bytes(seq) is not None:
             present.append(seq)
@@ -317,10 +273,10 @@ def _delete_messages(store: Store, operation: list[Any]) -> Result:
 
 
 def _trim(store: Store, operation: list[Any]) -> Result:
-    end_seq = _padded(operation, 2)[1]
+    end_seq = padded(operation, 2)[1]
     if end_seq is None:
         end_seq = store.last_seq
-    elif _integer("end_seq", end_seq) < 0:
+    elif integer("end_seq", end_seq) < 0:
         raise InvalidSeqError(seq=end_seq, last_seq=store.last_seq)
     end_seq = min(end_seq, store.last_seq)
     count, size_bytes = store.sum_up_to(end_seq)
@@ -330,13 +286,13 @@ def _trim(store: Store, operation: list[Any]) -> Result:
 
 
 def _expect_message(store: Store, operation: list[Any]) -> Result:
-    _, seq, expected = _padded(operation, 3)
-    _integer("expected", expected)
+    _, seq, expected = padded(operation, 3)
+    integer("expected", expected)
     if seq is None:
         if expected != store.last_seq:
             raise WrongLastSeqError(expected=expected, actual=store.last_seq)
         return [store.revision]
-    actual = store.contents.message_revision(_integer("seq", seq), store.unwritten())
+    actual = store.contents.message_revision(integer("seq", seq), store.unwritten())
     if expected != actual:
         raise WrongRevisionError(key=seq, expected=expected, actual=actual)
     return [store.revision]
@@ -344,14 +300,14 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
 
 # Kv
 def _set_entry(store: Store, operation: list[Any]) -> Result:
-    _, key, value, headers, expected_revision, ttl_seconds = _padded(operation, 6)
+    _, key, value, headers, expected_revision, ttl_seconds = padded(operation, 6)
     check_key(key)
-    size_bytes = len(key.encode()) + _check_value(store, value) + _check_headers(headers)
+    size_bytes = len(key.encode()) + check_value(store, value) + check_headers(headers)
     _check_revision(store, key, expected_revision)
-    expires = _expires(store, ttl_seconds)
+    expires = expires_at(store, ttl_seconds)
     if store.retention is not None:
         old = store.contents.entry_state(key)
-        _admit(store, size_bytes, None if old is None else old[1], value, headers)
+        admit(store, size_bytes, None if old is None else old[1], value, headers)
     change = [frames.CHANGE_SET_ENTRY, key, value]
     if expires is not None:
         change += [headers or None, expires]
@@ -363,8 +319,8 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
 
 
 def _delete_entries(store: Store, operation: list[Any]) -> Result:
-    _, keys, expected_revision = _padded(operation, 3)
-    keys = [check_key(key) for key in dict.fromkeys(_check_list("keys", keys))]
+    _, keys, expected_revision = padded(operation, 3)
+    keys = [check_key(key) for key in dict.fromkeys(check_list("keys", keys))]
     size_bytes = sum(len(key.encode()) for key in keys)
     if size_bytes > MAX_VALUE_BYTES:
         # The change names them all, and must fit in one broadcast.
@@ -386,8 +342,8 @@ def _clear(store: Store, operation: list[Any]) -> Result:
 
 
 def _expect_entry(store: Store, operation: list[Any]) -> Result:
-    _, key, expected = _padded(operation, 3)
-    _check_revision(store, check_key(key), _integer("expected", expected))
+    _, key, expected = padded(operation, 3)
+    _check_revision(store, check_key(key), integer("expected", expected))
     return [store.revision]
 
 
@@ -396,65 +352,8 @@ def _check_revision(store: Store, key: str, expected: Any) -> None:
         return
     state = store.contents.entry_state(key)
     actual = 0 if state is None else state[0]
-    if _integer("expected_revision", expected) != actual:
+    if integer("expected_revision", expected) != actual:
         raise WrongRevisionError(key=key, expected=expected, actual=actual)
-
-
-# Arguments
-def _padded(operation: list[Any], length: int) -> list[Any]:
-    missing = length - len(operation)
-    return operation + [None] * missing if missing > 0 else operation[:length]
-
-
-def _integer(argument: str, value: Any) -> int:
-    if type(value) is not int or not MIN_INTEGER <= value <= MAX_INTEGER:
-        raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
-    return value
-
-
-def _expires(store: Store, ttl_seconds: Any) -> int | None:
-    return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
-
-
-def _check_value(store: Store, value: Any) -> int:
-    if type(value) is list:
-        return uploads.check_value(store, value)
-    if type(value) is not bytes:
-        raise InvalidArgumentError(argument="value", reason="it is not bytes")
-    if len(value) > MAX_VALUE_BYTES:
-        raise TooLargeError(what="value", size=len(value), limit=MAX_VALUE_BYTES)
-    return len(value)
-
-
-def _check_headers(headers: Any) -> int:
-    if headers is None:
-        return 0
-    if type(headers) is not dict or not all(
-        type(name) is str and type(text) is str for name, text in headers.items()
-    ):
-        raise InvalidArgumentError(argument="headers", reason="not a map of text to text")
-    packed = pack_headers(headers)
-    size_bytes = len(packed) if packed else 0
-    if size_bytes > MAX_HEADERS_BYTES:
-        texts = (text.encode() for item in given(headers).items() for text in item)
-        if (given_bytes := sum(map(len, texts))) > MAX_HEADERS_BYTES:
-            raise TooLargeError(what="headers", size=given_bytes, limit=MAX_HEADERS_BYTES)
-    return size_bytes
-
-
-def _check_msg_id(msg_id: Any) -> None:
-    if type(msg_id) is not str or not msg_id:
-        raise InvalidArgumentError(argument="msg_id", reason="it is not text, or empty")
-    if len(msg_id.encode()) > MAX_MSG_ID_BYTES:
-        raise TooLargeError(what="msg_id", size=len(msg_id.encode()), limit=MAX_MSG_ID_BYTES)
-
-
-def _check_list(argument: str, values: Any) -> list[Any]:
-    if type(values) is not list:
-        raise InvalidArgumentError(argument=argument, reason="it is not a list")
-    if len(values) > MAX_DELETE_COUNT:
-        raise TooLargeError(what=argument, size=len(values), limit=MAX_DELETE_COUNT)
-    return values
 
 
 #: Errors that are the answer to one operation; any other concerns the whole store.

@@ -1,0 +1,61 @@
+"""What the limits of a store take: one operation, or an atomic batch as a whole.
+
+Pure. The limits are in `retention.py`; here is what of an operation they look at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.persist.store.accepted import Mark
+from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
+from holdfast.persist.store.retention import Retention
+from holdfast.persist.store.store import Store
+from holdfast.protocol import changes
+from holdfast.protocol.own_headers import given, given_value_bytes
+from holdfast.shared_fs.store_file.applying import pack_headers
+
+
+def admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take all of a batch."""
+    mark, change_count = begun
+    count = size_bytes = 0
+    kept: dict[Any, int] = {}
+    for change in store.changes[change_count:]:
+        if changes.number_of(change) in changes.SETS:
+            set_bytes = message_bytes_of(change) if store.is_stream else entry_bytes_of(change)
+            kept[changes.set_key(change)] = set_bytes
+            count += 1
+            size_bytes += set_bytes
+        else:
+            for key in changes.deleted(change):
+                kept.pop(key, None)
+    retention.check_batch(len(kept), sum(kept.values()))
+    retention.check_total((mark.message_count, mark.size_bytes), (store.count, store.bytes))
+    retention.take(store.time, count, size_bytes)
+
+
+def admit(
+    store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
+) -> None:
+    """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
+    in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
+    retention = store.retention
+    if retention is None:
+        return
+    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers))
+    if not store.in_batch:
+        count = store.count + (old_bytes is None)
+        total_bytes = store.bytes + size_bytes - (old_bytes or 0)
+        retention.check_total((store.count, store.bytes), (count, total_bytes))
+        retention.take(store.time, 1, size_bytes)
+
+
+def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
+    """Return how large what takes `size_bytes` was when the application gave it."""
+    if not headers or (applications := given(headers)) is headers:
+        return size_bytes
+    size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")
+    if type(value) is bytes:
+        size_bytes += given_value_bytes(value, headers) - len(value)
+    return size_bytes
