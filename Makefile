@@ -66,15 +66,15 @@ bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large,
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
 generate: $(STAMP) ## Write the blocking API anew from the asyncio one, and docs/api.md from the docstrings.
-	$(BIN)/python -P generate/blocking_api.py
-	$(BIN)/python -P docs/generate_api.py
+	$(BIN)/python -P docs/generate/blocking_api.py
+	$(BIN)/python -P docs/generate/api_page.py
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare what is generated.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -P generate/blocking_api.py --check
-	$(BIN)/python -P docs/generate_api.py --check
+	$(BIN)/python -P docs/generate/blocking_api.py --check
+	$(BIN)/python -P docs/generate/api_page.py --check
 
 lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
 	$(BIN)/python -m venv $(VENV)/lock

@@ -1,7 +1,7 @@
 """The blocking API beside the one it blocks on, and its background.
 
-Signatures and docstrings are generated (`generate/blocking_api.py`), so only names are compared
-here. """
+Signatures and docstrings are generated (`docs/generate/blocking_api.py`), so only names are
+compared here. """
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-GENERATOR = Path(__file__).parents[3] / "generate" / "blocking_api.py"
+GENERATOR = Path(__file__).parents[3] / "docs" / "generate" / "blocking_api.py"
 
 
 @pytest.fixture(scope="module")

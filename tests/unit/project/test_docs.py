@@ -534,7 +534,7 @@ def test_nats_server_accepts_the_configuration_in_the_document(tmp_path: Path) -
 
 
 def test_the_api_page_is_that_of_the_docstrings() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))["page"]
+    page = runpy.run_path(str(ROOT / "docs" / "generate" / "api_page.py"))["page"]
     assert (ROOT / "docs" / "api.md").read_text() == page(), "run make generate"
 
 

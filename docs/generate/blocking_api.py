@@ -8,7 +8,7 @@ tell is written by hand in `blocking_bodies.py` here, and in those modules of `c
 that do not begin with `Generated`.
 
 This folder is no package, so nothing of it is installed. `make generate` writes the modules, `make
-check` fails if they are not what this would write: `generate/blocking_api.py --check`.
+check` fails if they are not what this would write: `docs/generate/blocking_api.py --check`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 BLOCKING: Final = "holdfast.client.blocking"
 LINE_LENGTH: Final = 100
 
@@ -501,7 +501,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Yield each module of the blocking API with what it shall hold."""
-    bodies = Source((ROOT / "generate" / "blocking_bodies.py").read_text(), "")
+    bodies = Source((ROOT / "docs" / "generate" / "blocking_bodies.py").read_text(), "")
     for name, subject in MODULES.items():
         twins = [twin for twin in TWINS if twin.written == name]
         originals = {

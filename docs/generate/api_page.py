@@ -1,6 +1,6 @@
 """Writes docs/api.md from the docstrings of the client and of Spark.
 
-    python docs/generate_api.py [--check]
+    python docs/generate/api_page.py [--check]
 
 Sources are read as syntax trees, so Spark need not be installed. The page has every name of
 `holdfast.client.__all__` exactly once. With `--check` nothing is written, and the exit code is 1 if
@@ -20,7 +20,7 @@ import holdfast.client
 import holdfast.client.sync
 from holdfast.protocol.errors import HoldfastError
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "api.md"
 
 #: Every name of the client but the errors, in the order of the page.
