@@ -60,6 +60,7 @@ from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.persist.write_path.turn import Promises, TurnBuilder
+from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
@@ -255,16 +256,10 @@ def compose(
         life, open_stores, path.releaser, checkpointer, coordination, giving_back, mode
     )
     leaving = Leaving(life, mode, storage, open_stores, openings, drainer, heartbeats)
-    ending = Ending(
-        life,
-        mode,
-        storage,
-        open_stores,
-        pipeline,
-        path.archive_reads,
-        checkpointer,
-        coordination,
+    places = WaitingPlaces(
+        path.inbox, open_stores, path.archive_reads, path.progress, stored, path.releaser
     )
+    ending = Ending(life, mode, storage, places, checkpointer, coordination)
     closer = StoreCloser(
         life,
         open_stores=open_stores,

@@ -16,10 +16,8 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.storage_mode import StorageMode
-from holdfast.persist.store.open_stores import OpenStores
-from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.errors import HoldfastError
 
 logger = logging.getLogger("holdfast.persist")
@@ -36,18 +34,14 @@ class Ending:
         life: Incarnation,
         mode: ModeSwitch,
         storage: StorageMode,
-        open_stores: OpenStores,
-        pipeline: Pipeline,
-        archive_reads: ArchiveReads,
+        places: WaitingPlaces,
         checkpointer: Checkpointer,
         coordination: Coordination,
     ) -> None:
         self._life = life
         self._mode = mode
         self._storage = storage
-        self._open_stores = open_stores
-        self._pipeline = pipeline
-        self._archive_reads = archive_reads
+        self._places = places
         self._checkpointer = checkpointer
         self._coordination = coordination
 
@@ -56,7 +50,7 @@ class Ending:
         server, gate = self._life.server, self._life.gate
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._answered()
+                await self._places.emptied()
         left = await self._checkpointer.close_all()
         if not await self._storage.end(left=len(left)):
             # Some file could not be made durable: the log stays, and whoever opens the store next
@@ -74,13 +68,3 @@ class Ending:
         gate.fence_myself()
         self._storage.leave()
         logger.info("server.stopped server=%s incarnation=%s", server, self._life.id)
-
-    async def _answered(self) -> None:
-        """Return once everything that has arrived is answered."""
-        while (  # noqa: ASYNC110
-            not self._pipeline.idle
-            or self._open_stores.waiting_count
-            or self._archive_reads.waiting_count
-        ):
-            # Six different places empty at their own pace; this is the end of a life, not a loop.
-            await asyncio.sleep(0.005)

@@ -15,13 +15,17 @@ class LogProgress:
         self.synced_tick = 0
         #: Bytes in the log that no sync covers.
         self.unsynced_bytes = 0
-        #: Set by the next sync, and then replaced.
         self._next_sync = asyncio.Event()
 
     @property
     def is_synced(self) -> bool:
         """Everything written is durable."""
         return self.written_tick <= self.synced_tick
+
+    @property
+    def next_sync(self) -> asyncio.Event:
+        """Set by the next sync."""
+        return self._next_sync
 
     def wrote(self, tick: int, size_bytes: int) -> None:
         """`tick` is in the log, which has grown by so much."""

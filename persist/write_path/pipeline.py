@@ -106,18 +106,6 @@ class Pipeline:
         # By the loop's clock; asked by its thread too, for a loop that does not turn.
         return self._loop_time() - self._sync_began_at
 
-    @property
-    def idle(self) -> bool:
-        """Nothing has arrived that has not been answered, but what waits for a store or for the
-        archive."""
-        return (
-            self._inbox.is_answered
-            and not self._waiting
-            and self._releaser.idle
-            and self._progress.is_synced
-            and (self._stored is None or self._stored.idle)
-        )
-
     async def settled(self, tick: int) -> None:
         """Return once `tick` is durable and everything that waited for that has left."""
         await self._releaser.settled(tick)

@@ -94,6 +94,8 @@ class Releaser:
         self._marks: deque[_ReadsBefore] = deque([_ReadsBefore()])
         self._to_release = asyncio.Event()
         self._releasing = False
+        #: Of `next_rest`, if anybody waits for that.
+        self._rest: asyncio.Event | None = None
         #: Of what was added, besides reads, not all has left.
         self.releasing_answers = False
 
@@ -101,6 +103,13 @@ class Releaser:
     def idle(self) -> bool:
         """Everything that was added has left."""
         return self._all_left and not self._releasing
+
+    @property
+    def next_rest(self) -> asyncio.Event:
+        """Set when everything that was added has left, the next time that this is so."""
+        if self._rest is None:
+            self._rest = asyncio.Event()
+        return self._rest
 
     @property
     def _all_left(self) -> bool:
@@ -135,6 +144,9 @@ class Releaser:
                 if self._reads or len(self._marks) > 1:
                     await self._release_reads()
             self._releasing = False
+            if self._rest is not None:
+                self._rest.set()
+                self._rest = None
 
     async def _release_ready(self) -> None:
         """Let the answers to writes go, and the broadcasts."""

@@ -20,6 +20,7 @@ from holdfast.persist.write_path.output_gate import OutputGate
 from holdfast.persist.write_path.pipeline import Pipeline, SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.turn import Promises, TurnBuilder
+from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.commit_log import Log
@@ -105,6 +106,10 @@ class WritePath:
         builder = TurnBuilder(life.server, self.inbox, self.open_stores, Promises())
         self.pipeline = Pipeline(
             life, SyncedLog(log, sync), self.inbox, builder, self.progress, self.releaser
+        )
+
+        self.places = WaitingPlaces(
+            self.inbox, self.open_stores, self.archive_reads, self.progress, None, self.releaser
         )
 
     def new_files(self, confirm: Any) -> DurableFiles:

@@ -68,7 +68,7 @@ def test_what_waits_is_counted_back_to_nothing(tmp_path: Path) -> None:
         one, two = world.stores
         arrivals = [world.arrival(one, APPEND), world.arrival(two, HEAD), world.arrival(one, HEAD)]
         await world.ask(*arrivals)
-        assert world.pipeline.idle
+        assert world.places.occupied == []
         whole = world.arrival(two, [frames.HEAD])._replace(size_bytes=MAX_INBOX_BYTES)
         [result] = await world.ask(whole)
         assert type(result) is list

@@ -54,8 +54,9 @@ def with_a_hanging_disk(
         await body(world, disk, written)
         disk.is_back.set()
         async with asyncio.timeout(20):
-            while not world.pipeline.idle or written.reply not in world.answers:
-                await asyncio.sleep(0.005)
+            await world.places.emptied()
+            while written.reply not in world.answers:
+                await asyncio.sleep(0)
         assert world.inbox.room.taken == world.pipeline._waiting_answers == 0
 
     run(tmp_path, main)
@@ -115,6 +116,32 @@ def test_pings_and_refusals_that_wait_are_bounded(
             world.inbox.refuse(f"reply.refused.{number}", -1, BusyError(what="x"))
             await turns(2)
         assert len(world.inbox.pings) == len(world.inbox.refusals) == 10
+
+    with_a_hanging_disk(tmp_path, body)
+
+
+def test_it_is_known_where_requests_wait_and_when_none_does(tmp_path: Path) -> None:
+    async def body(world: World, disk: Disk, written: Arrival) -> None:
+        emptied = asyncio.create_task(world.places.emptied())
+        await turns()
+        assert world.places.occupied == ["a sync"]
+        closed = written._replace(store=written.store._replace(name="closed"), reply="reply.c")
+        world.inbox.submit([closed])
+        await turns()
+        assert world.places.occupied == ["a store", "a sync"]
+        disk.is_back.set()
+        async with asyncio.timeout(20):
+            while written.reply not in world.answers:
+                await asyncio.sleep(0)
+        await turns()
+        assert world.places.occupied == ["a store"]
+        assert not emptied.done()
+        error = BusyError(what="x")
+        world.inbox.refuse_waiting(world.open_stores.refused(closed.store), error)
+        assert world.places.occupied == ["a turn"]
+        async with asyncio.timeout(20):
+            await emptied
+        assert world.places.occupied == []
 
     with_a_hanging_disk(tmp_path, body)
 

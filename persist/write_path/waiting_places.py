@@ -1,0 +1,69 @@
+"""Where a request can wait in a server, and the moment when none waits any more.
+
+    for its turn        inbox         what has arrived and is in no tick
+    for its store       open stores   the coordinator is asked for it, or its file is being opened
+    for the archive     archive reads
+    for a sync          pipeline      the tick is written, and not durable
+    for the bucket      stored writer what is to be `stored`
+    for the gate        releaser      durable, and about to leave; a read for its slice
+
+Every request leaves by the releaser, and the log may have a tick that nobody waits for: so nothing
+waits any more at the end of a round of the releaser, or of a sync. That is when this looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.persist.bucket_log.stored_writer import StoredWriter
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.releasing import Releaser
+
+
+class WaitingPlaces:
+    """The places of one incarnation. What waits for a file that somebody has is none of them:
+    whoever has it says what becomes of that."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        open_stores: OpenStores,
+        archive_reads: ArchiveReads,
+        progress: LogProgress,
+        stored: StoredWriter | None,
+        releaser: Releaser,
+    ) -> None:
+        self._inbox = inbox
+        self._open_stores = open_stores
+        self._archive_reads = archive_reads
+        self._progress = progress
+        self._stored = stored
+        self._releaser = releaser
+
+    @property
+    def occupied(self) -> list[str]:
+        """What is waited for now."""
+        waits = {
+            "a turn": not self._inbox.is_answered,
+            "a store": self._open_stores.waiting_count > 0,
+            "the archive": self._archive_reads.waiting_count > 0,
+            "a sync": not self._progress.is_synced,
+            "the bucket": self._stored is not None and not self._stored.idle,
+            "the gate": not self._releaser.idle,
+        }
+        return [what for what, is_waited_for in waits.items() if is_waited_for]
+
+    async def emptied(self) -> None:
+        """Return once nothing waits anywhere."""
+        while self.occupied:
+            # Taken at once: none that is set before its task begins is missed.
+            ends = self._releaser.next_rest, self._progress.next_sync
+            looks = [asyncio.ensure_future(end.wait()) for end in ends]
+            try:
+                await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for look in looks:
+                    look.cancel()
