@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
@@ -30,6 +29,7 @@ from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.options import Machine, ServerOptions
+from holdfast.persist.parts import Parts
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
@@ -86,42 +86,6 @@ class Origins(NamedTuple):
     bucket: Bucket | None
     options: ServerOptions
     machine: Machine
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of one incarnation that its life is made of: see `service.py`."""
-
-    life: Incarnation
-    storage: StorageMode
-    tasks: SpawnedTasks
-    open_stores: OpenStores
-    inbox: Inbox
-    pipeline: Pipeline
-    checkpointer: Checkpointer
-    coordination: Coordination
-    open_queue: OpenQueue
-    heartbeats: Heartbeats
-    leaving: Leaving
-    ending: Ending
-    administrator: Administrator
-    reception: Reception
-    archive_reads: ArchiveReads
-    tier: Tier | None
-    archiver: Archiver | None
-
-    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what runs beside everything else, until cancelled."""
-        if self.tier is not None:
-            yield from self.tier.work()
-        yield self.archive_reads.run()
-        if self.archiver is not None:
-            yield self.archiver.run()
-        yield from self.storage.work(self.tier)
-        yield self.pipeline.run()
-        yield self.heartbeats.run()
-        yield self.open_queue.run()
-        yield self.leaving.drain()
 
 
 class _Threads(NamedTuple):

@@ -20,8 +20,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.persist.composition import Origins, Parts, compose
+from holdfast.persist.composition import Origins, compose
 from holdfast.persist.options import Machine, ServerOptions
+from holdfast.persist.parts import Parts
 from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.threads.loop_watch import Turns

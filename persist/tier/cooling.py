@@ -271,7 +271,7 @@ class Cooler:
                         file.close()
 
     def _open_exact(self, candidate: ColdCandidate) -> StoreFile | None:
-        file = self._snapshotter.open_closed(candidate.store)
+        file = self._snapshotter.imager.open_closed(candidate.store)
         if file is None:
             return None
         if (file.meta.epoch, file.meta.revision) == candidate.newest.order:

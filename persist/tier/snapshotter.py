@@ -9,9 +9,7 @@ again with pauses that grow. What waits is kept by name only, so many names at t
 dropped beyond that, like what another server left behind, is found again by the sweep
 (`cooling.py`). Invariants:
 
-- A snapshot has only what is durable and acknowledged or about to be: the file of an open store is
-  checkpointed first, and the fence is read after the image was taken. So a zombie's snapshot, too,
-  is a prefix of the truth.
+- A snapshot has only what is durable and acknowledged or about to be (`imaging.py`).
 - While the file of a closed store is open here it is leased: whoever opens the store waits
   (`leases.py`).
 - A version is published after its object was put and looked at, and only by compare-and-set.
@@ -26,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
@@ -34,11 +31,12 @@ from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.tier.imaging import Imager
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tier_policy import Extent, TierPolicy
 from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.persist.write_path.checkpointing import Checkpointer
-from holdfast.protocol.errors import BusyError, FencedError, StorageError
+from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -51,8 +49,7 @@ from holdfast.shared_fs.snapshots.manifest import (
     open_manifests,
 )
 from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack
-from holdfast.shared_fs.snapshots.snapshot import Image, Snapshot, compress, take_image
-from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.snapshots.snapshot import Image, Snapshot, compress
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
@@ -99,10 +96,7 @@ class Snapshotter:
         self.policy = policy
         self.counts = TierCounts()
         self._server = life.server
-        self._incarnation = life.id
-        self._disk = life.disk
-        self._layout = life.layout
-        self._gate = life.gate
+        self.imager = Imager(life)
         self._clock_ms = life.clock_ms
         self._run_in_thread = pools.snapshots
         self._open_stores = open_stores
@@ -361,7 +355,7 @@ class Snapshotter:
     async def _image(self, store: StoreId) -> Image | None:
         opened = self._open_stores.find(store)
         if opened is not None:
-            image = await self._checkpointer.with_durable(opened, self._take)
+            image = await self._checkpointer.with_durable(opened, self.imager.take)
             if image is None and (opened.file is None or not opened.file.in_memory):
                 # Busy, or not in a file yet: soon again.
                 self._requested[store] = None
@@ -371,49 +365,8 @@ class Snapshotter:
                 if self._open_stores.in_use(store):
                     self._missed[store] = True
                 return None
-            closed: Image | None = await self._run_in_thread(lambda: self._image_of_closed(store))
+            closed: Image | None = await self._run_in_thread(lambda: self.imager.of_closed(store))
             return closed
-
-    def _image_of_closed(self, store: StoreId) -> Image | None:
-        """Blocking. None if another process has the file, or there is nothing to be had of it."""
-        file = self.open_closed(store)
-        if file is None:
-            return None
-        try:
-            return self._take(file)
-        finally:
-            file.close()
-
-    def open_closed(self, store: StoreId) -> StoreFile | None:
-        """Open the file of a store that its last owner closed, if there is one. Blocking."""
-        generation = current_generation(self._disk, self._layout, store, self._incarnation)
-        if generation is None:
-            return None
-        path = self._layout.store(store, generation)
-        if self._disk.exists(path.with_name(path.name + "-wal")):
-            # Be it empty: of an owner that died, and the next one's to bring up to date.
-            return None
-        try:
-            return StoreFile.open(path, store, disk=self._disk)
-        except (BusyError, FileNotFoundError):
-            return None
-
-    def _take(self, file: StoreFile) -> Image | None:
-        if file.in_memory:
-            return None
-        # A file that was only taken has its new owner in the WAL, where pages have no checksums;
-        # and a zombie may not checkpoint.
-        self._gate.check()
-        file.checkpoint()
-        draft = Path(f"{file.path}.{self._incarnation}")
-        image = take_image(file, draft)
-        try:
-            # Not before: what an incarnation holds that has been fenced may be more than the truth.
-            self._gate.check()
-        except BaseException:
-            self._disk.remove(draft)
-            raise
-        return image
 
     def _put_tiny(self, group: list[Snapshot]) -> Packed:
         if len(group) == 1:

@@ -392,7 +392,7 @@ def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
         file = zombie.snapshotter.open_closed(A)
         assert file is not None
         await zombie.cold([(A, file.meta.epoch, file.meta.revision)])
-        monkeypatch.setattr(zombie.snapshotter._gate, "check", lambda: None)
+        monkeypatch.setattr(zombie.snapshotter.imager._gate, "check", lambda: None)
         fence(Disk(), world.layout.fence("s1", zombie.incarnation))
         dead = RecordDead("s1", zombie.incarnation, "stopped", released=False)
         execute(world.state, RequestBatch([dead], [], [], 1000))

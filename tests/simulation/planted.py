@@ -129,7 +129,7 @@ def evict_what_was_not_published() -> Iterator[None]:
     """A file leaves the file system though its snapshot does not have its last changes."""
 
     def open_any(cooler: Cooler, candidate: ColdCandidate) -> StoreFile | None:
-        return cooler._snapshotter.open_closed(candidate.store)
+        return cooler._snapshotter.imager.open_closed(candidate.store)
 
     with patch.object(Cooler, "_open_exact", open_any):
         yield

@@ -1,0 +1,61 @@
+"""What the life of a server is made of: the result of its composition."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.lifecycle.ending import Ending
+from holdfast.persist.lifecycle.heartbeats import Heartbeats
+from holdfast.persist.lifecycle.leaving import Leaving
+from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.reception import Reception
+from holdfast.persist.storage_mode import StorageMode
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.tier import Tier
+from holdfast.persist.write_path.archive_reads import ArchiveReads
+from holdfast.persist.write_path.checkpointing import Checkpointer
+from holdfast.persist.write_path.inbox import Inbox
+from holdfast.persist.write_path.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one incarnation."""
+
+    life: Incarnation
+    storage: StorageMode
+    tasks: SpawnedTasks
+    open_stores: OpenStores
+    inbox: Inbox
+    pipeline: Pipeline
+    checkpointer: Checkpointer
+    coordination: Coordination
+    open_queue: OpenQueue
+    heartbeats: Heartbeats
+    leaving: Leaving
+    ending: Ending
+    administrator: Administrator
+    reception: Reception
+    archive_reads: ArchiveReads
+    tier: Tier | None
+    archiver: Archiver | None
+
+    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what runs beside everything else, until cancelled."""
+        if self.tier is not None:
+            yield from self.tier.work()
+        yield self.archive_reads.run()
+        if self.archiver is not None:
+            yield self.archiver.run()
+        yield from self.storage.work(self.tier)
+        yield self.pipeline.run()
+        yield self.heartbeats.run()
+        yield self.open_queue.run()
+        yield self.leaving.drain()
