@@ -280,7 +280,7 @@ class Server:
     async def append(self, store: StoreId, value: bytes) -> None:
         """Acknowledged once it is in the file, durably, and the coordinator knows that."""
         opened = await self.open(store, to_read=False)
-        file = opened.file or opened._create_file()
+        file = opened.file or opened.contents._create_file()
         opened.file = file
         revision = file.meta.revision
         change = (frames.CHANGE_SET_MESSAGE, file.meta.last_seq + 1, value)
@@ -389,7 +389,7 @@ def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
         await zombie.append(A, b"one")
         await zombie.snapshotter.run_pass()
         # It has read its fence, and stops right before it unlinks.
-        file = zombie.snapshotter.open_closed(A)
+        file = zombie.snapshotter.imager.open_closed(A)
         assert file is not None
         await zombie.cold([(A, file.meta.epoch, file.meta.revision)])
         monkeypatch.setattr(zombie.snapshotter.imager._gate, "check", lambda: None)
