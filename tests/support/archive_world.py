@@ -17,7 +17,7 @@ EAGER_SERVER = """
 import os, signal, sys
 from holdfast.protocol import limits
 limits.ARCHIVE_LOOK_SECONDS = 0.05
-from holdfast.shared_fs import archived_blocks
+from holdfast.shared_fs.store_file import archived_blocks
 archived_blocks.ARCHIVE_BLOCK_ROWS = 16
 archive, left = archived_blocks.ArchivedBlocks.archive, [int(os.environ.get("KILL_AT", "0"))]
 def archive_and_die(self, *arguments):
