@@ -115,7 +115,8 @@ class MembershipDriver:
         self._hear(HeartbeatArrived(heartbeat))
 
     def own_message(self, number: int, sent_at: float) -> None:
-        self._hear(OwnMessageArrived(number, sent_at))
+        # Also while it stops: one that works off its queue and does not hear itself would be deaf.
+        self.step(OwnMessageArrived(number, sent_at))
 
     def missing_own_messages(self, number: int) -> int:
         return self._membership.missing_own_messages(number)
