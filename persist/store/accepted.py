@@ -56,7 +56,6 @@ class Accepted:
         self.is_stream = self.kind is StoreKind.STREAM
         self.contents = contents
         self._memtable = contents.memtable
-        #: What waits for the file.
         self.pending = Pending()
         file = contents.file
         meta = file.meta if file is not None else None
@@ -141,7 +140,8 @@ class Accepted:
         self._memtable.put(self._memtable.messages, seq, size_bytes)
         plain = rows.is_plain_set(change)
         self._accept(change, size_bytes if plain else variable_bytes(change))
-        self._memtable.place_upload(rows.set_value(change), self.time)
+        if not plain:
+            self._memtable.place_upload(rows.set_value(change), self.time)
 
     def remember_msg_id(self, msg_id: str, seq: int, revision: int, time: int) -> None:
         """Remember that the message just set carried `msg_id`."""
