@@ -1,1 +1,1 @@
-"""The same where the bucket is all there is."""
+"""The storage mode of a server whose bucket is all there is: the same parts, elsewhere."""

@@ -1,1 +1,1 @@
-"""How stores open, logs are reaped and fences watched on a shared file system."""
+"""The storage mode of a shared file system: its log, fence, opener, dead logs and reaper."""

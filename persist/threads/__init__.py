@@ -1,1 +1,1 @@
-"""The threads of a server: those that sync, those of the tiers, and the watch over the loop."""
+"""The threads and tasks of a server: syncs, tiers, what nobody awaits, the watch over the loop."""

@@ -1,6 +1,6 @@
 """A voice for a server whose event loop does not turn, which a loop cannot raise for itself.
 
-The loop beats for itself while it turns (`signs_of_life.py`). When it has not turned for
+The loop beats for itself while it turns (`heartbeats.py`). When it has not turned for
 LATE_SECONDS a thread, on a connection of its own, sends the heartbeats that it owes, and they say
 for how long it has not turned: so a long piece of work in the loop fences nobody, and a loop that
 hangs for good is known to. Kept:

@@ -1,8 +1,8 @@
 """A server's side of the bucket: snapshots, cooling, cold stores, and what that costs.
 
-One object for `service.py`, made with a bucket only: a server without one has none of this. The
-parts are in `snapshotter.py` (snapshots), `cooling.py` (files that leave) and `cold_stores.py` (and
-come back). """
+Made with a bucket only: a server without one has none of this. The parts are in `snapshotter.py`
+(snapshots), `cooling.py` (files that leave) and `cold_stores.py` (files that come back).
+"""
 
 from __future__ import annotations
 
