@@ -158,6 +158,8 @@ class Simulation:
         self._fences: dict[str, Path] = {}
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
+        #: How often the coordinators' clocks have been set.
+        self.coordinators_leapt = 0
         self.clients: list[ClientNode] = []
         self._handler = _LogToTrace(self.trace)
         self._subjects = Subjects()
