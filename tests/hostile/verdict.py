@@ -28,7 +28,7 @@ TAKEOVER_SECONDS: Final = (
 )
 #: No server is taken over here, so this is not for the product but for machines with other work.
 #: What it must tell apart are the 26 and 30 s of a cluster that was stopped.
-LONGEST_PAUSE_SECONDS: Final = 2 * TAKEOVER_SECONDS
+LONGEST_PAUSE_SECONDS: Final = 3 * TAKEOVER_SECONDS
 
 
 def judge(evidence: Evidence, pauses: Sequence[Pause], tracebacks: Mapping[str, int]) -> list[str]:

@@ -32,8 +32,13 @@ _LOOK_SECONDS: Final = 1.0
 class ExpiringKeys:
     """One kv of such keys, with a client of its own."""
 
-    def __init__(self, simulation: Simulation, name: str) -> None:
+    def __init__(
+        self, simulation: Simulation, name: str, *, all_may_leap: bool = False
+    ) -> None:
+        """With `all_may_leap` the coordinators' clocks are wrong too at times. Then what is past
+        its window by every clock is forgotten, `msg_id`s among it."""
         self._simulation = simulation
+        self._all_may_leap = all_may_leap
         self._name = name
         self._node = ClientNode(simulation, f"k{name.replace('.', '')}")
         simulation.clients.append(self._node)
@@ -51,7 +56,7 @@ class ExpiringKeys:
         stays = await self._set(keys, "long", _LONG_SECONDS)
         stays = stays and not any(node.leap_ms for node in simulation.coordinators)
         # Where the coordinators' are ahead too, nobody can tell a server that starts that it is.
-        all_ahead = starts_ahead and chance.random() < 0.5
+        all_ahead = self._all_may_leap and starts_ahead and chance.random() < 0.5
         leaping = [*simulation.servers, *(simulation.coordinators if all_ahead else ())]
         simulation.coordinators_leapt += all_ahead
         for node in leaping:

@@ -91,7 +91,8 @@ class Nemesis:
         has_flips = simulation.bucket is None and simulation.chance("flips").random() < 0.1
         self._others += [fault for fault, _ in flips]
         self._other_weights += [weight * has_flips for _, weight in flips]
-        if only is not None:
+        self._alone = only is not None
+        if self._alone:
             self._other_weights = []
         self._stranger_itself = Stranger(simulation)
         self._leap_count = 0
@@ -378,7 +379,8 @@ class Nemesis:
         """Let the clocks of all servers be far ahead for a while; half of the time servers start
         so."""
         self._leap_count += 1
-        expiring = ExpiringKeys(self._simulation, f"expiring.{self._leap_count}")
+        name = f"expiring.{self._leap_count}"
+        expiring = ExpiringKeys(self._simulation, name, all_may_leap=self._alone)
         await expiring.run(self._other_chance)
 
     async def _flip_bit(self) -> None:

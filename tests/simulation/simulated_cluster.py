@@ -180,6 +180,7 @@ class Simulation:
     async def __aenter__(self) -> Self:
         logger = logging.getLogger("holdfast")
         self._log_state = (logger.level, logger.propagate)
+        self._segment_bytes = commit_log.LOG_SEGMENT_BYTES
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.addHandler(self._handler)
@@ -200,6 +201,8 @@ class Simulation:
             for task in left:
                 self.fail(f"a task of a dead process does not end: {task!r}")
         await self.end_lives()
+        # A doomed stream may have made it smaller.
+        commit_log.LOG_SEGMENT_BYTES = self._segment_bytes  # type: ignore[misc]
         logger = logging.getLogger("holdfast")
         logger.removeHandler(self._handler)
         logger.level, logger.propagate = self._log_state
