@@ -27,7 +27,7 @@ def value_of(number: int) -> bytes:
     return b"%016x" % number + _FILLER
 
 
-class Pending(Protocol):
+class UnderWay(Protocol):
     """An operation under way, as an asyncio.Future is one."""
 
     def done(self) -> bool: ...
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Load:
+class LoadReport:
     """What a load did. Answers and latencies are in the order of completion."""
 
     first_number: int = 0
@@ -65,12 +65,12 @@ async def closed_loop(
     concurrency: int,
     limit: Limit,
     first_number: int = 0,
-) -> Load:
+) -> LoadReport:
     """Run `concurrency` callers, each of which has the next operation done once its last is
     answered."""
     clock = time.perf_counter
     began_at = clock()
-    load = Load(first_number, began_at)
+    load = LoadReport(first_number, began_at)
     answers, latencies = load.answers, load.latencies_seconds
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     next_number = first_number
@@ -96,12 +96,12 @@ async def closed_loop(
 
 
 async def windowed(
-    start: Callable[[int], Awaitable[Pending]],
+    start: Callable[[int], Awaitable[UnderWay]],
     window: int,
     limit: Limit,
     first_number: int = 0,
     take: Callable[[int, Any], None] | None = None,
-) -> Load:
+) -> LoadReport:
     """Run one producer that keeps `window` operations under way. Answers are taken in the order in
     which the operations were started: one waits for those before it.
 
@@ -110,15 +110,15 @@ async def windowed(
     """
     clock = time.perf_counter
     began_at = clock()
-    load = Load(first_number, began_at)
+    load = LoadReport(first_number, began_at)
     latencies = load.latencies_seconds
     #: (when it was started, itself, when its answer was seen), looked at when the load is over: the
     #: client's processor is to be the client's.
-    answered: list[tuple[float, Pending, float]] = []
+    answered: list[tuple[float, UnderWay, float]] = []
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     number = first_number
     past_number = first_number + limit.operations if limit.operations is not None else None
-    under_way: deque[tuple[int, float, Pending]] = deque()
+    under_way: deque[tuple[int, float, UnderWay]] = deque()
 
     async def take_answered() -> None:
         """Wait for the oldest, and take all that are answered by then."""
@@ -154,7 +154,7 @@ async def paced(
     per_second: float,
     limit: Limit,
     first_number: int = 0,
-) -> Load:
+) -> LoadReport:
     """Start operations at a fixed rate, whether or not earlier ones are answered, up to
     MAX_OUTSTANDING.
 
@@ -163,7 +163,7 @@ async def paced(
     """
     assert limit.seconds is not None
     clock = time.perf_counter
-    load = Load(first_number, clock())
+    load = LoadReport(first_number, clock())
     past_number = first_number + int(per_second * limit.seconds)
     outstanding = 0
 
@@ -192,6 +192,6 @@ async def paced(
     return load
 
 
-def due_at(load: Load, number: int, per_second: float) -> float:
+def due_at(load: LoadReport, number: int, per_second: float) -> float:
     """Return when an operation of a load at a fixed rate was due."""
     return load.began_at + (number - load.first_number) / per_second

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Final, NamedTuple
 
-from holdfast.coordinator.answering.inbox import Inbox
+from holdfast.coordinator.answering.inbox import RequestInbox
 from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
@@ -42,7 +42,9 @@ class ActiveTerm:
         self._records = RecordQueue(life.wakeup)
         replies = Replies(life.bus, cluster, life.mishaps, life.wakeup)
         waiting = WaitingReplies(replies, state.term, life.clock_ms)
-        self._inbox = Inbox(life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup)
+        self._inbox = RequestInbox(
+            life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup
+        )
         orders = Orders(life, state, cluster)
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
         self._loop = RequestLoop(life, state, self._inbox, self._records, self._driver, replies)

@@ -30,7 +30,7 @@ from holdfast.coordinator.decisions.events import (
     TellToDrain,
     WriteFence,
 )
-from holdfast.coordinator.decisions.membership import Membership, MemberView, Standing
+from holdfast.coordinator.decisions.membership import Membership, MemberView, ServerStanding
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.orders import Orders
@@ -79,7 +79,7 @@ class MembershipDriver:
 
     async def register(self, server: str, incarnation: str, reply_to: str) -> None:
         """Let an incarnation in, unless its fence says that it has ended."""
-        if self._membership.standing(server, incarnation) is Standing.UNKNOWN:
+        if self._membership.standing(server, incarnation) is ServerStanding.UNKNOWN:
             try:
                 fence_is_open = await self._orders.fence_is_open(server, incarnation)
             except StorageError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
-from holdfast.coordinator.answering.inbox import Asked, Inbox
+from holdfast.coordinator.answering.inbox import Asked, RequestInbox
 from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import Drain, Register, ReleaseAll, SuspectRequest
@@ -28,7 +28,7 @@ class RequestLoop:
         self,
         life: Life,
         state: StateFile,
-        inbox: Inbox,
+        inbox: RequestInbox,
         records: RecordQueue,
         driver: MembershipDriver,
         replies: Replies,

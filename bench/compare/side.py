@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Final
 
-from holdfast.bench.load import Limit, Load
+from holdfast.bench.load import Limit, LoadReport
 from holdfast.bench.processes import ProcessUsage
 from holdfast.bench.read_back import ReadBackRow
 
@@ -60,17 +60,17 @@ class Side(ABC):
     @abstractmethod
     async def append(
         self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         """Append `value_of(number)` to the streams by turns. The answers are seqs."""
 
     @abstractmethod
-    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> Load:
+    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> LoadReport:
         """Append a first message to each of streams that do not exist. The answers are seqs."""
 
     @abstractmethod
     async def append_paced(
         self, name: str, per_second: float, limit: Limit, first_number: int
-    ) -> Load:
+    ) -> LoadReport:
         """Append at a fixed rate. The answers are seqs."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Side(ABC):
     @abstractmethod
     async def work(
         self, name: str, consumer: str, workers: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         """Let workers share a new consumer of a stream, each of which takes WORK_BATCH messages at
         a time and acknowledges them. An operation is such a batch; the answers are lists of
         rows."""
@@ -106,13 +106,13 @@ class Side(ABC):
         limit: Limit,
         first_number: int,
         variant: str,
-    ) -> Load:
+    ) -> LoadReport:
         """Set the keys by turns to `value_of(number)`. The answers are revisions."""
 
     @abstractmethod
     async def get(
         self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         """Get the keys by turns. The answers are values."""
 
     @abstractmethod

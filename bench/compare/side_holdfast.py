@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
-from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
+from holdfast.bench.load import Limit, LoadReport, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import BenchCluster, ProcessUsage
 from holdfast.bench.read_back import ReadBackRow
 from holdfast.client import (
@@ -72,7 +72,7 @@ class HoldfastSide(Side):
 
     async def append(
         self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         streams = [self._client.stream(name) for name in names]
         count = len(streams)
         # Left out where it is the server's default anyway, as applications do.
@@ -94,12 +94,12 @@ class HoldfastSide(Side):
 
         return await closed_loop(append, concurrency, limit, first_number)
 
-    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> Load:
+    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> LoadReport:
         return await self.append(names, concurrency, Limit(operations=len(names)), first_number, "")
 
     async def append_paced(
         self, name: str, per_second: float, limit: Limit, first_number: int
-    ) -> Load:
+    ) -> LoadReport:
         stream = self._client.stream(name)
 
         async def append(number: int) -> int | None:
@@ -130,7 +130,7 @@ class HoldfastSide(Side):
 
     async def work(
         self, name: str, consumer: str, workers: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         async with self._client.stream(name).consumer(consumer) as queue:
             await queue.info()
 
@@ -158,7 +158,7 @@ class HoldfastSide(Side):
         limit: Limit,
         first_number: int,
         variant: str,
-    ) -> Load:
+    ) -> LoadReport:
         kv, count = self._client.kv(name), len(keys)
         if variant == _SET_ASYNC:
 
@@ -176,7 +176,7 @@ class HoldfastSide(Side):
 
     async def get(
         self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         kv, count = self._client.kv(name), len(keys)
 
         async def get_key(number: int) -> bytes | None:

@@ -29,7 +29,7 @@ from nats.js.api import (
 )
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
-from holdfast.bench.load import Limit, Load, closed_loop, paced, value_of, windowed
+from holdfast.bench.load import Limit, LoadReport, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import NatsServer, ProcessUsage
 from holdfast.bench.read_back import ReadBackRow
 
@@ -81,10 +81,10 @@ class JetStreamSide(Side):
 
     async def append(
         self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         return await self._publish(names, concurrency, limit, first_number, variant)
 
-    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> Load:
+    async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> LoadReport:
         async def create(number: int) -> int:
             name = names[number - first_number]
             await self._add_stream(name)
@@ -94,7 +94,7 @@ class JetStreamSide(Side):
 
     async def append_paced(
         self, name: str, per_second: float, limit: Limit, first_number: int
-    ) -> Load:
+    ) -> LoadReport:
         context = self._window(1_000_000)
 
         async def append(number: int) -> int:
@@ -147,7 +147,7 @@ class JetStreamSide(Side):
 
     async def work(
         self, name: str, consumer: str, workers: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         stream = _stream(name)
         config = ConsumerConfig(durable_name=consumer, ack_policy=AckPolicy.EXPLICIT)
         await self._context.add_consumer(stream, config)
@@ -188,14 +188,14 @@ class JetStreamSide(Side):
         limit: Limit,
         first_number: int,
         variant: str,
-    ) -> Load:
+    ) -> LoadReport:
         # What nats-py's `put` does is a publish to the key's subject.
         subjects = [f"$KV.{name}.{key}" for key in keys]
         return await self._publish(subjects, concurrency, limit, first_number, variant)
 
     async def get(
         self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
-    ) -> Load:
+    ) -> LoadReport:
         count = len(keys)
         kv = await self._context.key_value(name)
         subjects = [f"$JS.API.DIRECT.GET.KV_{name}.$KV.{name}.{key}" for key in keys]
@@ -221,7 +221,7 @@ class JetStreamSide(Side):
         limit: Limit,
         first_number: int,
         variant: str,
-    ) -> Load:
+    ) -> LoadReport:
         count = len(subjects)
         if variant == _PUBLISH_ASYNC:
             window = self._window(concurrency)

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.bench.compare.side import WORK_BATCH, Kind, Side
 from holdfast.bench.harness import Figures, timed
-from holdfast.bench.load import Limit, Load, due_at, value_of
+from holdfast.bench.load import Limit, LoadReport, due_at, value_of
 from holdfast.bench.read_back import Checker, ReadBackRow
 
 CHECKED_MESSAGES: Final = 5000
@@ -77,7 +77,7 @@ class BenchWork(ABC):
     async def check(self) -> None:
         """Read back what the last load stored. Raises WrongReadBackError."""
 
-    def counted(self, load: Load) -> Figures:
+    def counted(self, load: LoadReport) -> Figures:
         """Return the figures of a load; the next one goes on after its numbers."""
         self.next_number = load.first_number + load.operations
         return timed(load.operations, load.seconds, load.latencies_seconds)
@@ -94,7 +94,7 @@ class Append(BenchWork):
         super().__init__(side, sizes, name, concurrency)
         self.streams = [f"{self.store}.{number}" for number in range(stream_count)]
         self.held = [0] * stream_count
-        self._last = Load()
+        self._last = LoadReport()
 
     async def prepare(self) -> None:
         await self.side.open_streams(self.streams)
@@ -112,7 +112,7 @@ class Append(BenchWork):
     async def check(self) -> None:
         await self.check_load(self._last)
 
-    async def check_load(self, load: Load) -> None:
+    async def check_load(self, load: LoadReport) -> None:
         """Count all streams and read the newest messages of some."""
         acked: list[dict[int, bytes]] = [{} for _ in self.streams]
         for number, seq in load.answers:
@@ -140,7 +140,7 @@ class Create(BenchWork):
         super().__init__(side, sizes, name, concurrency)
         self._stream_count = stream_count
         self._streams: list[str] = []
-        self._last = Load()
+        self._last = LoadReport()
 
     async def prepare(self) -> None:
         """Nothing: that nothing is there is the point."""
@@ -266,7 +266,7 @@ class KvSet(BenchWork):
         super().__init__(side, sizes, name, concurrency)
         self.keys = [f"key-{number}" for number in range(KEY_COUNT)]
         self.values: dict[str, bytes] = {}
-        self._last = Load()
+        self._last = LoadReport()
 
     async def prepare(self) -> None:
         await self.side.open_kv(self.store)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.bench.harness import Figures, quantile
-from holdfast.bench.load import Limit, Load, Pending, paced, windowed
+from holdfast.bench.load import Limit, LoadReport, UnderWay, paced, windowed
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import BenchCluster, stopped_cluster
 from holdfast.bench.read_back import Checker
@@ -195,14 +195,14 @@ def _rare_collections() -> Iterator[None]:
 
 async def _write(
     streams: Sequence[Stream], seqs: list[dict[int, int]], load: Writers, limit: Limit
-) -> list[Load]:
+) -> list[LoadReport]:
     """Let all writers write, and note the number of each message by stream and seq."""
 
-    async def writer(number: int) -> Load:
+    async def writer(number: int) -> LoadReport:
         stream, noted = streams[number], seqs[number]
         first = number * _NUMBERS + len(noted)
 
-        async def start(operation: int) -> Pending:
+        async def start(operation: int) -> UnderWay:
             return await stream.append_async(noise(operation), durability="stored")
 
         def note(operation: int, ack: Ack) -> None:
@@ -215,7 +215,7 @@ async def _write(
     return [each.result() for each in running]
 
 
-def _load_figures(loads: Sequence[Load], seconds: float) -> dict[str, float]:
+def _load_figures(loads: Sequence[LoadReport], seconds: float) -> dict[str, float]:
     latencies = sorted(each for load in loads for each in load.latencies_seconds)
     return {
         "operations": float(len(latencies)),

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     reply_to: str
 
 
-class Inbox:
+class RequestInbox:
     """What was asked and is not looked at yet."""
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from holdfast.coordinator.answering.batch import Reply
 from holdfast.coordinator.answering.replies import Replies
-from holdfast.coordinator.decisions.membership import Membership, Standing
+from holdfast.coordinator.decisions.membership import Membership, ServerStanding
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
 
 _Key = tuple[str, str]
@@ -43,18 +43,18 @@ class WaitingReplies:
         """Answer those of whom the membership has decided; nobody is let in who is not recorded."""
         for key in tuple(self._registering):
             standing = membership.standing(*key)
-            if standing is Standing.PRESENT and key not in unrecorded:
+            if standing is ServerStanding.PRESENT and key not in unrecorded:
                 answer = {"term": self._term, "time": self._clock_ms()}
                 self._answer(self._registering, key, answer)
-            elif standing is Standing.ENDED:
+            elif standing is ServerStanding.ENDED:
                 error = FencedError(server=key[0], incarnation=key[1])
                 self._answer(self._registering, key, error)
-            elif standing is Standing.UNKNOWN:
+            elif standing is ServerStanding.UNKNOWN:
                 reason = f"another incarnation of {key[0]!r} is joining"
                 self._answer(self._registering, key, UnavailableError(reason=reason))
         for key in tuple(self._suspecting):
             if not membership.in_doubt(*key):
-                alive = membership.standing(*key) is Standing.PRESENT
+                alive = membership.standing(*key) is ServerStanding.PRESENT
                 self._answer(self._suspecting, key, {"alive": alive})
 
     def recording_failed(self, server: str, incarnation: str, error: HoldfastError) -> None:

@@ -66,7 +66,7 @@ DOUBT_SECONDS: Final = SILENCE_SECONDS - PROBE_TIMEOUT_SECONDS
 NEWCOMER_SECONDS: Final = 2 * HEARTBEAT_SECONDS
 
 
-class Standing(StrEnum):
+class ServerStanding(StrEnum):
     """How an incarnation stands with the coordinator."""
 
     UNKNOWN = "unknown"
@@ -230,18 +230,19 @@ class Membership:
         """Return how many messages of this coordinator have not come back, of `number` sent."""
         return self._proof.missing(number)
 
-    def standing(self, server: str, incarnation: str) -> Standing:
+    def standing(self, server: str, incarnation: str) -> ServerStanding:
         """Tell how an incarnation stands."""
         if (server, incarnation) in self._ended:
-            return Standing.ENDED
+            return ServerStanding.ENDED
         member = self._members.get(server)
         if member is None:
-            return Standing.UNKNOWN
+            return ServerStanding.UNKNOWN
         if member.incarnation == incarnation:
             if member.dead:
-                return Standing.ENDED
-            return Standing.FENCING if member.doubt is _Doubt.FENCING else Standing.PRESENT
-        return Standing.JOINING if member.successor == incarnation else Standing.UNKNOWN
+                return ServerStanding.ENDED
+            is_fenced = member.doubt is _Doubt.FENCING
+            return ServerStanding.FENCING if is_fenced else ServerStanding.PRESENT
+        return ServerStanding.JOINING if member.successor == incarnation else ServerStanding.UNKNOWN
 
     def in_doubt(self, server: str, incarnation: str) -> bool:
         """Tell if a probe or a fence of this incarnation is under way."""
@@ -289,9 +290,9 @@ class Membership:
     def _heartbeat(self, heartbeat: Heartbeat, now: float) -> list[Effect]:
         server, incarnation = heartbeat.server, heartbeat.incarnation
         match self.standing(server, incarnation):
-            case Standing.UNKNOWN:
+            case ServerStanding.UNKNOWN:
                 return [AskToRegister(server)]
-            case Standing.PRESENT | Standing.FENCING:
+            case ServerStanding.PRESENT | ServerStanding.FENCING:
                 member = self._members[server]
                 member.load = heartbeat
                 if heartbeat.hangs:
@@ -327,10 +328,10 @@ class Membership:
 
     def _registered(self, server: str, incarnation: str, now: float) -> list[Effect]:
         match self.standing(server, incarnation):
-            case Standing.PRESENT | Standing.FENCING:
+            case ServerStanding.PRESENT | ServerStanding.FENCING:
                 self._hear(self._members[server], now)
                 return []
-            case Standing.ENDED | Standing.JOINING:
+            case ServerStanding.ENDED | ServerStanding.JOINING:
                 return []
         older = self._members.get(server)
         if older is None or older.dead:

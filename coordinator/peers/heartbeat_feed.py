@@ -29,7 +29,7 @@ MAX_MISSING_OWN_MESSAGES: Final = 50
 OWN_MESSAGE_TIMEOUT_SECONDS: Final = 0.1
 
 
-class Listener(Protocol):
+class HeartbeatListener(Protocol):
     """Who judges by what is heard."""
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
@@ -48,7 +48,7 @@ class Listener(Protocol):
 class HeartbeatFeed:
     """The subject as one coordinator hears it, from its start to its end."""
 
-    def __init__(self, life: Life, listener: Listener) -> None:
+    def __init__(self, life: Life, listener: HeartbeatListener) -> None:
         self._life = life
         self._listener = listener
         #: Known once the lock is held.
@@ -61,7 +61,7 @@ class HeartbeatFeed:
         """From now on it is known which cluster this is, and others are ignored."""
         self._others = others
 
-    def hand_over(self, listener: Listener) -> None:
+    def hand_over(self, listener: HeartbeatListener) -> None:
         """This coordinator is the active one from now on, and `listener` judges."""
         self._listener = listener
         self._active_since = self._life.now()

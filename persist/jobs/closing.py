@@ -35,7 +35,7 @@ _HOLD_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.02
 
 
-class ClosedStore(NamedTuple):
+class RetiredStore(NamedTuple):
     """A store that is closed and stays so. `revision` 0: nobody could open it. Then
     `known_revision` is what the coordinator knows that it had reached."""
 
@@ -91,7 +91,7 @@ class StoreCloser:
             self._at_work.discard(store)
 
     @contextlib.asynccontextmanager
-    async def closed(self, store: StoreId) -> AsyncIterator[ClosedStore]:
+    async def closed(self, store: StoreId) -> AsyncIterator[RetiredStore]:
         """Keep a store of this server closed around the body; what arrives for it waits, and is
         then sent to ask for the owner again."""
         opened = await self._free(store)
@@ -103,7 +103,7 @@ class StoreCloser:
                 if grant[0] is None:
                     raise error_from_wire(grant[1], grant[2])
                 granted = Grant(*grant[:5])
-                yield ClosedStore(granted.epoch, 0, granted.state, granted.revision)
+                yield RetiredStore(granted.epoch, 0, granted.state, granted.revision)
                 if opened is not None:
                     self._open_stores.closed(opened)
             self._open_stores.leases.turn_away(store, NotOwnerError(server=self._life.server))
@@ -113,7 +113,7 @@ class StoreCloser:
             if not await self._checkpointer.close_held([opened]):
                 raise BusyError(what=f"the file of {store}")
             try:
-                yield ClosedStore(opened.epoch, opened.revision, StoreState.DURABLE)
+                yield RetiredStore(opened.epoch, opened.revision, StoreState.DURABLE)
             finally:
                 lease.leave(NotOwnerError(server=self._life.server))
 

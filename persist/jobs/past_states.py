@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.jobs.closing import ClosedStore, StoreCloser
+from holdfast.persist.jobs.closing import RetiredStore, StoreCloser
 from holdfast.persist.jobs.job_table import Report
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.peers.coordination import Coordination
@@ -153,7 +153,7 @@ class PastStateJobs:
         return {"new_revision": revision, "epoch": epoch}
 
     async def _continuation(
-        self, store: StoreId, closed: ClosedStore, *, in_place: bool
+        self, store: StoreId, closed: RetiredStore, *, in_place: bool
     ) -> _Continuation:
         """Return where a state goes on that takes the place of a closed store's."""
         life = self._life

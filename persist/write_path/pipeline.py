@@ -35,7 +35,7 @@ from holdfast.persist.write_path.inbox import Archiving, Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.releasing import Release, Releaser
 from holdfast.persist.write_path.tick import Tick
-from holdfast.persist.write_path.turn import Conditions, Failure, TurnBuilder, Work
+from holdfast.persist.write_path.turn import Conditions, Failure, StoreWork, TurnBuilder
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_UNSYNCED_BYTES, MAX_WAITING_ANSWERS
 from holdfast.protocol.serving.mishaps import Mishaps
@@ -262,9 +262,9 @@ class Pipeline:
 
 def _log_failure(failure: Failure) -> None:
     work, store, error = failure
-    if work is Work.WRITE:
+    if work is StoreWork.WRITE:
         logger.warning("store.failed store=%s reason=%s", store, error)
-    elif work is Work.EXPIRE:
+    elif work is StoreWork.EXPIRE:
         logger.warning("store.expire_failed store=%s reason=%s", store, error)
     else:
         logger.warning("store.archive_failed store=%s reason=%s", store, error)

@@ -66,7 +66,7 @@ class Conditions(NamedTuple):
     log_is_full: bool = False
 
 
-class Work(StrEnum):
+class StoreWork(StrEnum):
     """What a tick does with a store that may fail by its file."""
 
     WRITE = "write"
@@ -77,7 +77,7 @@ class Work(StrEnum):
 class Failure(NamedTuple):
     """A store's file failed at something."""
 
-    work: Work
+    work: StoreWork
     store: StoreId
     error: StorageError
 
@@ -181,7 +181,7 @@ class TurnBuilder:
             try:
                 tick.write(store, arrival)
             except StorageError as error:
-                self.failures.append(Failure(Work.WRITE, store.id, error))
+                self.failures.append(Failure(StoreWork.WRITE, store.id, error))
                 tick.refuse(arrival, error)
                 tick.abort(store, error)
         return True
@@ -234,7 +234,7 @@ class TurnBuilder:
         try:
             return tick.expire(store)
         except StorageError as error:
-            self._fail(tick, Work.EXPIRE, store, error)
+            self._fail(tick, StoreWork.EXPIRE, store, error)
         except Exception as error:  # noqa: BLE001 (it concerns this store alone)
             tick.give_up(store, error)
         return True
@@ -246,7 +246,7 @@ class TurnBuilder:
         try:
             tick.archive(store, archiving.end_seq, archiving.table)
         except StorageError as error:
-            self._fail(tick, Work.ARCHIVE, store, error)
+            self._fail(tick, StoreWork.ARCHIVE, store, error)
         except Exception as error:  # noqa: BLE001 (it concerns this store alone)
             tick.give_up(store, error)
 
@@ -256,7 +256,7 @@ class TurnBuilder:
             try:
                 eviction.evict(store)
             except StorageError as error:
-                self._fail(tick, Work.EXPIRE, store, error)
+                self._fail(tick, StoreWork.EXPIRE, store, error)
                 continue
             except Exception as error:  # noqa: BLE001 (it concerns this store alone)
                 tick.give_up(store, error)
@@ -264,7 +264,7 @@ class TurnBuilder:
             if store.retention is not None and store.retention.due_at == 0:
                 self._inbox.overdue[store.id] = store
 
-    def _fail(self, tick: Tick, work: Work, store: Store, error: StorageError) -> None:
+    def _fail(self, tick: Tick, work: StoreWork, store: Store, error: StorageError) -> None:
         """Take back what the tick did to a store whose file has failed."""
         self.failures.append(Failure(work, store.id, error))
         tick.abort(store, error)

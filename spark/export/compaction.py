@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.export.export import Progress, run_job
-from holdfast.spark.tables.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, ChangesTable, TableFile
+from holdfast.spark.tables.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, ChangesTable, DeltaFile
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
 SMALL_BYTES: Final = 128 * MIB
@@ -114,16 +114,16 @@ def compact(
 
 
 def merges(
-    files: Sequence[TableFile], small_bytes: int, file_bytes: int
-) -> list[tuple[TableFile, ...]]:
+    files: Sequence[DeltaFile], small_bytes: int, file_bytes: int
+) -> list[tuple[DeltaFile, ...]]:
     """Return the groups of files that are each to become one."""
-    partitions: dict[tuple[str, str], list[TableFile]] = {}
+    partitions: dict[tuple[str, str], list[DeltaFile]] = {}
     for file in files:
         if file.size_bytes < small_bytes:
             partitions.setdefault((file.tenant, file.date), []).append(file)
-    groups: list[tuple[TableFile, ...]] = []
+    groups: list[tuple[DeltaFile, ...]] = []
     for _, small in sorted(partitions.items()):
-        group: list[TableFile] = []
+        group: list[DeltaFile] = []
         group_bytes = 0
         for file in sorted(small, key=lambda one: one.path):
             if group and (group_bytes + file.size_bytes > file_bytes or len(group) == _MAX_FILES):
@@ -135,7 +135,7 @@ def merges(
     return [group for group in groups if len(group) > 1]
 
 
-def merge(job: MergeJob, files: Sequence[TableFile]) -> list[AddedFile]:
+def merge(job: MergeJob, files: Sequence[DeltaFile]) -> list[AddedFile]:
     """Write the rows of files of one partition anew, sorted, and return what was written."""
     name = f"merged-{secrets.token_hex(8)}"
     with (

@@ -77,7 +77,7 @@ class ChunkMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RowChunk:
     """Rows that are stored together, as the `number`-th of their stream, from 0."""
 
     stream: str
@@ -101,7 +101,7 @@ class Chunker:
         self._numbers: dict[str, int] = {}
         self._held_rows = self._held_bytes = 0
 
-    def add(self, stream: str, row: OutputRow) -> Iterator[Chunk]:
+    def add(self, stream: str, row: OutputRow) -> Iterator[RowChunk]:
         """Take a row and yield the chunks that are full before it, or with it."""
         size_bytes = row.size_bytes
         if self._sizes.get(stream, 0) + size_bytes > CHUNK_BYTES:
@@ -116,12 +116,12 @@ class Chunker:
         if self._held_rows >= HELD_ROWS or self._held_bytes >= HELD_BYTES:
             yield from self.rest()
 
-    def rest(self) -> Iterator[Chunk]:
+    def rest(self) -> Iterator[RowChunk]:
         """Yield what is held."""
         for stream in list(self._held):
             yield from self._cut(stream)
 
-    def _cut(self, stream: str) -> Iterator[Chunk]:
+    def _cut(self, stream: str) -> Iterator[RowChunk]:
         rows = self._held.pop(stream, None)
         if not rows:
             return
@@ -129,7 +129,7 @@ class Chunker:
         self._held_bytes -= self._sizes.pop(stream)
         number = self._numbers.get(stream, 0)
         self._numbers[stream] = number + 1
-        yield Chunk(stream, ChunkMark(self._batch, number, len(rows), _digest(rows)), rows)
+        yield RowChunk(stream, ChunkMark(self._batch, number, len(rows), _digest(rows)), rows)
 
 
 def _digest(rows: list[OutputRow]) -> str:

@@ -30,7 +30,7 @@ from holdfast.protocol.errors import WrongLastSeqError, WrongRevisionError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import quote
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
-from holdfast.spark.sink.chunks import BatchId, Chunk, ChunkMark
+from holdfast.spark.sink.chunks import BatchId, ChunkMark, RowChunk
 
 DEFAULT_LEDGER: Final = "spark-sink"
 #: Each is lost to somebody else's append that was not. Far beyond what tasks of one job do to each
@@ -95,10 +95,10 @@ class Output:
         self._durability = durability
         self._streams: dict[str, StreamOutput] = {}
 
-    async def write(self, chunks: Iterable[Chunk]) -> None:
+    async def write(self, chunks: Iterable[RowChunk]) -> None:
         """Store chunks, in order within each stream. Raises RowsChangedError, OutputRemovedError,
         and what `append_many` raises."""
-        queues: dict[str, list[Chunk]] = {}
+        queues: dict[str, list[RowChunk]] = {}
         for chunk in chunks:
             queues.setdefault(chunk.stream, []).append(chunk)
         try:
@@ -109,7 +109,7 @@ class Output:
             # Of the streams of one task; the first one says enough.
             raise group.exceptions[0] from None
 
-    async def _write(self, stream: str, queue: list[Chunk]) -> None:
+    async def _write(self, stream: str, queue: list[RowChunk]) -> None:
         output = self._streams.get(stream)
         if output is None:
             output = StreamOutput(self._client, stream, self._batch, self._durability)
@@ -143,7 +143,7 @@ class StreamOutput:
         else:
             self._is_committed = await ledger.is_committed(self._batch.query, self._batch.batch)
 
-    async def store(self, chunk: Chunk) -> None:
+    async def store(self, chunk: RowChunk) -> None:
         """Store a chunk unless it is."""
         for _ in range(_TRIES):
             if self._is_stored(chunk):
@@ -164,7 +164,7 @@ class StreamOutput:
             return
         raise refusal
 
-    def _is_stored(self, chunk: Chunk) -> bool:
+    def _is_stored(self, chunk: RowChunk) -> bool:
         if self._is_committed or not self._stored:
             return self._is_committed
         mark = self._stored.get(chunk.mark.number)

@@ -41,7 +41,7 @@ from holdfast.protocol.names import check_store
 from holdfast.spark.columns import COLUMNS
 from holdfast.spark.event_loop import connecting, run_connected, running_loop
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.chunks import BatchId, Chunk, Chunker, OutputRow
+from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
 from holdfast.spark.sink.output import Ledger, Output
 
 #: What Spark tells its tasks of the query that they are part of.
@@ -142,7 +142,7 @@ def _write(
             return Written(batch.query, sum(one.num_rows for one in batches))
         output = Output(client, ledger, batch, options.durability)
         chunker = Chunker(batch)
-        ready: list[Chunk] = []
+        ready: list[RowChunk] = []
         for stream, row in _rows(options, batches):
             count += 1
             ready += chunker.add(stream, row)

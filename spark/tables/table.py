@@ -104,7 +104,7 @@ class AddedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class TableFile:
+class DeltaFile:
     """A file that is part of the table."""
 
     path: str
@@ -176,13 +176,13 @@ class ChangesTable:
         body = self.location.read(watermarks.path_of(version))
         return watermarks.decode(self.location.uri, body)
 
-    def files(self) -> list[TableFile]:
+    def files(self) -> list[DeltaFile]:
         """Return the table's files."""
         if self._delta is None:
             return []
         actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
         return [
-            TableFile(
+            DeltaFile(
                 row["path"],
                 row["size_bytes"],
                 row["num_records"] or 0,
@@ -214,7 +214,7 @@ class ChangesTable:
         )
         self._commit([file.action(data_change=True) for file in files], properties)
 
-    def replace(self, before: Sequence[TableFile], after: Sequence[AddedFile]) -> None:
+    def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
         """Put files in the place of others that hold the same rows.
 
         Raises TableConflictError if one of them is gone, or another has replaced files since this

@@ -11,7 +11,7 @@ from support.holdfast_up import RunningUp
 
 from holdfast.client import Client, Durability, Message, connect
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
-from holdfast.spark.sink.chunks import BatchId, Chunk, Chunker, OutputRow
+from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
 from holdfast.spark.sink.output import DEFAULT_LEDGER, Ledger, Output
 
 BATCH = BatchId("query", 0, 0)
@@ -19,9 +19,9 @@ BATCH = BatchId("query", 0, 0)
 
 def chunks_of(
     *values: bytes, stream: str = "out", batch: BatchId = BATCH, rows_each: int = 1
-) -> list[Chunk]:
+) -> list[RowChunk]:
     """Return chunks of `rows_each` rows."""
-    found: list[Chunk] = []
+    found: list[RowChunk] = []
     chunker = Chunker(batch)
     for start in range(0, len(values), rows_each):
         for value in values[start : start + rows_each]:

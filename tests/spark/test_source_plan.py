@@ -31,10 +31,10 @@ from holdfast.spark.sink.chunks import (
     CHUNK_BYTES,
     CHUNK_ROWS,
     BatchId,
-    Chunk,
     Chunker,
     ChunkMark,
     OutputRow,
+    RowChunk,
 )
 from holdfast.spark.sink.sink import BatchSink, _rows
 from holdfast.spark.source.offsets import Loss, Offsets, advance, between, bounded, losses
@@ -286,7 +286,7 @@ def test_filters_of_which_nothing_follows_are_left_to_spark() -> None:
 BATCH = BatchId("q/1", 7, 3)
 
 
-def chunks_of(rows: list[tuple[str, bytes]]) -> list[Chunk]:
+def chunks_of(rows: list[tuple[str, bytes]]) -> list[RowChunk]:
     chunker = Chunker(BATCH)
     found = [chunk for stream, value in rows for chunk in chunker.add(stream, OutputRow(value, {}))]
     return [*found, *chunker.rest()]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.coordinator.answering import inbox
-from holdfast.coordinator.answering.inbox import Asked, Inbox
+from holdfast.coordinator.answering.inbox import Asked, RequestInbox
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import ListServers
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
@@ -44,7 +44,7 @@ class Answering:
         mishaps, wakeup = Mishaps(logging.getLogger("holdfast.test")), Wakeup()
         self.replies = Replies(bus, "c1", mishaps, wakeup)
         self.waiting = WaitingReplies(self.replies, 7, lambda: 1000)
-        self.inbox = Inbox(SUBJECTS, "c1", self.waiting, self.replies, mishaps, wakeup)
+        self.inbox = RequestInbox(SUBJECTS, "c1", self.waiting, self.replies, mishaps, wakeup)
 
     def ask(self, verb: str) -> None:
         subject = SUBJECTS.coordinator("acme", verb)

@@ -37,7 +37,7 @@ from holdfast.coordinator.decisions.membership import (
     MAX_ENDED_REMEMBERED,
     NEWCOMER_SECONDS,
     Membership,
-    Standing,
+    ServerStanding,
 )
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
@@ -94,7 +94,7 @@ def world() -> World:
 def test_a_registered_server_is_live_and_gets_new_work(world: World) -> None:
     assert world.state is ServerState.LIVE
     assert world.takes_new_stores
-    assert world.membership.standing("a", "1") is Standing.PRESENT
+    assert world.membership.standing("a", "1") is ServerStanding.PRESENT
 
 
 def test_registering_again_changes_nothing(world: World) -> None:
@@ -240,14 +240,14 @@ def test_a_heartbeat_does_not_call_a_fence_off(world: World) -> None:
     world(ProbeFailed("a", "1", no_responders=True))
     world.beat("1")
     assert world.state is ServerState.SUSPECT
-    assert world.membership.standing("a", "1") is Standing.FENCING
+    assert world.membership.standing("a", "1") is ServerStanding.FENCING
 
 
 def test_a_newer_incarnation_is_live_only_after_the_older_is_fenced(world: World) -> None:
     (order,) = world(Registered("a", "2"))
     assert isinstance(order, WriteFence)
     assert (order.server, order.incarnation) == ("a", "1")
-    assert world.membership.standing("a", "2") is Standing.JOINING
+    assert world.membership.standing("a", "2") is ServerStanding.JOINING
     assert world.beat("2") == []
     dead, live = world(FenceWritten("a", "1"))
     assert isinstance(dead, RecordDead)
@@ -258,7 +258,7 @@ def test_a_newer_incarnation_is_live_only_after_the_older_is_fenced(world: World
 def test_a_third_incarnation_waits_until_the_second_has_joined(world: World) -> None:
     world(Registered("a", "2"))
     assert world(Registered("a", "3")) == []
-    assert world.membership.standing("a", "3") is Standing.UNKNOWN
+    assert world.membership.standing("a", "3") is ServerStanding.UNKNOWN
     world(FenceWritten("a", "1"))
     assert isinstance(world(Registered("a", "3"))[0], WriteFence)
 
@@ -269,8 +269,8 @@ def test_a_fenced_incarnation_never_lives_again(world: World) -> None:
     assert world(Registered("a", "1")) == []
     assert world.beat("1") == []
     assert world(Suspected("a", "1")) == []
-    assert world.membership.standing("a", "1") is Standing.ENDED
-    assert world.membership.standing("a", "2") is Standing.PRESENT
+    assert world.membership.standing("a", "1") is ServerStanding.ENDED
+    assert world.membership.standing("a", "2") is ServerStanding.PRESENT
 
 
 def test_a_released_incarnation_is_dead_without_a_fence_and_stays_so(world: World) -> None:
@@ -326,7 +326,7 @@ def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard
     assert world(TimePassed(), DOUBT_SECONDS - 0.1) == []
     world.beat("1")
     assert world.takes_new_stores
-    assert world.membership.standing("a", "0") is Standing.ENDED
+    assert world.membership.standing("a", "0") is ServerStanding.ENDED
 
 
 def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
@@ -335,7 +335,7 @@ def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
     world.membership.validate()
     assert world(Started()) == []
     assert world.state is ServerState.DEAD
-    assert world.membership.standing("a", "1") is Standing.ENDED
+    assert world.membership.standing("a", "1") is ServerStanding.ENDED
 
 
 def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> None:

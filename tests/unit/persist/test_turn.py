@@ -15,7 +15,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path import inbox as inbox_module
 from holdfast.persist.write_path.inbox import TENANT_TURN_OPERATIONS, TURN_OPERATIONS, Inbox
 from holdfast.persist.write_path.tick import Tick
-from holdfast.persist.write_path.turn import Conditions, Promises, TurnBuilder, Work
+from holdfast.persist.write_path.turn import Conditions, Promises, StoreWork, TurnBuilder
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, FencedError
 from holdfast.protocol.limits import MAX_INBOX_BYTES
@@ -219,7 +219,7 @@ def test_a_group_that_fails_takes_back_its_store_and_nothing_else(
     # What the tick did before to the same store is taken back with it.
     assert codes(tick.synced) == {"before": [code], "other": ["ok"], "failed": [code]}
     assert (a.revision, b.revision) == (0, 1)
-    assert [each.work for each in world.builder.failures] == [Work.WRITE] * (error is FULL)
+    assert [each.work for each in world.builder.failures] == [StoreWork.WRITE] * (error is FULL)
     assert tick.mishaps == [error] * (error is not FULL)
     # And the next one is as any.
     world.submit(arrival(a, 1, append(), reply="again"))

@@ -147,6 +147,18 @@ def test_every_room_says_its_purpose_and_is_no_larger_than_a_reader_can_take_in(
             assert len(modules) <= MODULES_IN_A_ROOM, f"{room} has {len(modules)} modules"
 
 
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[Path]] = {}
+    for package in _package_folders():
+        for path in sorted((ROOT / package).rglob("*.py")):
+            # What is generated has the names of what it is generated from.
+            if "blocking" not in path.relative_to(ROOT).parts:
+                for node in ast.parse(path.read_text()).body:
+                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                        places.setdefault(node.name, []).append(path.relative_to(ROOT))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_the_order_of_the_rooms_of_every_package_is_checked() -> None:
     contracts = _pyproject()["tool"]["importlinter"]["contracts"]
     layered = [each["containers"] for each in contracts if each["type"] == "layers"]
