@@ -215,7 +215,7 @@ def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_p
         async with connected(processes) as client:
             await write_much(client, acked, count=5)
             processes.start_server("s2", "--snapshot-seconds", "3600")
-            assert first.stop() == 0
+            assert first.stop() == 0, first.log
             processes.lose_disk("s1")
             assert await read_all(client, list(acked)) == acked
             await write_much(client, acked, count=5)
