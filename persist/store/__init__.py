@@ -1,2 +1,2 @@
-"""An open store in memory: its states and leases, pending changes, retention, consumers,
-writers."""
+"""An open store in memory: its states and leases, counters, pending changes, retention,
+consumers and writers."""

@@ -1,16 +1,14 @@
-"""What has been accepted of one store: its counters, and the changes of the tick that is being
-built.
+"""What one open store has accepted: its counters, and the changes of the tick that is being built.
 
-An operation accepts changes; a tick of them holds or is taken back as a whole, and so do parts of
-it: what one operation did, or an atomic batch. Invariants:
+Operations accept changes. A tick of changes succeeds or is taken back as a whole; so is the work of
+one operation, and an atomic batch. Invariants:
 
-- `revision`, `last_seq`, `count` and `bytes` are those after every change accepted so far.
-- What the file would answer about one message or key, and the difference that changes make to it
-  which
-  the file lacks, are together what is accepted (`contents.py`).
+- `revision`, `last_seq`, `count` and `bytes` are the values after every change accepted so far.
+- The file, plus the memtable for what the file does not hold yet, answers every question about a
+  message or key as of the last accepted change (`contents.py`).
 
-Pure but for look-ups in the file; knows nothing of time, NATS or the log, nor when the file is
-written.
+Pure but for look-ups in the file. This module knows nothing of clocks, NATS or the log, nor of when
+the file is written.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Mark(NamedTuple):
 
 
 class Accepted:
-    """What has been accepted of one store."""
+    """The counters of one store, and the changes it accepts."""
 
     def __init__(self, store: StoreId, contents: Contents) -> None:
         self.id = store
@@ -64,38 +62,39 @@ class Accepted:
         self.time = meta.time if meta else 0
         #: How far the store's time is ahead of the clock of this server.
         self.lead = 0
-        #: None: no limits and no ttl, and nothing of that costs anything.
+        #: None without limits and ttls: then no write pays for retention.
         self.retention = Retention.kept(*file.limits()) if file is not None else None
         self.writers = StoreWriters()
-        #: The msg_ids that are remembered, those in the file too once it was checkpointed, or more.
+        #: An upper bound of the remembered msg_ids. It includes those in the file once the file
+        #: was checkpointed.
         self.msg_id_count = 0
-        #: Changes and outcomes of the tick being built, and where it started.
+        #: The changes and outcomes of the tick that is being built, and the mark where it started.
         self.changes: list[frames.WireChange] = []
         self.changes_bytes = 0
         self.outcomes: list[WriterOutcome] = []
         self.mark: Mark | None = None
-        #: Some change of the running tick is a chunk, which goes to the log but not to followers.
+        #: The running tick contains a chunk: chunks go to the log but not to followers.
         self.has_chunks = False
-        #: When to look for uploads that were given up.
+        #: When to look for abandoned uploads.
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
         self._consumers: Consumers | None = None
 
     def sum_up_to(self, end_seq: int) -> tuple[int, int]:
-        """Return how many messages lie up to `end_seq`, and their bytes."""
+        """Return how many messages there are up to `end_seq`, and their bytes."""
         if end_seq >= self.last_seq:
             return self.count, self.bytes
         return self.contents.sum_up_to(end_seq, self.unwritten())
 
     def begin(self) -> None:
-        """Note where the tick starts; the first call of a tick counts."""
+        """Mark the start of a tick. Later calls in the same tick do nothing."""
         if self.mark is None:
             if self.contents.file is not None:
-                # Before anything is accepted that it does not hold.
+                # Must precede the first accepted change that the file lacks.
                 self.contents.file.hold()
             self.mark = self._here()
 
     def append_message(self, value: bytes) -> frames.Run:
-        """Accept one message that is nothing but a value, and return its result."""
+        """Accept one message that has a value and nothing else, and return its result."""
         seq = self.last_seq = self.last_seq + 1
         revision = self.revision = self.revision + 1
         size_bytes = self._memtable.messages[seq] = len(value)
@@ -103,13 +102,14 @@ class Accepted:
         self.bytes += size_bytes
         self.changes_bytes += size_bytes + CHANGE_BYTES
         self.changes.append((frames.CHANGE_SET_MESSAGE, seq, value))
-        # As `Run._make` does, in half the time.
+        # The same as `Run._make`, in half the time.
         return tuple.__new__(frames.Run, (seq, revision, 1))
 
     def append_messages(self, values: list[bytes]) -> frames.Run:
-        """Accept messages that are nothing but a value, at the next seqs, and return their results.
+        """Accept messages that have a value and nothing else, at the next seqs, and
+        return their results.
 
-        What most of all writes are: no line of Python for each.
+        Most writes are of this kind, so no line of Python runs per message.
         """
         count = len(values)
         seq, revision = self.last_seq + 1, self.revision + 1
@@ -181,10 +181,10 @@ class Accepted:
         self._memtable.place_upload(value, self.time)
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
-        """Accept sets, each `[SET_ENTRY, key, value]`, and return their results."""
+        """Accept sets, each an operation `[SET_ENTRY, key, value]`, and return their results."""
         entries, entry_state = self._memtable.entries, self.contents.entry_state
         first = revision = self.revision + 1
-        # What a wire operation says, its change says: the same list serves.
+        # The wire operation and its change have the same form, so the same lists serve as changes.
         for change in operations:
             _, key, value = change
             size_bytes = len(value) + (len(key) if key.isascii() else len(key.encode()))
@@ -221,11 +221,11 @@ class Accepted:
 
     @property
     def config(self) -> StoreConfig:
-        """The configuration as of the last accepted change."""
+        """The configuration after the last accepted change."""
         return DEFAULT_CONFIG if self.retention is None else self.retention.config
 
     def configure(self, config: StoreConfig) -> None:
-        """Accept another configuration."""
+        """Accept a new configuration."""
         change = [frames.CHANGE_CONFIGURE, config.to_wire()]
         self._accept(change, variable_bytes(change))
         has_ttl = self.retention is not None and self.retention.has_ttl
@@ -233,13 +233,13 @@ class Accepted:
         self._tell_of_expiry()
 
     def archive(self, end_seq: int, table: str) -> None:
-        """Accept that the values up to `end_seq` are in `table`, and leave the file."""
+        """Accept that `table` holds the values up to `end_seq`, which then leave the file."""
         change = [frames.CHANGE_ARCHIVE, end_seq, table]
         self._accept(change, variable_bytes(change))
 
     def expect_expiry(self, expires: int | None) -> None:
-        """Note that what was just set is gone at `expires`, unless that is None, and of too old an
-        age before that."""
+        """Note that the row just set expires at `expires` (None: it has no ttl). A maximum age of
+        the store may end it earlier."""
         if expires is not None:
             if self.retention is None:
                 self.retention = Retention(DEFAULT_CONFIG, has_ttl=True)
@@ -249,8 +249,8 @@ class Accepted:
             self.retention.wrote(self.time)
 
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
-        """Accept the next chunk of an upload, or the first of a new one; `crc32` is of all of
-        it."""
+        """Accept the next chunk of an upload, or the first of a new one. `crc32` covers the
+        whole upload so far."""
         self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
         upload = Upload(offset + len(data), crc32, self.time)
         self._memtable.put(self._memtable.uploads, upload_id, upload)
@@ -260,14 +260,15 @@ class Accepted:
         self.uploads_due_at = min(self.uploads_due_at, self.time + _UPLOAD_RETENTION_MS)
 
     def drop_uploads(self, upload_ids: list[bytes]) -> None:
-        """Accept that uploads which all exist, and are nobody's value, are dropped."""
+        """Accept the removal of uploads. All of them exist, and no message or entry has
+        one as its value."""
         change = [frames.CHANGE_DROP_UPLOADS, upload_ids]
         self._accept(change, variable_bytes(change))
         for upload_id in upload_ids:
             self._memtable.put(self._memtable.uploads, upload_id, None)
 
     def given_up(self, now: int) -> list[bytes]:
-        """Return the uploads that get no chunks any more, and note when to look again."""
+        """Return the uploads that were abandoned, and note when to look again."""
         staged = self.contents.staged()
         gone = [each for each, time in staged.items() if time + _UPLOAD_RETENTION_MS <= now]
         self.uploads_due_at = _first_due(
@@ -277,7 +278,7 @@ class Accepted:
 
     @property
     def consumers(self) -> Consumers:
-        """The stream's consumers as of the last accepted change, loaded the first time."""
+        """The stream's consumers after the last accepted change. They are loaded on first use."""
         if self._consumers is None:
             file = self.contents.file
             loaded = Consumers(file.consumers() if file is not None else ())
@@ -293,22 +294,22 @@ class Accepted:
         try:
             self.consumers.apply(change)
         except Exception:
-            # Half of it may be done: they are loaded anew.
+            # The change may be half applied: load the consumers again on next use.
             self._consumers = None
             raise
         self._accept(change, size_bytes)
 
     def savepoint(self) -> tuple[Mark, int]:
-        """Return where the store is, for `go_back`."""
+        """Return the present position, for `go_back`."""
         return self._here(), len(self.changes)
 
     def go_back(self, savepoint: tuple[Mark, int]) -> None:
-        """Take back what was accepted since `savepoint`, of the same tick."""
+        """Take back everything accepted since `savepoint`, which belongs to the same tick."""
         mark, change_count = savepoint
         if self._memtable.in_batch:
             self._memtable.undo_batch()
         if len(self.changes) == change_count and self._here() == mark:
-            # What is refused has mostly changed nothing.
+            # Most refused operations have changed nothing.
             return
         self._cut(mark, change_count)
         self._memtable.rebuild(self.unwritten())
@@ -324,7 +325,7 @@ class Accepted:
         return self._here(), len(self.changes)
 
     def end_batch(self) -> None:
-        """The batch holds."""
+        """Keep what the batch did."""
         self._memtable.end_batch()
 
     def undo_batch(self, begun: tuple[Mark, int]) -> None:
@@ -334,16 +335,17 @@ class Accepted:
         self._cut(mark, change_count)
 
     def unwritten(self) -> Iterator[AppliedBatch]:
-        """Yield the changes that are not in the file, those of the running tick last."""
+        """Yield the changes that the file lacks, the running tick's last."""
         yield from self.pending.batches()
         if self.mark is not None:
             yield AppliedBatch(self.mark.revision, self.time, self.changes)
 
     def now(self, time: int) -> int:
-        """Return the store's time when a server's clock says `time`: never before its last one.
+        """Return the store's time for a server clock that shows `time`. It never goes back.
 
-        A store that an owner with a clock ahead has written is ahead from then on; its time goes on
-        from there with the clock, or nothing in it would ever expire, be due or be forgotten.
+        If an earlier owner's clock was ahead, the store's time stays ahead by as much and advances
+        with this clock. If it stood still instead, nothing in the store would ever expire, become
+        due or be forgotten.
         """
         now = time + self.lead
         if now < self.time:
@@ -352,7 +354,7 @@ class Accepted:
         return now
 
     def fail_tick(self) -> None:
-        """What was accepted since `begin` did not reach the log: forget it."""
+        """Forget everything accepted since `begin`: it did not reach the log."""
         assert self.mark is not None
         self.writers.take_back(self.outcomes)
         self._restore(self.mark)
@@ -385,13 +387,13 @@ class Accepted:
         self.retention = mark.retention
         self.pending.go_back(mark.revision)
         if self.retention is not None:
-            # What was removed is there again.
+            # Removed rows are back, so something may be due at once.
             self.retention.due_at = 0
         self.uploads_due_at = 0
         self._tell_of_expiry()
 
     def _tell_of_expiry(self) -> None:
-        """Something may have to go though nobody asks for it."""
+        """Called when something may expire from now on. A subclass passes it on."""
 
 
 def _first_due(staged: Sequence[tuple[bytes, int]]) -> int:

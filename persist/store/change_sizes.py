@@ -1,7 +1,7 @@
-"""What changes weigh: the bytes that a store counts, and those that a change takes in memory and on
-the wire.
+"""The sizes of changes: the bytes that a store counts, and the bytes that a change takes in memory
+and on the wire.
 
-Both follow from the change alone, so that an owner and whoever replays the log count the same.
+Both follow from the change alone, so an owner and a replay of the log count the same.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from holdfast.protocol import frames
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import pack_headers
 
-#: What a change takes beside its content, at least what it takes in a broadcast.
+#: What a change takes besides its content: no less than its overhead in a broadcast.
 CHANGE_BYTES: Final = 64
 
 
 def message_bytes_of(change: frames.WireChange) -> int:
-    """Return the size that a set message counts with: its value and its packed headers."""
+    """Return the size with which a set message counts: its value and its packed headers."""
     _, value, headers, _, _ = rows.message_set(change)
     return value_bytes_of(value) + _headers_bytes(headers)
 
 
 def entry_bytes_of(change: frames.WireChange) -> int:
-    """Return the size that a set entry counts with: its key, value and packed headers."""
+    """Return the size with which a set entry counts: its key, value and packed headers."""
     key, value, headers, _ = rows.entry_set(change)
     return len(key.encode()) + value_bytes_of(value) + _headers_bytes(headers)
 
 
 def value_bytes_of(value: Any) -> int:
-    """Return the size of a value, or of the large one that something stands for."""
+    """Return the size of a value. For the reference to a large value it is the
+    size of that value."""
     return len(value) if type(value) is bytes else LargeValue(*value[:4]).size_bytes
 
 
 def bytes_of(changes: Iterable[frames.WireChange]) -> int:
-    """Return about how much memory changes take, never less than they take in a broadcast."""
+    """Return roughly how much memory changes take: never less than they take in a broadcast."""
     return sum(CHANGE_BYTES + variable_bytes(change) for change in changes)
 
 
 def variable_bytes(change: frames.WireChange) -> int:
-    """Return what the content of a change takes, whatever it is."""
+    """Return the size of a change's content, for any kind of change."""
     number = rows.number_of(change)
     if number == frames.CHANGE_SET_MESSAGE:
         _, value, headers, msg_id, _ = rows.message_set(change)
@@ -64,7 +65,7 @@ def variable_bytes(change: frames.WireChange) -> int:
 
 
 def _wire_bytes_of(value: Any) -> int:
-    """Return what a value takes in a broadcast, or what stands for a large one."""
+    """Return what a value, or the reference to a large value, takes in a broadcast."""
     return len(value) if type(value) is bytes else len(frames.pack(value))
 
 

@@ -1,11 +1,10 @@
-"""The consumers of one open stream, in memory: what the changes have made of them.
+"""The consumers of one open stream, in memory.
 
-Pure. `apply` is all that ever changes them, with the same changes that go to the log and the file,
-so what is here is what any owner would have that replays them. What to deliver is decided in
-`consuming.py`.
+Pure. Only `apply` changes them, with the same changes that go to the log and the file, so any owner
+that replays those changes has the same consumers. `consuming.py` decides what to deliver.
 
-Invariant: at most `max_ack_pending` deliveries are pending (more only while it is being lowered),
-and every seq below `next_seq` that is not pending is done with. So a consumer takes bounded memory,
+Invariant: at most `max_ack_pending` deliveries are pending (more only just after it was lowered),
+and every seq below `next_seq` that is not pending is finished. So a consumer takes bounded memory,
 whatever the stream holds.
 """
 
@@ -23,8 +22,8 @@ from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
 
 @dataclass(slots=True)
 class ConsumerState:
-    """One consumer. `pending`: `seq` to `(deadline, delivery_count)`; times are int
-    milliseconds."""
+    """One consumer. `pending` maps `seq` to `(deadline, delivery_count)`; times are
+    int milliseconds."""
 
     id: int
     name: str
@@ -35,8 +34,9 @@ class ConsumerState:
     acked_count: int = 0
     given_up_count: int = 0
     pending: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: No deadline is before this, but for those of `overdue`, which were found due at `looked_at`:
-    #: by seq, some of them settled or delivered since, those before `overdue_from` all.
+    #: A lower bound of all deadlines except those of `overdue`. `overdue` has the seqs that were
+    #: due at `looked_at`, in order. Some of them were settled or delivered since, and all those
+    #: before `overdue_from` were.
     due_at: int = 0
     looked_at: int = -1
     overdue: list[int] = field(default_factory=list)
@@ -45,8 +45,8 @@ class ConsumerState:
     def due(self, now: int) -> Iterator[int]:
         """Yield the seqs whose deadline has passed, lowest first.
 
-        All of `pending` is looked through only when another deadline has passed since the last
-        time: any number of fetches that take a few each cost no more than what they take.
+        It scans all of `pending` only when another deadline has passed since the last scan. So many
+        fetches that take a few messages each cost no more than what they take.
         """
         if self.due_at <= now:
             self.looked_at = now
@@ -69,14 +69,13 @@ class ConsumerState:
                 yield seq
 
     def retry_after_ms(self, now: int) -> int | None:
-        """Return when, at the earliest, a delivery is due again; None if that takes an event
-        first."""
+        """Return in how many ms a delivery is due again; None if only an event can make one due."""
         if next(self.due(now), None) is not None:
             return 1
         return None if self.due_at == NEVER else max(1, self.due_at - now)
 
     def set_deadline(self, seq: int, deadline: int, delivery_count: int) -> None:
-        """Let a delivery be due again at a deadline."""
+        """Set the deadline after which a delivery is due again."""
         self.pending[seq] = (deadline, delivery_count)
         if deadline <= self.looked_at:
             insort(self.overdue, seq, lo=self.overdue_from)
@@ -88,7 +87,7 @@ class ConsumerState:
         return found is not None and found[0] <= now
 
     def info(self, last_seq: int) -> ConsumerInfo:
-        """Return where it stands in a stream with this last seq."""
+        """Return the consumer's position in a stream whose last seq is `last_seq`."""
         return ConsumerInfo(
             self.name,
             self.id,
@@ -105,7 +104,7 @@ class ConsumerState:
 
 
 def consumer_of_row(row: ConsumerRow) -> ConsumerState:
-    """Return the consumer that the file has."""
+    """Return the consumer that a row of the file describes."""
     return ConsumerState(
         row.id,
         row.name,
@@ -127,7 +126,7 @@ class Consumers:
         self.by_name = {consumer.name: consumer for consumer in self.by_id.values()}
 
     def apply(self, change: frames.WireChange) -> None:
-        """Take a change of the stream; one that is of no consumer does nothing."""
+        """Apply one change of the stream. Changes that concern no consumer do nothing."""
         number = changes.number_of(change)
         if number == frames.CHANGE_CONSUMER_FETCH:
             self._fetched(self.by_id[changes.consumer_id(change)], change)

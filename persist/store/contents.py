@@ -1,9 +1,8 @@
-"""What an open store has: its file, and above it what the changes say that the file does not hold
-yet.
+"""What an open store holds: its file, and on top of it the changes that the file lacks.
 
-Answers one question at a time, as of the last accepted change: the memtable if it knows, else the
-file. Does no I/O but through the file. What has to be walked through is given, as the batches that
-are `unwritten`.
+Each question is answered as of the last accepted change: by the memtable if it knows, else by the
+file. All I/O goes through the file. Where the changes themselves must be scanned, the caller passes
+them as `unwritten` batches.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: A new file with no more than this is written whole: building its image is done in the loop.
+#: A new file with at most this much content is written whole: the loop can afford to
+#: build its image.
 _SMALL_FILE_BYTES = 16 * KIB
-#: Returns what writes a new file that holds these, whole and sealed, in any thread; None where it
-#: has to be created.
+#: Returns a function that writes a new file with these changes and outcomes, whole and sealed, in
+#: any thread. Returns None if the file must be created the ordinary way.
 PrepareFile = Callable[
     [Sequence[AppliedBatch], Sequence[WriterOutcome]], Callable[[], StoreFile] | None
 ]
 
 
 class Contents:
-    """The file of one store, and the difference to it. `file` is None until the first change of a
+    """One store's file, and the memtable on top of it. `file` is None until the first change of a
     new store reaches the disk."""
 
     __slots__ = ("_create_file", "_is_exact", "_prepare_file", "file", "memtable")
@@ -48,11 +48,11 @@ class Contents:
         self.memtable = Memtable()
         self._create_file = create_file
         self._prepare_file = prepare_file
-        #: The memtable has nothing of what the file has.
+        #: True if the memtable repeats nothing that the file already holds.
         self._is_exact = False
 
     def message_bytes(self, seq: int) -> int | None:
-        """Return the size of message `seq`, None if there is none."""
+        """Return the size of message `seq`, or None if there is no such message."""
         if seq in self.memtable.messages:
             return self.memtable.messages[seq]
         if self.file is None or seq <= self.memtable.trimmed_to or seq > self.file.meta.last_seq:
@@ -60,9 +60,9 @@ class Contents:
         return self.file.message_bytes(seq)
 
     def message_revision(self, seq: int, unwritten: Iterable[AppliedBatch]) -> int:
-        """Return the revision of message `seq`, 0 if there is none.
+        """Return the revision of message `seq`, or 0 if there is no such message.
 
-        Unlike its size it is not at hand: what is unwritten is walked through.
+        The memtable does not keep revisions of messages, so this scans the unwritten changes.
         """
         if self.message_bytes(seq) is None:
             return 0
@@ -79,8 +79,8 @@ class Contents:
         return int(row[1])
 
     def seqs_from(self, start_seq: int, last_seq: int, limit: int) -> list[int]:
-        """Return the seqs of the first `limit` messages from `start_seq` on; the last is
-        `last_seq`."""
+        """Return the seqs of up to `limit` messages from `start_seq` on, in a stream whose last
+        seq is `last_seq`."""
         memtable, file_last_seq = self.memtable.messages, 0
         found: list[int] = []
         if self.file is not None and start_seq <= self.file.meta.last_seq:
@@ -91,7 +91,7 @@ class Contents:
                 found += [seq for seq in page if memtable.get(seq, 0) is not None]
                 at = page[-1] + 1 if len(page) == limit else file_last_seq + 1
             end_seq = found[limit - 1] if len(found) >= limit else file_last_seq
-            # Set again: whichever is shorter is looked through.
+            # Messages that were set again. Scan whichever is shorter: the memtable or the range.
             touched = (
                 [seq for seq in memtable if start_seq <= seq <= end_seq]
                 if len(memtable) <= end_seq - start_seq
@@ -122,7 +122,7 @@ class Contents:
         return found
 
     def upload(self, upload_id: bytes) -> Upload | None:
-        """Return what there is of an upload, None if there is none."""
+        """Return the state of an upload, or None if there is no such upload."""
         if upload_id in self.memtable.uploads:
             return self.memtable.uploads[upload_id]
         body = self.file.body(upload_id) if self.file is not None else None
@@ -131,7 +131,7 @@ class Contents:
         return Upload(body.size_bytes, body.crc32, body.time, body.place is not None)
 
     def staged(self) -> dict[bytes, int]:
-        """Return the uploads that are not finished, each with the time of its last chunk."""
+        """Return the unfinished uploads, each with the time of its last chunk."""
         found = dict(self.file.staged_bodies()) if self.file is not None else {}
         for upload_id, upload in self.memtable.uploads.items():
             if upload is None or upload.is_placed:
@@ -141,16 +141,17 @@ class Contents:
         return found
 
     def sum_up_to(self, end_seq: int, unwritten: Iterable[AppliedBatch]) -> tuple[int, int]:
-        """Return how many messages lie up to `end_seq`, before the last, and their bytes."""
+        """Return how many messages there are up to `end_seq`, which is below the last seq,
+        and their bytes."""
         if not self._is_exact:
-            # Each message in it is looked up: only those that the file has not shall be there.
+            # Each message in the memtable costs a look-up below, so drop those that the file holds.
             self.memtable.rebuild(unwritten)
             self._is_exact = True
         messages, start_seq = self.memtable.messages, self.memtable.trimmed_to + 1
         count = size_bytes = 0
         if self.file is not None and end_seq >= start_seq:
             count, size_bytes = _sum_in_file(self.file, start_seq, end_seq)
-        # Whichever is shorter is looked through. What was trimmed may have been set again.
+        # Scan whichever is shorter. Trimmed messages may have been set again.
         seqs: Iterable[int] = messages if end_seq > len(messages) else range(1, end_seq + 1)
         for seq in seqs:
             if seq > end_seq or seq not in messages:
@@ -167,8 +168,9 @@ class Contents:
         return count, size_bytes
 
     def prepare(self, store: StoreId, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
-        """Return what writes the file of a new store: whole, with all that is `ready`, without a
-        WAL. None if there is a file, or it has to be created."""
+        """Return a function that writes a new store's file, whole, with all that is
+        `ready` and without a WAL. Return None if there is a file already, or it must be
+        created the ordinary way."""
         size_bytes = sum(pending.size_bytes for pending in ready)
         if self._prepare_file is None or self.file is not None or size_bytes > _SMALL_FILE_BYTES:
             return None
@@ -176,26 +178,28 @@ class Contents:
             return self._prepare_file(*contents_of(ready))
         except HoldfastError:
             raise
-        except Exception as error:  # noqa: BLE001 (applying it says the same)
-            # Whatever it is, it is of this store alone: applied one by one, it says what is wrong.
+        except Exception as error:  # noqa: BLE001 (applying reports it)
+            # The fault concerns this store alone. Applying the changes one by one will
+            # report what it is.
             logger.error("store.not_whole store=%s reason=%r", store, error)
             return None
 
     def apply(self, ready: list[PendingTick]) -> None:
-        """Apply what is `ready` to the file, which is made if there is none. Raises
-        StorageFailedError, StoreDamagedError: nothing was applied."""
+        """Apply what is `ready` to the file, creating the file if there is none. If it raises
+        StorageFailedError or StoreDamagedError, nothing was applied."""
         if self.file is None:
             self.file = self._create_file()
         self.file.apply(*contents_of(ready))
 
     def applied(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
-        """The file holds more than it did; what it still lacks is `unwritten`."""
+        """Note that the file holds more than before, and still lacks `unwritten`."""
         self._is_exact = False
         self.memtable.shrink(unwritten)
 
     @contextlib.contextmanager
     def previewed(self, batches: list[AppliedBatch]) -> Iterator[None]:
-        """Let the body read `file` with these in it, though the disk takes none.
+        """Let the body read `file` as if these batches were applied, even while the disk
+        takes no writes.
 
         Raises StorageFailedError when there is no file yet and none can be made.
         """
@@ -206,7 +210,8 @@ class Contents:
 
 
 def _sum_in_file(file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:
-    """Return what the file has in a range, counted on the shorter side of its end."""
+    """Return the count and bytes of the file's messages in a range, by counting
+    the shorter side."""
     last_seq = file.meta.last_seq
     if last_seq - end_seq < end_seq - start_seq and file.first_seq() >= start_seq:
         count, size_bytes = file.sum_messages(end_seq + 1, last_seq)

@@ -1,11 +1,11 @@
-"""How old things in a store are, though clocks jump: by what its owner has seen of the store's
-time.
+"""How old the rows of a store are at least, even if clocks jump.
 
-Pure. Rows carry the time of their store, which follows the owner's wall clock: it may leap ahead by
-years, and each owner's differs. What was there when the owner looked `seconds` ago, by a clock that
-only goes forward, is at least so old, whatever its time says. An owner that has had the store for
-less has seen nothing of the kind. It lets go only what is a day older than the store's last change
-before it came: else what a store has that is opened now and then, and briefly, would stay for ever.
+Pure. Rows carry the store's time, which follows the owner's wall clock. That clock may leap ahead
+by years, and every owner's differs. So the owner remembers what it has seen: if a row existed when
+the owner looked `seconds` ago, by a monotonic clock, the row is at least that old, whatever its own
+time says. An owner that has had the store for a shorter time has no such look yet. It forgets only
+rows that are `seconds` and a day older than the store's time when it opened the store. If it forgot
+none, a store that is opened rarely and briefly would keep everything for ever.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-#: Looks that are remembered: so much longer than needed something stays.
+#: How many looks to remember. Rows are kept at most an eighth of the time longer than needed.
 _PARTS: Final = 8
 _DAY_MS: Final = 86_400_000
 
 
 class Horizon:
-    """What is older than a number of seconds, in one open store."""
+    """Finds the rows of one open store that are older than a number of seconds."""
 
     __slots__ = ("_looks", "_start_time")
 
     def __init__(self, start_time: int) -> None:
-        """`start_time`: that of the store when it was opened, int milliseconds."""
+        """`start_time` is the store's time when it was opened, in int milliseconds."""
         self._start_time = start_time
-        #: When the owner looked, and the store's time then.
+        #: When the owner looked, and the store's time at that moment.
         self._looks: deque[tuple[float, int]] = deque()
 
     def before(self, seconds: float, now: float, time: int) -> int:
-        """Return the time before which everything is older than `seconds`, now that the monotonic
-        clock shows `now` and the store's own `time`."""
+        """Return the time before which every row is older than `seconds`. `now` is of the monotonic
+        clock, `time` is the store's present time."""
         looks = self._looks
         if not looks or now - looks[-1][0] >= seconds / _PARTS:
             looks.append((now, time))

@@ -1,12 +1,12 @@
-"""Who has a store's file for a while: every lease on one is taken here, and ends here.
+"""Leases: sole use of a store's file for a while. All of them are taken and ended here.
 
-    lend(store)         a thread reads or syncs the file of an open store; the rest goes on
+    lend(store)         a thread reads or syncs the file of an open store; appends go on
     hold(store)         the store is being handed over, set aside or replaced; everything waits
-    of_closed(store)    the file of a store that is not open here is open; whoever opens it waits
+    of_closed(store)    a job uses the file of a store that is not open; opening it waits
 
-A lease is a context manager. At its end the file goes back to the loop and what waited for it goes
-on, unless the holder has closed the store: then the holder says what becomes of what waited
-(`Lease.leave`). A store has one lease at a time.
+A lease is a context manager. When it ends, the file goes back to the loop, and the operations that
+waited for it resume. If the holder has closed the store, the holder decides what happens to those
+operations (`Lease.leave`). A store has at most one lease at a time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.protocol.names import StoreId
 
 
 class Waiters(Protocol):
-    """Has what waits for the files of open stores."""
+    """Keeps the operations that wait for the files of open stores."""
 
     def unhold(self, store: StoreId) -> None: ...
     def turn_away(self, store: StoreId, error: HoldfastError) -> None: ...
 
 
 class Lease:
-    """The file of one open store, in somebody's hands."""
+    """Sole use of the file of one open store."""
 
     __slots__ = ("_has_ended", "_is_exclusive", "_leases", "store")
 
@@ -47,21 +47,22 @@ class Lease:
         self.end()
 
     def end(self) -> None:
-        """Give the file back, and let what waited for it go on. Does nothing the second time, nor
-        for a holder that has closed the store."""
+        """Give the file back and resume what waited for it. Does nothing the second time, or if the
+        holder has closed the store."""
         if self._has_ended:
             return
         if self.store.state is not OpenState.CLOSED:
             self.store.enter(OpenState.SERVING)
         elif self._is_exclusive:
-            # Never served again by this incarnation: what waits must not find it empty.
+            # This incarnation never serves the store again: operations that resumed
+            # would find it closed.
             return
         self._has_ended = True
         self._leases.unhold(self.store.id)
 
     def leave(self, refusal: HoldfastError | None) -> None:
-        """The store is open here no more. What waited for it is refused; without a refusal it asks
-        for the store anew."""
+        """End the lease of a store that is no longer open here. Operations that waited for it are
+        refused with `refusal`, or ask for the store again if that is None."""
         self._has_ended = True
         self._leases.close(self.store)
         if refusal is None:
@@ -74,25 +75,28 @@ class Leases:
     """The leases of one incarnation."""
 
     def __init__(self, close: Callable[[Store], None], in_use: Callable[[StoreId], bool]) -> None:
-        """`close` takes a store out of the open ones; `in_use` tells if one is open, or wanted."""
+        """`close` removes a store from the open ones. `in_use` tells if a store
+        is open or wanted."""
         self.close = close
         self._in_use = in_use
         self._waiters: Waiters | None = None
-        #: The stores that are not open and whose file is; each event is set at the end of the
-        #: lease.
+        #: The stores that are not open but whose file is leased. Each event is set
+        #: when the lease ends.
         self._of_closed: dict[StoreId, asyncio.Event] = {}
 
     def attach(self, waiters: Waiters) -> None:
-        """From now on `waiters` hear which files are back."""
+        """Tell `waiters` from now on which files are free again."""
         self._waiters = waiters
 
     def lend(self, store: Store) -> Lease:
-        """Let somebody have the file of an open store that nobody has; appends go on."""
+        """Lease the file of an open store. Appends go on. Raises IllegalTransitionError
+        if it is leased."""
         store.enter(OpenState.LENT)
         return Lease(self, store, is_exclusive=False)
 
     def hold(self, store: Store) -> Lease:
-        """Let somebody have an open store whose file nobody has; all that arrives for it waits."""
+        """Lease an open store. Everything that arrives for it waits. Raises IllegalTransitionError
+        if its file is leased."""
         if store.state is not OpenState.SERVING:
             raise IllegalTransitionError(store.state, OpenState.HELD)
         store.enter(OpenState.HELD)
@@ -100,7 +104,7 @@ class Leases:
 
     @contextmanager
     def of_closed(self, store: StoreId) -> Iterator[bool]:
-        """Keep others from opening a store that is not open; gives False if somebody uses it."""
+        """Keep a store that is not open from being opened. Yields False if the store is in use."""
         if store in self._of_closed or self._in_use(store):
             yield False
             return
@@ -116,16 +120,16 @@ class Leases:
         return store in self._of_closed
 
     async def free(self, store: StoreId) -> None:
-        """Return once nobody has the file of a store that is not open."""
+        """Return once the file of a store that is not open is leased to nobody."""
         while (ended := self._of_closed.get(store)) is not None:
             await ended.wait()
 
     def unhold(self, store: StoreId) -> None:
-        """Let what waits for the file of a store go on."""
+        """Resume the operations that wait for the file of a store."""
         if self._waiters is not None:
             self._waiters.unhold(store)
 
     def turn_away(self, store: StoreId, error: HoldfastError) -> None:
-        """Refuse what waits for the file of a store."""
+        """Refuse the operations that wait for the file of a store."""
         if self._waiters is not None:
             self._waiters.turn_away(store, error)

@@ -1,9 +1,9 @@
-"""The difference that changes make which a store's file does not hold yet: for each message, key,
-msg_id and upload that they touch, what the file would have to answer.
+"""What a store's pending changes mean, on top of a file that does not hold them yet: the state of
+each message, key, msg_id and upload that they touch.
 
-Derived from the changes alone, so it can be built anew at any time. Of changes that the file has by
-now it may still say the same as the file: only it must not grow (`shrink`). What an atomic batch
-has put can be taken back; trims and clears are no part of one.
+The memtable is derived from the changes alone, so it can be rebuilt at any time. It may keep
+entries that the file holds by now: they agree with the file, and `shrink` bounds them. The puts of
+an atomic batch can be taken back; trims and clears never belong to a batch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from holdfast.protocol import changes, frames
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 
-#: So many messages and keys more than what is pending may be kept: of the keys that are set again
-#: and again the file need not be asked.
+#: How many messages and keys may stay beyond the pending ones. They spare a look in the file for
+#: keys that are set again and again.
 _MIN_KEPT: Final = 1024
 _ABSENT: Final = object()
 
 
 class Upload(NamedTuple):
-    """What there is of a value that comes in chunks; `is_placed` once a message or entry has it."""
+    """The state of a value that arrives in chunks. `is_placed` once a message or entry has it."""
 
     size_bytes: int
     crc32: int
@@ -32,7 +32,7 @@ class Upload(NamedTuple):
 
 
 class Memtable:
-    """What is known without the file. None stands for what is gone."""
+    """What is known without the file. None marks what was removed."""
 
     def __init__(self) -> None:
         #: Sizes by seq.
@@ -42,33 +42,33 @@ class Memtable:
         #: `(seq, revision, time)` by msg_id.
         self.msg_ids: dict[str, tuple[int, int, int]] = {}
         self.uploads: dict[bytes, Upload | None] = {}
-        #: Of the messages up to it, and with `cleared` of the keys, the file's do not count.
+        #: The file's messages up to `trimmed_to` no longer count; with `cleared`, nor do its keys.
         self.trimmed_to = 0
         self.cleared = False
         self._limit = _MIN_KEPT
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
 
     def put(self, part: dict[Any, Any], key: Any, state: Any) -> None:
-        """Set `key` in one of the parts so that `undo_batch` takes it back."""
+        """Set `key` in one of the dictionaries, so that `undo_batch` can take it back."""
         if self._undo is not None:
             self._undo.append((part, key, part.get(key, _ABSENT)))
         part[key] = state
 
     def place_upload(self, value: Any, time: int) -> None:
-        """Note whose upload a value that was set is, if it is a large one."""
+        """If a value that was set is a large one, note that its upload is placed."""
         if type(value) is not bytes:
             large = LargeValue(*value[:4])
             placed = Upload(large.size_bytes, large.crc32, time, is_placed=True)
             self.put(self.uploads, large.upload_id, placed)
 
     def trim(self, end_seq: int) -> None:
-        """The messages up to `end_seq` are gone."""
+        """Remove the messages up to `end_seq`."""
         for seq in [seq for seq in self.messages if seq <= end_seq]:
             del self.messages[seq]
         self.trimmed_to = max(self.trimmed_to, end_seq)
 
     def clear(self) -> None:
-        """All keys are gone."""
+        """Remove all keys."""
         self.entries.clear()
         self.cleared = True
 
@@ -77,15 +77,15 @@ class Memtable:
         return self._undo is not None
 
     def begin_batch(self) -> None:
-        """Remember from here on what `put` replaces."""
+        """Record from now on what `put` replaces."""
         self._undo = []
 
     def end_batch(self) -> None:
-        """The batch holds."""
+        """Keep what the batch did."""
         self._undo = None
 
     def undo_batch(self) -> None:
-        """Take back what was put since `begin_batch`."""
+        """Take back every `put` since `begin_batch`."""
         assert self._undo is not None
         for part, key, old in reversed(self._undo):
             if old is _ABSENT:
@@ -95,7 +95,7 @@ class Memtable:
         self._undo = None
 
     def reset(self) -> None:
-        """The file holds everything."""
+        """Forget everything: the file holds it all."""
         self.messages.clear()
         self.entries.clear()
         self.msg_ids.clear()
@@ -104,7 +104,7 @@ class Memtable:
         self.cleared = False
 
     def rebuild(self, unwritten: Iterable[AppliedBatch]) -> None:
-        """Derive it anew from the changes that the file does not hold."""
+        """Derive the memtable again from the changes that the file lacks."""
         self.reset()
         for batch in unwritten:
             revision = batch.previous_revision
@@ -113,9 +113,11 @@ class Memtable:
                 self._take(change, revision, batch.time)
 
     def shrink(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
-        """Let go, now that the file holds more, of what would make it grow or mislead."""
+        """Drop entries that the file holds by now, where they would mislead or take
+        too much memory."""
         if any(upload is None or upload.is_placed for upload in self.uploads.values()):
-            # A value may go without a word of whose upload it was: the file knows.
+            # A value can be removed without a change that names its upload. Only the
+            # file knows then.
             self.uploads.clear()
             for batch in unwritten():
                 for change in batch.changes:

@@ -1,15 +1,15 @@
-"""Which stores this server has open, and what waits for those that it has not.
+"""Which stores this server has open, and the operations that wait for the others.
 
 Pure. A store is in one of these states:
 
-    absent   nobody asked for it: costs nothing
-    wanted   operations wait; the coordinator is yet to be asked for it
+    absent   nobody asked for it: it costs nothing
+    wanted   operations wait; the coordinator has not been asked for it yet
     asked    operations wait; the question is on its way, or the file is being opened
     open     operations go to its Store
 
-The coordinator is asked for many stores at once; the answer opens them or refuses what waits. What
-waits is bounded by the caller (the inbox), and is handed back in the order of arrival. Tenants have
-their turns.
+One question to the coordinator covers many stores. The answer opens a store, or refuses what waits
+for it. The caller (the inbox) bounds how much waits. Operations come back in the order of arrival.
+Tenants take turns.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from holdfast.shared_fs.store_file.archived_blocks import Bodies
 
 
 class Arrival(NamedTuple):
-    """One group as it arrived: where its answer goes, whose it is, and which store it is for."""
+    """One group as it arrived: the subject of its reply, its writer and its store."""
 
     reply: str
     position: int
     writer: bytes
     store: StoreId
     group: Group
-    #: Its share of the frame that it came in, and what its arguments take beside that.
+    #: Its share of its frame, plus the memory that its arguments take beyond that.
     size_bytes: int = 0
-    #: Of a read that has waited for the archive: what it lacked.
+    #: For a read that waited for the archive: the bodies it lacked.
     archived: Bodies | None = None
 
     @property
@@ -48,7 +48,8 @@ class Arrival(NamedTuple):
 
 
 class WantedStore(NamedTuple):
-    """A store to ask the coordinator for. `create`: a write waits, so it may come into being."""
+    """A store to ask the coordinator for. With `create` a write waits for it, so
+    it may be created."""
 
     store: StoreId
     create: bool
@@ -64,15 +65,16 @@ class OpenStores:
     """The stores of one incarnation."""
 
     def __init__(self) -> None:
-        #: What is to be done about the open stores.
+        #: The indexes for the maintenance of the open stores.
         self.upkeep = Upkeep()
-        #: Who has their files.
+        #: The leases on their files.
         self.leases = Leases(self.closed, self.in_use)
         self._open: dict[StoreId, Store] = {}
         self._waiting: dict[StoreId, _Waiting] = {}
-        #: Of each tenant, the one that has waited longest for its turn first.
+        #: Per tenant, the stores to ask for. The tenant that has waited longest for
+        #: its turn is first.
         self._wanted: dict[str, dict[StoreId, None]] = {}
-        #: Set when there is something to ask the coordinator for.
+        #: Set when there is a store to ask the coordinator for.
         self.wanted = asyncio.Event()
 
     @property
@@ -89,7 +91,7 @@ class OpenStores:
         return self._open.get(store)
 
     def in_use(self, store: StoreId) -> bool:
-        """Tell if the store is open, or somebody waits for it."""
+        """Tell if the store is open, or an operation waits for it."""
         return store in self._open or store in self._waiting
 
     def stores(self) -> Iterator[Store]:
@@ -97,7 +99,8 @@ class OpenStores:
         return iter(list(self._open.values()))
 
     def wait(self, arrival: Arrival) -> None:
-        """Let `arrival` wait until its store is open; ask for the store if nobody did."""
+        """Keep `arrival` until its store is open, and ask for the store unless that
+        was done before."""
         waiting = self._waiting.get(arrival.store)
         if waiting is None:
             waiting = self._waiting[arrival.store] = _Waiting()
@@ -107,8 +110,8 @@ class OpenStores:
             waiting.create = True
 
     def take_wanted(self, limit: int) -> list[WantedStore]:
-        """Return up to `limit` stores to ask the coordinator for; each is returned once. Tenants
-        have their turns: one that wants thousands keeps nobody else waiting."""
+        """Return up to `limit` stores to ask the coordinator for, each once. Tenants take turns, so
+        a tenant that wants thousands of stores delays nobody else."""
         taken: list[WantedStore] = []
         while self._wanted and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._wanted))
@@ -126,13 +129,13 @@ class OpenStores:
         self.wanted.set()
 
     def ask_again(self, wanted: list[WantedStore]) -> None:
-        """The coordinator did not answer: these are to be asked for anew."""
+        """Ask for these again: the coordinator did not answer."""
         for store, _ in wanted:
             if store in self._waiting:
                 self._want(store)
 
     def opened(self, store: Store) -> list[Arrival]:
-        """The store is open; return what waited for it."""
+        """Note that the store is open, and return what waited for it."""
         earlier = self._open.get(store.id)
         if earlier is not None:
             self._end(earlier)
@@ -142,7 +145,7 @@ class OpenStores:
         return waiting.arrivals if waiting is not None else []
 
     def refused(self, store: StoreId) -> list[Arrival]:
-        """The store will not be opened; return what waited for it, to be told so."""
+        """Note that the store will not be opened, and return what waited for it, to be refused."""
         waiting = self._waiting.pop(store, None)
         wanted = self._wanted.get(store.tenant)
         if wanted is not None and wanted.pop(store, "absent") is None and not wanted:
@@ -150,8 +153,8 @@ class OpenStores:
         return waiting.arrivals if waiting is not None else []
 
     def closed(self, store: Store) -> None:
-        """The store is closed: from now on it costs nothing. One that was opened anew in its place,
-        by a grant to create it, stays."""
+        """Note that the store is closed. If a grant to create it has opened another object in its
+        place, that one stays."""
         self._end(store)
         if self._open.get(store.id) is store:
             del self._open[store.id]
@@ -161,8 +164,8 @@ class OpenStores:
         store.end()
 
     def least_recently_used(self, limit: int) -> list[Store]:
-        """Return up to `limit` open stores to hand over, longest unused first: those that no other
-        thread has, and that are not about to be opened anew."""
+        """Return up to `limit` open stores to hand over, longest unused first. Leased stores and
+        stores that are about to be reopened are left out."""
         return self.upkeep.longest_unused(
             limit, lambda store: store.state is OpenState.SERVING and store.id not in self._waiting
         )

@@ -1,8 +1,8 @@
-"""The changes of an open store that wait for its file, tick by tick, in the order of revision.
+"""The changes of an open store that wait for its file, tick by tick, in revision order.
 
-The commit log has them; many ticks of one store cost its file one transaction. Trims are noted
-beside them: one that removes much is applied in parts, in a thread. Pure but for the file that it
-is given.
+The commit log already has them. Many ticks of one store cost its file one transaction. Trims are
+listed separately, because a large one is applied in parts and in a thread. Pure but for the file
+that it is given.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class PendingTick(NamedTuple):
     segment: int
     batch: AppliedBatch
     outcomes: Sequence[WriterOutcome]
-    #: What the changes take in memory, about.
+    #: About how much memory the changes take.
     size_bytes: int
 
 
 class PendingTrim(NamedTuple):
-    """A trim that the file may not have yet."""
+    """A trim that the file may lack."""
 
     revision: int
     end_seq: int
@@ -37,32 +37,32 @@ class PendingTrim(NamedTuple):
 
 
 class Pending:
-    """What waits for the file of one store."""
+    """The ticks that wait for one store's file."""
 
     __slots__ = ("_trims", "size_bytes", "ticks")
 
     def __init__(self) -> None:
         self.ticks: deque[PendingTick] = deque()
         self.size_bytes = 0
-        #: In the order of revision; those of the running tick too.
+        #: In revision order, including those of the running tick.
         self._trims: list[PendingTrim] = []
 
     @property
     def oldest_segment(self) -> int | None:
-        """The segment of the log that has the first of them."""
+        """The log segment of the first pending tick."""
         return self.ticks[0].segment if self.ticks else None
 
     def batches(self) -> Iterator[AppliedBatch]:
-        """Yield the changes."""
+        """Yield the pending changes."""
         for kept in self.ticks:
             yield kept.batch
 
     def outcomes(self) -> list[WriterOutcome]:
-        """Return what writers were answered."""
+        """Return the pending outcomes of writers."""
         return [outcome for kept in self.ticks for outcome in kept.outcomes]
 
     def ready(self, synced_tick: int) -> list[PendingTick]:
-        """Return what is pending of synced ticks."""
+        """Return the pending ticks that are synced."""
         if not self.ticks or self.ticks[0].tick > synced_tick:
             return []
         if self.ticks[-1].tick <= synced_tick:
@@ -70,15 +70,15 @@ class Pending:
         return [pending for pending in self.ticks if pending.tick <= synced_tick]
 
     def trims(self, trim: PendingTrim) -> None:
-        """The running tick trims the store."""
+        """Note a trim of the running tick."""
         self._trims.append(trim)
 
     def go_back(self, revision: int) -> None:
-        """What the running tick trimmed after a revision is there again."""
+        """Forget the trims that the running tick made after `revision`."""
         self._trims = [trim for trim in self._trims if trim.revision <= revision]
 
     def removes_much(self, synced_tick: int) -> bool:
-        """Tell if what is `ready` removes more messages than the loop should."""
+        """Tell if the `ready` ticks remove more messages than the loop should remove at once."""
         if not self._trims:
             return False
         ready = self.ready(synced_tick)
@@ -94,11 +94,11 @@ class Pending:
     def apply_in_parts(
         self, file: StoreFile, ready: list[PendingTick], done: list[PendingTick]
     ) -> None:
-        """Apply what is `ready` to the file in transactions of bounded length, with large trims in
-        parts; `done` gets what was applied.
+        """Apply the `ready` ticks to the file in transactions of bounded length, with large trims
+        in parts. Each applied tick is added to `done`.
 
-        Runs in another thread while nothing else uses the file. Raises StorageFailedError,
-        StoreDamagedError.
+        Runs in a thread while nothing else uses the file. Raises
+        StorageFailedError, StoreDamagedError.
         """
         start = 0
         gone = gone_bytes = 0
@@ -122,7 +122,7 @@ class Pending:
         done += ready[start:]
 
     def applied(self, ready: list[PendingTick], file_revision: int) -> None:
-        """The file holds what was `ready`, and is of a revision now."""
+        """Drop the `ready` ticks: the file holds them and has reached `file_revision`."""
         if len(ready) == len(self.ticks):
             self.ticks.clear()
             self.size_bytes = 0
@@ -135,7 +135,7 @@ class Pending:
 
 
 def contents_of(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[WriterOutcome]]:
-    """Return the changes and the outcomes of ticks, as a file takes them."""
+    """Return the changes and outcomes of ticks in the form that a file takes."""
     return (
         [pending.batch for pending in ready if pending.batch.changes],
         [outcome for pending in ready for outcome in pending.outcomes],

@@ -1,16 +1,16 @@
-"""What the configuration of a store says to each write, and when something is due to expire.
+"""How a store's limits affect each write, and when something is due to expire.
 
 Pure; `now` is the store's time in int milliseconds. Invariants:
 
-- A write that is refused has changed nothing, taken nothing from a rate and evicted nothing: size
-  and totals are checked before the rate, and all of them before the write.
-- A limit of the total never refuses what makes the store no larger: overwriting a key counts once.
-- With `discard` old nothing is refused but what could not be kept at all, being larger than the
-  limit.
+- A refused write has changed nothing, used up no rate and evicted nothing. Size and totals are
+  checked before the rate, and all of them before the write.
+- A limit on the total never refuses a write that does not make the store larger: overwriting a
+  key counts once.
+- With `discard` old, a write is refused only if it is larger than the limit by itself.
 - `due_at` is never later than the time at which the next message or key expires.
 
-A store without limits and ttl has no Retention. Rates are kept in memory: a new owner begins anew.
-What goes, and in which order, is for `eviction.py` to find.
+A store without limits and ttls has no Retention. Rates live in memory: a new owner starts afresh.
+`eviction.py` finds what to remove, and in which order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from holdfast.protocol.errors import LimitExceededError, RateLimitedError
 from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig
 
 NEVER: Final = (1 << 63) - 1
-#: What may come at once of a rate: as much as it gives in this time.
+#: The burst that a rate allows: what it yields in this time.
 _BURST_SECONDS: Final = 1
 
 
 class TokenBucket:
-    """A rate over time, in thousandths so that milliseconds need no fractions.
+    """A token bucket. Levels are in thousandths, so that milliseconds need no fractions.
 
-    What is larger than the bucket waits until it is full and leaves a debt: a batch of any size
-    gets through, and the rate over time holds all the same.
+    An amount larger than the bucket waits until the bucket is full and then leaves a debt. So a
+    batch of any size gets through, and the rate over time still holds.
     """
 
     __slots__ = ("_at", "_capacity", "_level", "_per_second")
@@ -42,7 +42,7 @@ class TokenBucket:
         self._at: int | None = None
 
     def wait_seconds(self, now: int, amount: int) -> float:
-        """Return how long `amount` has to wait; 0: `take` it."""
+        """Return how long `amount` must wait. If that is 0, call `take`."""
         if self._at is not None:
             self._level += (now - self._at) * self._per_second
         self._level = min(self._level, self._capacity)
@@ -51,23 +51,23 @@ class TokenBucket:
         return max(0.0, missing / self._per_second / 1000)
 
     def take(self, amount: int) -> None:
-        """Take what need not wait."""
+        """Take an amount that need not wait."""
         self._level -= amount * 1000
 
 
 class Retention:
-    """The limits of one open store. A new one takes its place when they change."""
+    """The limits of one open store. A change of the limits replaces the whole object."""
 
     __slots__ = ("_byte_rate", "_message_rate", "config", "due_at", "has_ttl", "max_age_ms")
 
     def __init__(self, config: StoreConfig, *, has_ttl: bool) -> None:
         self.config = config
-        #: Some row may have a ttl of its own.
+        #: Some row may have its own ttl.
         self.has_ttl = has_ttl
         self.max_age_ms = (
             None if config.max_age_seconds is None else max(1, round(config.max_age_seconds * 1000))
         )
-        #: When to look for what has expired. 0: it is not known.
+        #: When to look for expired rows. 0 means that it is not known.
         self.due_at = 0
         message_rate, byte_rate = config.max_messages_per_second, config.max_bytes_per_second
         self._message_rate = None if message_rate is None else TokenBucket(message_rate)
@@ -75,14 +75,14 @@ class Retention:
 
     @classmethod
     def kept(cls, config: dict[str, Any], has_ttl: bool) -> Retention | None:
-        """Return what a store's file says."""
+        """Return the Retention that a store's file asks for, or None if it needs none."""
         if not (config or has_ttl):
             return None
         return cls.needed(StoreConfig.from_wire(config), has_ttl=has_ttl)
 
     @classmethod
     def needed(cls, config: StoreConfig, *, has_ttl: bool) -> Self | None:
-        """Return one if there is something to watch over."""
+        """Return a Retention, or None if there is nothing to enforce."""
         return cls(config, has_ttl=has_ttl) if has_ttl or config != DEFAULT_CONFIG else None
 
     # When something expires
@@ -91,18 +91,18 @@ class Retention:
         return self.due_at <= now
 
     def wrote(self, now: int) -> None:
-        """Something was set, which may grow too old whatever ttl of its own it has."""
+        """Note a write, which may reach the maximum age whatever its own ttl is."""
         if self.max_age_ms is not None:
             self.due_at = min(self.due_at, now + self.max_age_ms)
 
     def wrote_expiring(self, expires: int) -> None:
-        """Something was set that is gone at `expires` at the latest."""
+        """Note a write that expires at `expires` at the latest."""
         self.has_ttl = True
         self.due_at = min(self.due_at, expires)
 
     # What a write may do
     def takes_any(self, sizes: Sequence[int]) -> bool:
-        """Tell if new messages of these sizes are taken without a look at each of them."""
+        """Tell if new messages of these sizes can be accepted without checking each of them."""
         config = self.config
         if self._message_rate is not None or self._byte_rate is not None:
             return False
@@ -115,13 +115,15 @@ class Retention:
 
     def check_size(self, size_bytes: int, given_bytes: int | None = None) -> None:
         """Raise LimitExceededError if a message or entry of this size could never be kept.
-        `given_bytes` is its size without what holdfast adds to it or saves, if that is another."""
+        `given_bytes` is the size that the caller gave, if what holdfast adds or saves
+        makes it differ."""
         given_bytes = size_bytes if given_bytes is None else given_bytes
         _check("max_message_bytes", self.config.max_message_bytes, given_bytes)
         _check("max_bytes", self.config.max_bytes, size_bytes)
 
     def check_total(self, before: tuple[int, int], after: tuple[int, int]) -> None:
-        """Raise LimitExceededError if the store may not grow from `(count, bytes)` to another."""
+        """Raise LimitExceededError if the store may not grow from `before` to `after`, both
+        `(count, bytes)`."""
         if self.config.discard is Discard.NEW:
             if after[0] > before[0]:
                 _check("max_messages", self.config.max_messages, after[0])
@@ -129,12 +131,12 @@ class Retention:
                 _check("max_bytes", self.config.max_bytes, after[1])
 
     def check_batch(self, count: int, size_bytes: int) -> None:
-        """Raise LimitExceededError if a batch that sets so much could only be kept in part."""
+        """Raise LimitExceededError if a batch of this size could be kept only in part."""
         _check("max_messages", self.config.max_messages, count)
         _check("max_bytes", self.config.max_bytes, size_bytes)
 
     def take(self, now: int, count: int, size_bytes: int) -> None:
-        """Take messages from the rates. Raises RateLimitedError, and then nothing was taken."""
+        """Take messages from the rates. If it raises RateLimitedError, nothing was taken."""
         wanted = (
             (self._message_rate, "max_messages_per_second", count),
             (self._byte_rate, "max_bytes_per_second", size_bytes),

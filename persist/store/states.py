@@ -1,23 +1,23 @@
-"""The states of an open store, and which of them may follow which.
+"""The states of an open store, and their transitions.
 
-Two questions are asked of an open store, and the answer to one says nothing of the other, so each
-has an enum and a table of its own. Who has its file (`OpenState`)?
+Two independent questions are asked of an open store, so each has an enum and a table of its own.
+First: who has its file (`OpenState`)?
 
-    SERVING ◀──▶ LENT       somebody reads or syncs the file; what needs no file goes on
+    SERVING ◀──▶ LENT       a thread reads or syncs the file; what needs no file goes on
        │   ▲      │  │
        │   │      ▼  │
        ├───┴──▶ HELD │      the store is being handed over or written whole: everything waits
        │          │  │
        └──────────┴──┴──▶ CLOSED   this incarnation never serves this object again
 
-What does the cluster know of it (`Standing`)?
+Second: what does the cluster know of it (`Standing`)?
 
     UNWRITTEN            it may only be read: a grant to create it opens another in its place
-    COLD ──▶ NEW         the first change makes a store that was cold one to be confirmed
+    COLD ──▶ NEW         the first change of a cold store makes it one that must be confirmed
              NEW ──▶ DURABLE      the coordinator knows that its file exists
 
-Pure. Anything else is a bug of ours and raises IllegalTransitionError. Leases (`leases.py`) make
-nearly all transitions of the first kind.
+Pure. Any other transition is a bug of ours and raises IllegalTransitionError. Leases (`leases.py`)
+make nearly all transitions of the first kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 
 
 class IllegalTransitionError(Exception):
-    """A state of a store was to be followed by one that cannot follow it: a bug of ours."""
+    """A transition that the tables do not allow: a bug of ours."""
 
     def __init__(self, before: StrEnum, after: StrEnum) -> None:
         super().__init__(f"{type(before).__name__} {before} is never followed by {after}")
@@ -38,11 +38,11 @@ class IllegalTransitionError(Exception):
 class OpenState(StrEnum):
     """Who has the file of an open store."""
 
-    #: Nobody in particular: the loop reads and writes it as it needs.
+    #: Nobody in particular: the loop reads and writes it as needed.
     SERVING = "serving"
-    #: A lease, beside which appends go on: they need no file.
+    #: A lease. Appends go on, because they need no file.
     LENT = "lent"
-    #: A lease, for which everything waits.
+    #: A lease. Everything else waits.
     HELD = "held"
     #: Nobody: the file is closed, or another object serves the store.
     CLOSED = "closed"
@@ -51,11 +51,11 @@ class OpenState(StrEnum):
 class Standing(StrEnum):
     """What the cluster knows of an open store, which decides what its next change needs."""
 
-    #: Nobody has written it, or it was opened in memory to be read: it takes no writes.
+    #: Never written, or opened in memory to be read: it takes no writes.
     UNWRITTEN = "unwritten"
-    #: The coordinator does not know that its file exists: the log is what proves it.
+    #: The coordinator does not know that its file exists. The log proves it.
     NEW = "new"
-    #: The bucket has all of it, and its file may go: until the first change.
+    #: The bucket has all of it, and its file may be dropped, until the first change.
     COLD = "cold"
     #: The coordinator knows that its file exists.
     DURABLE = "durable"
@@ -63,7 +63,7 @@ class Standing(StrEnum):
 
 OPEN_TRANSITIONS: Final[Mapping[OpenState, frozenset[OpenState]]] = {
     OpenState.SERVING: frozenset((OpenState.LENT, OpenState.HELD, OpenState.CLOSED)),
-    # Closed while it is lent: one that is only read, and was opened anew to be written.
+    # LENT to CLOSED: a store that is only read was replaced by one that can be written.
     OpenState.LENT: frozenset((OpenState.SERVING, OpenState.HELD, OpenState.CLOSED)),
     OpenState.HELD: frozenset((OpenState.SERVING, OpenState.CLOSED)),
     OpenState.CLOSED: frozenset(),

@@ -1,11 +1,11 @@
-"""An open store in memory: what is accepted of it, and how that reaches its file.
+"""An open store in memory: how accepted changes reach its file.
 
-The commit log makes a write durable, so the SQLite file may lag: changes wait, in the order of
-revision, until `materialise` applies a run of them in one transaction. Many ticks of one store so
-cost one transaction, which is what makes a thousand busy stores cheap. Invariant: the file holds a
-prefix of the changes, and only ones whose tick is synced; it never runs ahead of the durable log.
+The commit log makes a write durable, so the SQLite file may lag behind. Changes wait, in revision
+order, until `materialise` applies a run of them in one transaction. Many ticks of one store cost
+one transaction, which makes a thousand busy stores cheap. Invariant: the file holds a prefix of the
+changes, and only changes of synced ticks, so it never runs ahead of the durable log.
 
-Does no I/O but through its StoreFile; knows nothing of time, NATS or the log.
+All I/O goes through the StoreFile. This module knows nothing of clocks, NATS or the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.shared_fs.store_file.store_file import Forgotten, StoreFile
 
 
 class Watcher(Protocol):
-    """Hears what of an open store concerns its maintenance. See `upkeep.py`."""
+    """Is told what concerns the maintenance of an open store. See `upkeep.py`."""
 
     def needs_segment(self, store: Store, before: int | None, after: int | None) -> None: ...
     def wrote_file(self, store: Store) -> None: ...
@@ -55,14 +55,14 @@ class Store(Accepted):
         self.epoch = epoch
         #: What the cluster knows of it.
         self.standing = standing
-        #: Who has its file: see `leases.py`.
+        #: Who has its file; see `leases.py`.
         self.state = OpenState.SERVING
-        #: The coordinator knows that the file has reached this at least.
+        #: The coordinator knows that the file has reached at least this revision.
         self.known_revision = known_revision
-        #: Chunks of large values that are gone may be left in the file.
+        #: The file may still hold chunks of removed large values.
         self.needs_sweep = file is not None and file.needs_sweep()
-        #: What was last tried in a thread could not be applied: for as long as the disk is ill,
-        #: reads do without it.
+        #: The last attempt to apply changes in a thread failed. Until one succeeds, reads do not
+        #: wait for another.
         self.apply_failed = False
         self._outcomes_horizon = Horizon(self.time)
         self._msg_ids_horizon = Horizon(self.time)
@@ -70,10 +70,10 @@ class Store(Accepted):
         self._oldest_segment: int | None = None
         #: None while the store is not open.
         self.watcher: Watcher | None = None
-        #: The tick that last wrote, for reads that must wait until it is synced.
+        #: The last tick that wrote. Reads that must wait for its sync need it.
         self.last_tick = 0
         self.used_at = 0.0
-        #: Where its changes are broadcast: noted by who broadcasts them, the first time.
+        #: Where its changes are broadcast. The first broadcast sets it.
         self.changes_subject = ""
 
     @property
@@ -85,21 +85,22 @@ class Store(Accepted):
         self.contents.file = file
 
     def enter(self, state: OpenState) -> None:
-        """Go on in another state. Raises IllegalTransitionError."""
+        """Move to another state. Raises IllegalTransitionError."""
         self.state = check_open(self.state, state)
 
     def end(self) -> None:
-        """This is served no more, whoever has its file."""
+        """Stop serving this object, whoever has its file."""
         if self.state is not OpenState.CLOSED:
             self.enter(OpenState.CLOSED)
 
     def becomes(self, standing: Standing) -> None:
-        """Note what the cluster knows from now on. Raises IllegalTransitionError."""
+        """Move to another standing. Raises IllegalTransitionError."""
         self.standing = check_standing(self.standing, standing)
 
     @property
     def oldest_segment(self) -> int | None:
-        """The segment of the oldest change that is not durable in the file; None when clean."""
+        """The segment of the oldest change that is not durable in the file; None
+        if there is none."""
         return self._oldest_segment
 
     @oldest_segment.setter
@@ -110,23 +111,22 @@ class Store(Accepted):
 
     @property
     def may_expire(self) -> bool:
-        """Something of it may have to go though nobody asks for it."""
+        """Something in it may have to be removed without being asked."""
         return self.retention is not None or self.uploads_due_at != NEVER
 
     @property
     def file_revision(self) -> int:
-        """The last revision that the file holds."""
+        """The last revision in the file."""
         return self.file.meta.revision if self.file is not None else 0
 
     def writer(self, writer: bytes) -> WriterState:
-        """Return the outcomes of a writer, loaded from the file the first time."""
+        """Return a writer's outcomes, loading them from the file the first time."""
         return self.writers.load(writer, self.file, self.pending.outcomes() + self.outcomes)
 
     def finish_tick(self, tick: int, segment: int) -> None:
-        """What was accepted since `begin` is in the log, in `segment`, and now waits for the
-        file."""
+        """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
         assert self.mark is not None
-        # As `_make` does, in half the time: for each store of each tick.
+        # The same as `_make`, in half the time: it runs per store and tick.
         batch = tuple.__new__(AppliedBatch, (self.mark.revision, self.time, self.changes))
         size_bytes = self.changes_bytes
         fields = (tick, segment, batch, self.outcomes, size_bytes)
@@ -140,36 +140,38 @@ class Store(Accepted):
         self._end_tick()
 
     def materialise(self, synced_tick: int) -> None:
-        """Apply every pending change of a synced tick to the file. Raises StorageFailedError or
-        StoreDamagedError, and then nothing was applied and all of it is still pending."""
+        """Apply every pending change of a synced tick to the file. If it raises StorageFailedError
+        or StoreDamagedError, nothing was applied and everything is still pending."""
         ready = self.pending.ready(synced_tick)
         if ready:
             self.apply(ready)
             self.applied(ready)
 
     def removes_much(self, synced_tick: int) -> bool:
-        """Tell if what `materialise` would apply removes more messages than the loop should."""
+        """Tell if `materialise` would remove more messages than the loop should remove at once."""
         return self.contents.file is not None and self.pending.removes_much(synced_tick)
 
     def apply_in_parts(self, ready: list[PendingTick], done: list[PendingTick]) -> None:
-        """Apply what is `ready` as `Pending.apply_in_parts` does; `applied` is to hear of what is
-        `done` in any case."""
+        """Apply what is `ready` as `Pending.apply_in_parts` does. Call `applied` with `done`
+        afterwards, even after an error."""
         assert self.file is not None
         self.pending.apply_in_parts(self.file, ready, done)
 
     def prepare_file(self, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
-        """Return what writes the file of a new store that is to be durable at once: whole, with all
-        that is pending, without a WAL. None if there is a file, or it has to be created.
+        """Return a function that writes the file of a new store that must be durable at once:
+        whole, with all that is pending, without a WAL. Return None if there is a file already, or
+        it must be created the ordinary way.
 
-        Nothing may be accepted until `applied`: such a file holds all there is.
+        Accept nothing until `applied`: such a file holds everything.
         """
         if not ready or len(ready) < len(self.pending.ticks) or self.mark is not None:
             return None
         return self.contents.prepare(self.id, ready)
 
     def apply(self, ready: list[PendingTick]) -> None:
-        """Apply what is `ready` to the file; `applied` comes after it. Raises StorageFailedError,
-        or StoreDamagedError, which `note_damage` has heard of: nothing was applied."""
+        """Apply what is `ready` to the file; call `applied` afterwards. If it raises
+        StorageFailedError or StoreDamagedError, nothing was applied. It passes the latter to
+        `note_damage` first."""
         try:
             self.contents.apply(ready)
         except StoreDamagedError as error:
@@ -177,12 +179,12 @@ class Store(Accepted):
             raise
 
     def note_damage(self, error: StoreDamagedError) -> None:
-        """The file cannot be brought up to date, or made durable, now or later."""
+        """Report that the file cannot be brought up to date or made durable, now or later."""
         if self.watcher is not None:
             self.watcher.is_damaged(self, error)
 
     def applied(self, ready: list[PendingTick]) -> None:
-        """The file holds what was `ready`."""
+        """Note that the file holds what was `ready`."""
         self.pending.applied(ready, self.file_revision)
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
         self.apply_failed = False
@@ -192,7 +194,8 @@ class Store(Accepted):
         self.writers.let_go(lambda: self.pending.outcomes() + self.outcomes)
 
     def previewed(self, synced_tick: int) -> AbstractContextManager[None]:
-        """Let the body read `file` with every synced change in it, though the disk takes none.
+        """Let the body read `file` with every synced change in it, even while the disk
+        takes no writes.
 
         Raises StorageFailedError when there is no file yet and none can be made.
         """
@@ -200,8 +203,8 @@ class Store(Accepted):
         return self.contents.previewed(ready)
 
     def forgets_before(self, now: float) -> tuple[int, int]:
-        """Return before which times of the store's no retry can ask for msg_ids and for outcomes
-        any more, to `StoreFile.forget` them; `now` is of a clock that only goes forward."""
+        """Return the times before which no retry can ask for a msg_id and for an outcome any more,
+        as `StoreFile.forget` takes them. `now` is of a monotonic clock."""
         window_seconds = self.config.dedupe_ms / 1000
         return (
             self._msg_ids_horizon.before(window_seconds, now, self.time),
@@ -209,7 +212,7 @@ class Store(Accepted):
         )
 
     def forgot(self, forgotten: Forgotten) -> None:
-        """The file let go what it did not need any more, and counted what it has."""
+        """Note that the file dropped rows it no longer needed, and counted the rest."""
         if forgotten.has_gone:
             self.writers.recount(self.file, self.pending.outcomes() + self.outcomes)
         if forgotten.has_gone or not self._msg_ids_counted:
@@ -217,7 +220,7 @@ class Store(Accepted):
             self._msg_ids_counted = True
 
     def checkpointed(self) -> None:
-        """The file is durable with everything that was materialised."""
+        """Note that everything materialised so far is durable in the file."""
         self.oldest_segment = self.pending.oldest_segment
         if not self.pending.ticks and self.mark is None:
             self._memtable.reset()

@@ -1,7 +1,8 @@
-"""The writers of one open store: which are known, what their outcomes take, and who gets in.
+"""The writers of one open store: which are known, how much their outcomes take, and
+which are admitted.
 
-The file has the outcomes of all writers; memory has those of some, loaded when they come again.
-What all of them take is counted, so that whoever makes up writers fills neither.
+The file has the outcomes of all writers. Memory has those of some, loaded when a writer comes back.
+The outcomes of all of them are counted, so that a client that invents writers fills neither.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from holdfast.protocol.limits import MAX_OUTCOME_BYTES, MAX_WRITERS
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
-#: Writers whose outcomes an open store holds in memory.
+#: How many writers' outcomes an open store holds in memory.
 _MAX_KNOWN = 1024
 
 
 class StoreWriters:
-    """What is known of the writers of one store."""
+    """The writers of one store."""
 
     __slots__ = ("_is_counted", "_limit", "count", "known", "outcome_bytes")
 
     def __init__(self) -> None:
         self.known: dict[bytes, WriterState] = {}
-        #: The outcomes of all writers, and how many writers they are of: those in the file too,
-        #: once one was looked for there.
+        #: The bytes of all outcomes, and the number of their writers. Those in the file are
+        #: included once one of them was looked up there.
         self.outcome_bytes = 0
         self.count = 0
         self._is_counted = False
@@ -34,7 +35,8 @@ class StoreWriters:
     def load(
         self, writer: bytes, file: StoreFile | None, waiting: Iterable[WriterOutcome]
     ) -> WriterState:
-        """Return a writer that may not be known; `waiting` are the outcomes that the file lacks."""
+        """Return a writer, loading it if necessary. `waiting` are the outcomes
+        that the file lacks."""
         found = self.known.get(writer)
         if found is None:
             if not self._is_counted:
@@ -44,10 +46,10 @@ class StoreWriters:
         return found
 
     def recount(self, file: StoreFile | None, waiting: Iterable[WriterOutcome]) -> None:
-        """Count the outcomes in the file, and those that are to be there."""
+        """Count the outcomes in the file and those that wait for it."""
         count, size_bytes = file.outcome_totals() if file is not None else (0, 0)
         waiting = list(waiting)
-        # Some replace others, or are of writers that the file has: rather too many than too few.
+        # Some replace others, or belong to writers that the file has: better too many than too few.
         self.count = count + len({outcome.writer for outcome in waiting})
         self.outcome_bytes = size_bytes + sum(len(outcome.outcome) for outcome in waiting)
         self._is_counted = True
@@ -55,8 +57,9 @@ class StoreWriters:
     def admit(
         self, writer_id: bytes, writer: WriterState, counter: int, first_unacked: int
     ) -> Admission:
-        """Tell if the group of a writer that is new, or of any while the outcomes are too many,
-        gets in. One that is known and waits for nothing else does: it takes no more room."""
+        """Tell if a new writer's group is admitted, or any writer's group while there are too
+        many outcomes. The next group of a known writer with nothing else in flight always is: it
+        takes no more room."""
         if not writer.last:
             if self.count < MAX_WRITERS and self.outcome_bytes <= MAX_OUTCOME_BYTES:
                 self.count += 1
@@ -66,7 +69,7 @@ class StoreWriters:
         return Admission.NEW if counter == first_unacked else Admission.FULL
 
     def take_back(self, outcomes: list[WriterOutcome]) -> None:
-        """Forget what a tick that has failed noted."""
+        """Forget what a failed tick recorded."""
         for kept in reversed(outcomes):
             writer = self.known[kept.writer]
             writer.forget(kept.counter)
@@ -75,8 +78,8 @@ class StoreWriters:
         self._is_counted = False
 
     def let_go(self, waiting: Callable[[], Iterable[WriterOutcome]]) -> None:
-        """Keep in memory, if there are many, only the writers of which the file has not all: it has
-        the others, for those that come again."""
+        """If memory holds many writers, keep only those with outcomes that the file lacks. The file
+        has the others, should they come back."""
         if len(self.known) > self._limit:
             kept = {outcome.writer for outcome in waiting()}
             self.known = {each: self.known[each] for each in kept if each in self.known}

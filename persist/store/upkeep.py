@@ -1,18 +1,18 @@
-"""Which open stores maintenance has to look at, found without a walk through all that are open.
+"""Which open stores need maintenance, found without scanning all open stores.
 
-With 10,000 stores open one walk takes milliseconds in which nobody else is served, and there are
-several questions four times a second. Each has an index of its own, kept as the stores change:
+With 10,000 open stores one scan takes milliseconds in which nobody else is served, and
+maintenance asks several questions four times a second. Each question has an index of its own,
+updated as the stores change:
 
     segments   the stores by the log segment of their oldest change that is in no durable file
     written    the stores whose files were written to since they were last looked at
     use        a heap of when each store was last seen to be used. A use costs nothing: it only
-               makes the entry too early, and such an entry is put back with the time that is true
-               now when it comes to the top, so what stays at the top is the store unused for
-               longest.
+               makes the entry too early. Such an entry is put back with its true time when it
+               comes to the top, so the top that stays is the store unused for longest.
     damaged    the stores that turned out to be damaged, each with what was found
-    expiring   the stores of which something may expire; they are looked at by turns
+    expiring   the stores in which something may expire; they are looked at in turns
 
-Pure. A store has part in all of this from `opened` to `closed`; its `used_at` never goes back.
+Pure. A store is in these indexes from `opened` to `closed`. Its `used_at` never goes back.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.protocol.errors import StoreDamagedError
 
-#: Entries of closed stores that the heap may hold besides as many as stores are open.
+#: How many entries of closed stores the heap may hold beyond the number of open stores.
 _SPARE_ENTRIES = 1024
-#: Steps of this share of a line visit it evenly, without a period (Knuth, TAOCP 3, 6.4).
+#: Steps of this fraction visit a line evenly, without a period (Knuth, TAOCP 3, 6.4).
 _GOLDEN_RATIO = (sqrt(5) - 1) / 2
-#: Stores looked at for each that is wanted.
+#: How many stores are looked at for each one wanted.
 _TRIES = 4
-#: Stores of one turn at the least: so many cost nothing worth sharing out.
+#: The minimum size of a turn: this many stores are too cheap to split further.
 _LEAST_TURN = 256
 
 
 class Upkeep:
-    """The indexes of one incarnation. Each of its stores has it as `watcher`."""
+    """The indexes of one incarnation. It is the `watcher` of each open store."""
 
     def __init__(self) -> None:
         #: The open stores, each with the number of its entry in the heap.
@@ -48,14 +48,14 @@ class Upkeep:
         self._written: dict[Store, None] = {}
         self._expiring: dict[Store, None] = {}
         self._damaged: dict[Store, StoreDamagedError] = {}
-        #: Those of them that had no turn yet in this round.
+        #: The expiring stores that had no turn yet in this round.
         self._round: list[Store] = []
-        #: Where `spread_unused` was last, as a share of all stores.
+        #: Where `spread_unused` stopped, as a fraction of all stores.
         self._place = 0.0
 
-    # What is told
+    # Notifications
     def opened(self, store: Store) -> None:
-        """From now on the store is watched."""
+        """Start to watch the store."""
         self._entries[store] = next(self._numbers)
         if len(self._by_use) > 2 * len(self._entries) + _SPARE_ENTRIES:
             self._by_use = [(each.used_at, n, each) for each, n in self._entries.items()]
@@ -70,7 +70,7 @@ class Upkeep:
         store.watcher = self
 
     def closed(self, store: Store) -> None:
-        """The store is nothing to us any more, if it ever was."""
+        """Forget the store, if it was watched."""
         if self._entries.pop(store, None) is not None:
             store.watcher = None
             self.needs_segment(store, store.oldest_segment, None)
@@ -79,8 +79,8 @@ class Upkeep:
             self._damaged.pop(store, None)
 
     def needs_segment(self, store: Store, before: int | None, after: int | None) -> None:
-        """The oldest change of a store that is in no durable file is in segment `after`, not
-        `before`."""
+        """Note that a store's oldest change that is in no durable file is in segment `after`, no
+        longer in `before`."""
         if before is not None:
             stores = self._by_segment[before]
             del stores[store]
@@ -90,36 +90,36 @@ class Upkeep:
             self._by_segment.setdefault(after, {})[store] = None
 
     def wrote_file(self, store: Store) -> None:
-        """Changes went to the store's file, which no sync covers yet."""
+        """Note that changes went to the store's file and are not synced yet."""
         self._written[store] = None
 
     def may_expire(self, store: Store) -> None:
-        """Something of the store may expire from now on."""
+        """Note that something in the store may expire from now on."""
         self._expiring[store] = None
 
     def is_damaged(self, store: Store, error: StoreDamagedError) -> None:
-        """The store's file cannot hold its changes."""
+        """Note that the store's file cannot hold its changes."""
         self._damaged.setdefault(store, error)
 
-    # What is asked
+    # Questions
     def damaged(self) -> list[tuple[Store, StoreDamagedError]]:
-        """Return the open stores that are damaged."""
+        """Return the open stores that are damaged, and what was found."""
         return list(self._damaged.items())
 
     def oldest_segment(self) -> int | None:
-        """Return the oldest segment that an open store needs, None if none needs any."""
+        """Return the oldest segment that an open store needs, or None."""
         return min(self._by_segment, default=None)
 
     def needing(self, last_segment: int) -> Iterator[Store]:
-        """Yield the stores that need segments up to `last_segment`, those of the oldest first."""
+        """Yield the stores that need segments up to `last_segment`, oldest segment first."""
         for segment in sorted(self._by_segment):
             if segment > last_segment:
                 return
             yield from self._by_segment[segment]
 
     def overgrown(self, limit: int, is_overgrown: Callable[[Store], bool]) -> list[Store]:
-        """Look at up to `limit` stores of which the file was written to, and return those of which
-        it is overgrown: they are looked at again, as are those that are busy."""
+        """Look at up to `limit` stores whose file was written to, and return the overgrown ones.
+        Overgrown and busy stores will be looked at again."""
         found = []
         for store in list(islice(self._written, limit)):
             if store.state is OpenState.SERVING:
@@ -127,7 +127,7 @@ class Upkeep:
                     del self._written[store]
                     continue
                 found.append(store)
-            # Behind those that are still to be looked at.
+            # Move it behind the stores that still wait for a look.
             del self._written[store]
             self._written[store] = None
         return found
@@ -135,8 +135,8 @@ class Upkeep:
     def longest_unused(
         self, limit: int, may: Callable[[Store], bool], *, last_use: float = inf
     ) -> list[Store]:
-        """Return up to `limit` of the stores that `may` be chosen and were not used after
-        `last_use`, longest unused first."""
+        """Return up to `limit` stores that `may` accepts and that were not used after `last_use`,
+        longest unused first."""
         found: list[Store] = []
         passed = []
         heap = self._by_use
@@ -157,11 +157,11 @@ class Upkeep:
     def spread_unused(
         self, limit: int, may: Callable[[Store], bool], *, last_use: float
     ) -> list[Store]:
-        """Return up to `limit` of the stores that `may` be chosen and were not used after
-        `last_use`, from all over the order of their use.
+        """Return up to `limit` stores that `may` accepts and that were not used after `last_use`,
+        spread over all open stores.
 
-        To close what was unused for longest would be wrong where more stores are used by turns than
-        may be open: each would be closed just before its turn, and every use would open one.
+        Closing the longest unused would be wrong where clients visit more stores in rotation than
+        may be open: each store would be closed just before its turn, and every use would open one.
         """
         stores = list(self._entries)
         found: dict[Store, None] = {}
@@ -175,8 +175,8 @@ class Upkeep:
         return list(found)
 
     def expiring(self, turns: int) -> list[Store]:
-        """Return those of which something may expire whose turn it is; after about `turns` calls
-        each had its own."""
+        """Return the expiring stores whose turn it is. After about `turns` calls
+        each had its turn."""
         if not self._round:
             for store in [each for each in self._expiring if not each.may_expire]:
                 del self._expiring[store]

@@ -1,19 +1,20 @@
-"""Exactly-once retries: what each writer of a store was last answered.
+"""Exactly-once retries: the last answers that each writer of a store was given.
 
 A client writer numbers its write groups per store, 1, 2, 3, ..., keeps a few in flight, and sends
-an unanswered one again, unchanged. With each group comes its `first_unacked`: the lowest number it
-still waits for. The store keeps every outcome from `first_unacked` on, and always the last one.
-Hence
+an unanswered group again, unchanged. Each group carries the writer's `first_unacked`: the lowest
+number it still waits for. The store keeps every outcome from `first_unacked` on, and always the
+last one. Therefore:
 
-- a number that is known is answered with its first answer, and nothing is applied;
-- the next number, or `first_unacked` itself when all below it was given up, is new;
-- a number beyond that came before its predecessors (a frame was lost): refused, sent again later;
-- a number below `first_unacked` was given up: its caller has been told "unknown", so that it must
-  not be applied now, minutes later perhaps.
-- a new number far above `first_unacked` is refused until `first_unacked` has risen: a writer whose
-  first_unacked never rises would have all of its outcomes kept.
+- a known number gets its first answer again, and nothing is applied;
+- the next number is new, and so is `first_unacked` itself when all below it were given up;
+- a number beyond that came before its predecessors, because a frame was lost: it is refused, and
+  the client sends it again later;
+- a number below `first_unacked` was given up. Its caller was told "unknown", so it must not be
+  applied now, perhaps minutes later;
+- a new number far above `first_unacked` is refused until `first_unacked` rises: a writer whose
+  `first_unacked` never rises would make the store keep all its outcomes.
 
-Pure. The rows behind it are `outcomes` in the store file and the outcomes in the commit log.
+Pure. Behind it are the `outcomes` rows of the store file and the outcomes in the commit log.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ _NEW: Final = (Admission.NEW, None)
 
 @dataclass(slots=True)
 class WriterState:
-    """The outcomes of one writer in one store. `last` is 0 while nothing of it is known."""
+    """The outcomes of one writer in one store. `last` is 0 while none is known."""
 
     last: int = 0
     first_unacked: int = 0
-    #: In the order of their counters.
+    #: By counter, in ascending order.
     outcomes: dict[int, bytes] = field(default_factory=dict)
-    #: Of all outcomes.
+    #: The total of all outcomes.
     size_bytes: int = 0
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[int, bytes]]) -> WriterState:
-        """Return the writer whose kept `(counter, outcome)` are `rows`."""
+        """Return a writer from its kept `(counter, outcome)` rows."""
         outcomes = dict(rows)
         size_bytes = sum(map(len, outcomes.values()))
         return cls(max(outcomes, default=0), 0, outcomes, size_bytes)
 
     def judge(self, counter: int, first_unacked: int) -> tuple[Admission, bytes | None]:
-        """Tell what to do with group `counter` and, if it is known, its outcome."""
+        """Tell what to do with group `counter`. If it is known, return its outcome too."""
         if counter == self.last + 1 and counter >= self.first_unacked:
             if counter - first_unacked < MAX_WRITER_OUTCOMES and (
                 self.size_bytes <= MAX_WRITER_OUTCOME_BYTES
@@ -80,8 +81,8 @@ class WriterState:
         return Admission.NEW, None
 
     def record(self, counter: int, first_unacked: int, outcome: bytes) -> None:
-        """Keep the outcome of a group that was just applied, and drop those below its
-        first_unacked."""
+        """Keep the outcome of a group that was just applied, and drop those below
+        its first_unacked."""
         outcomes = self.outcomes
         last = self.last
         outcomes[counter] = outcome
@@ -92,13 +93,14 @@ class WriterState:
             self.first_unacked = first_unacked
             keep_from = min(first_unacked, self.last)
             if len(outcomes) == 2 and last < keep_from:
-                # One writer, one group after the other: what most do.
+                # The common case: one writer that sends one group after the other.
                 self.size_bytes -= len(outcomes.pop(last, b""))
                 return
             self._drop_below(keep_from)
 
     def _judge_full(self, counter: int, first_unacked: int) -> tuple[Admission, bytes | None]:
-        """Judge a new group once more without what its first_unacked says that nobody waits for."""
+        """Judge a new group again after dropping the outcomes that the writer no
+        longer waits for."""
         self._drop_below(min(first_unacked, self.last))
         if (
             counter - max(first_unacked, self.first_unacked) < MAX_WRITER_OUTCOMES
@@ -117,7 +119,7 @@ class WriterState:
             self.size_bytes -= len(self.outcomes.pop(number))
 
     def forget(self, counter: int) -> None:
-        """Take back the last `record`: the tick that it was part of has failed."""
+        """Undo the last `record`: its tick has failed."""
         self.size_bytes -= len(self.outcomes.pop(counter, b""))
         if self.last == counter:
             self.last = counter - 1
