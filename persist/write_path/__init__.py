@@ -1,1 +1,1 @@
-"""The path of a write: incoming, inbox, turn, log, sync, gate, release; then checkpoints."""
+"""The path of a write: incoming, inbox, turn, log, sync, gate, release. Then checkpoints."""

@@ -1,11 +1,13 @@
-"""Reads that need the archive: they wait for it beside the write path, and are then executed anew.
+"""Reads that need the archive. They wait for it beside the write path, and then run again.
 
-A read that meets archived messages is put aside with what it lacks. A thread brings that, and the
-read goes through the pipeline once more, with it: so it answers from the store as it is then, and
-what was deleted or set meanwhile is not answered from the archive. Kept:
+A read that meets archived messages is put aside, with a list of the values it lacks. A thread
+fetches those, and the read goes through the pipeline once more with them. So it answers from the
+store as it is then, and the archive never answers for messages that were deleted or set
+meanwhile. Invariants:
 
-- What waits is part of the pipeline's inbox, which bounds it. So many are brought at once.
-- What cannot be brought is an error of its own kind, and never an answer that lacks something.
+- Waiting reads count as part of the pipeline's inbox, which bounds them. `PARALLEL_READS` of them
+  are served at once.
+- If a value cannot be fetched, the read gets an error of its own kind, never an incomplete answer.
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Reads of the archive at once, each some row groups in memory while it lasts.
+#: How many reads use the archive at once. Each holds some row groups in memory meanwhile.
 PARALLEL_READS: Final = 4
 
 
 class ArchiveReads:
-    """The archive, to the pipeline of one incarnation."""
+    """The archive as the pipeline of one incarnation sees it."""
 
     def __init__(self, archive: Archive | None, inbox: Inbox, run_in_thread: RunInThread) -> None:
-        """`archive` is None of a server without a bucket."""
+        """`archive` is None if the server has no bucket."""
         self._archive = archive
         self._inbox = inbox
         self._run_in_thread = run_in_thread
         self._queue: asyncio.Queue[tuple[Arrival, list[ArchivedMessage]]] = asyncio.Queue()
-        #: Reads that have been put aside.
+        #: How many reads are put aside.
         self.waiting_count = 0
 
     def want(self, arrival: Arrival, messages: list[ArchivedMessage]) -> None:
-        """Bring archived messages, and then have the read executed."""
+        """Fetch archived messages, then let the read run again."""
         if self._archive is None:
             reason = "it was started without a bucket"
             self._inbox.refuse_waiting(
@@ -52,7 +54,7 @@ class ArchiveReads:
         self._queue.put_nowait((arrival, messages))
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Serve reads until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(PARALLEL_READS):
                 tasks.create_task(self._work())
@@ -78,8 +80,8 @@ class ArchiveReads:
             logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
             self._inbox.refuse_waiting([arrival], error)
         else:
-            # What earlier tries had stays: a page that moves on between two tries would otherwise
-            # lack now its beginning and now its end.
+            # Keep what earlier tries fetched. Otherwise a page that moves on between two tries
+            # would lack its beginning one time and its end the next.
             self._inbox.submit_again(
                 [arrival._replace(archived={**(arrival.archived or {}), **bodies})]
             )

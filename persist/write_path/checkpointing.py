@@ -1,9 +1,10 @@
 """Checkpointing: makes store files durable, so that log segments and open files can go.
 
 `choose` is the pure policy. The `Checkpointer` carries it out beside the write path, with the syncs
-of `durable_files.py`. Invariant: a segment is retired only when every open store with a change in
-it has been checkpointed past it, and stores are closed only after a checkpoint: what is in no file
-is in the log. """
+of `durable_files.py`. Invariants: a segment is retired only when every open store with a change in
+it has been checkpointed past it, and a store is closed only after a checkpoint. So a change that is
+in no durable file is in the log.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +45,21 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Checkpoints of one pass: bounds how long a pass keeps the disk busy.
+#: Checkpoints per pass: bounds how long a pass keeps the disk busy.
 _PASS_STORES: Final = 256
-#: Files of one pass that are asked how large their WAL is, at 1 µs each.
+#: How many files a pass asks for the size of their WAL, at 1 µs each.
 _PASS_LOOKS: Final = 1024
-#: Closed stores that the coordinator is yet to be told of; of those beyond it is not.
+#: How many closed stores may wait until the coordinator is told of them. It is never told of more.
 _MAX_UNTOLD: Final = 16_384
-#: Until a coordinator that has not answered is told again: passes must not wait for it each time.
+#: How long to wait before telling a coordinator again that has not answered: not every pass
+#: should wait for it.
 _TELL_AGAIN_SECONDS: Final = 5.0
-#: Segments kept without pressure: below this a checkpoint would save nothing.
+#: Segments kept without pressure: with fewer, a checkpoint would save nothing.
 _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES * 3 // 4
-#: A WAL that is checkpointed whatever the log. Overwrites all over a large kv change a page or two
-#: each, so its WAL can grow by twenty bytes for each byte of the log.
+#: A WAL of this size is checkpointed whatever the log says. Overwrites all over a large kv change a
+#: page or two each, so its WAL can grow by twenty bytes for each byte of the log.
 _WAL_CAP_BYTES: Final = 16 * MIB
-#: A store that was used no longer ago than this is closed only if all are.
+#: A store used more recently than this is closed only if all stores were.
 _IN_USE_SECONDS: Final = 1.0
 
 _Result = TypeVar("_Result")
@@ -72,7 +74,7 @@ class OpenLimits:
 
 
 class Choice(NamedTuple):
-    """What one pass does."""
+    """What one pass does to which stores."""
 
     close: list[Store]
     checkpoint: list[Store]
@@ -89,9 +91,9 @@ def choose(
 ) -> Choice:
     """Return what to close, longest unused first, and what to checkpoint, oldest first.
 
-    To be closed are the stores not used after `last_use`, and as many as are open in `excess`; not
-    one with an unsynced change. `segment` is the log's current one. Raises StorageError if a file's
-    state cannot be asked for.
+    Stores not used after `last_use` are closed, and at least as many as are open in `excess`; a
+    store with an unsynced change never is. `segment` is the log's current one. Raises StorageError
+    if a file does not tell its state.
     """
 
     def may_close(store: Store) -> bool:
@@ -113,7 +115,7 @@ def choose(
 
 
 def _is_overgrown(store: Store) -> bool:
-    """Tell if a file is to be checkpointed whatever the log."""
+    """Tell if a file must be checkpointed whatever the log says."""
     if store.needs_sweep:
         return True
     if store.oldest_segment is None or store.file is None:
@@ -128,7 +130,7 @@ def _settled(store: Store, synced_tick: int) -> bool:
 
 
 class Checkpointer:
-    """Carries out the passes of one incarnation."""
+    """Runs the checkpoint passes of one incarnation."""
 
     def __init__(
         self,
@@ -141,8 +143,8 @@ class Checkpointer:
         set_aside: Callable[[], Awaitable[None]],
         limits: OpenLimits | None = None,
     ) -> None:
-        """`tell_closed` tells the coordinator of files that were closed, durable: store, epoch,
-        revision. `set_aside` takes the stores out of service that turned out to be damaged."""
+        """`tell_closed` tells the coordinator of durable files that were closed: store, epoch,
+        revision. `set_aside` takes damaged stores out of service."""
         self._log = log
         self._gate = life.gate
         self._run_in_thread = life.run_in_thread
@@ -152,30 +154,29 @@ class Checkpointer:
         self._tell_closed = tell_closed
         self._set_aside = set_aside
         self._limits = limits or OpenLimits()
-        #: Stores that were closed beyond what the coordinator knows of them, with epoch and
-        #: revision.
+        #: Closed stores that have advanced beyond what the coordinator knows: epoch and revision.
         self._untold: dict[StoreId, tuple[int, int]] = {}
         self._tell_at = 0.0
         self._hear_closed: list[Callable[[Store, StoreFile], None]] = []
         self._hear_unwritten: list[Callable[[Store], None]] = []
 
     def on_closed(self, hear: Callable[[Store, StoreFile], None]) -> None:
-        """From now on tell of each store whose file has been closed because nobody uses it."""
+        """Call `hear` for each store that is closed because nobody uses it, with its file."""
         self._hear_closed.append(hear)
 
     def on_unwritten(self, hear: Callable[[Store], None]) -> None:
-        """From now on tell of each store that was closed and does not exist: nobody ever wrote to
-        it."""
+        """Call `hear` for each closed store that does not exist, because nobody
+        ever wrote to it."""
         self._hear_unwritten.append(hear)
 
     async def with_durable(
         self, store: Store, work: Callable[[StoreFile], _Result]
     ) -> _Result | None:
-        """As `DurableFiles.with_durable`."""
+        """Same as `DurableFiles.with_durable`."""
         return await self._files.with_durable(store, work)
 
     async def run_pass(self, now: float) -> None:
-        """Close what is idle, checkpoint what holds the oldest segments, retire segments."""
+        """Close idle stores, checkpoint those that hold the oldest segments, retire segments."""
         choice = choose(
             self._open_stores.upkeep,
             last_use=now - self._limits.idle_close_seconds,
@@ -187,7 +188,7 @@ class Checkpointer:
         await self._files.checkpoint(choice.close + choice.checkpoint)
         for store, at in zip(choice.close, used_at, strict=True):
             self._close_if_clean(store, used_at=at)
-            # Hundreds may be closed at once; what has arrived meanwhile has its turn in between.
+            # A pass may close hundreds: let other work run in between.
             await asyncio.sleep(0)
         await self._set_aside()
         self.retire()
@@ -195,7 +196,7 @@ class Checkpointer:
             self._tell_at = now + _TELL_AGAIN_SECONDS
 
     async def make_room(self, count: int, now: float) -> int:
-        """Close up to `count` stores that are not in use just now; return how many were."""
+        """Close up to `count` stores that are not in use right now. Return how many were closed."""
         synced_tick = self._progress.synced_tick
 
         def may_close(store: Store) -> bool:
@@ -214,7 +215,8 @@ class Checkpointer:
         return closed
 
     async def close_all(self) -> list[StoreId]:
-        """Checkpoint and close every store; return those that could not be. Nothing may arrive."""
+        """Checkpoint and close every store, and return those that could not be closed. No operation
+        may arrive meanwhile."""
         for _ in range(3):
             stores_now = list(self._open_stores.stores())
             await self._files.checkpoint(stores_now)
@@ -227,9 +229,9 @@ class Checkpointer:
         return [store.id for store in self._open_stores.stores()]
 
     async def close_held(self, stores: list[Store]) -> list[Store]:
-        """Make durable and close stores that the caller holds, with every change synced.
+        """Make durable and close stores that the caller holds and whose changes are all synced.
 
-        Returns those that are closed, their `file` None; the others are as they were.
+        Returns those that are closed, with `file` None. The others are unchanged.
         """
         slots = asyncio.Semaphore(PARALLEL_SYNCS)
         unconfirmed: list[tuple[Store, StoreMeta]] = []
@@ -265,12 +267,13 @@ class Checkpointer:
         try:
             await self._run_in_thread(file.close)
         except StorageError as error:
-            # It was durable before, and the lock is gone all the same.
+            # It was durable before, and the lock is released in any case.
             logger.error("store.close_failed store=%s reason=%s", store.id, error)
 
     def retire(self) -> None:
-        """Remove the segments that no open store needs. Raises FencedError: then they are the next
-        owner's, whose copy of a file may lack what this one has made durable since."""
+        """Remove the segments that no open store needs. Raises FencedError: the segments
+        then belong to the next owner, whose copy of a file may lack what this incarnation
+        has made durable since."""
         needed = self._open_stores.upkeep.oldest_segment()
         first_needed = self._log.segment if needed is None else min(needed, self._log.segment)
         if self._log.oldest_segment >= first_needed:
@@ -286,7 +289,7 @@ class Checkpointer:
             self._log.retire(self._log.oldest_segment)
 
     def _note_closed(self, store: Store, file: StoreFile) -> None:
-        """Keep what the coordinator is to know of a file that was closed, durable."""
+        """Remember what to tell the coordinator of a durable file that was closed."""
         revision = file.meta.revision
         if file.in_memory or revision <= store.known_revision:
             return
@@ -294,9 +297,11 @@ class Checkpointer:
             self._untold[store.id] = (store.epoch, revision)
 
     async def _tell_of_closed(self) -> bool:
-        """Tell the coordinator how far files had come that were closed: less is an older file, put
-        in their place. That guards against a mistake, so it may be late, or lost. Returns if it has
-        heard."""
+        """Tell the coordinator how far closed files had come, and return whether it answered.
+
+        With that it can recognise an older file put in their place. This guards against an
+        operator's mistake, so it may be late or lost.
+        """
         while self._untold:
             some = list(islice(self._untold.items(), CONFIRM_BATCH))
             try:
@@ -310,8 +315,8 @@ class Checkpointer:
         return True
 
     def _close_if_clean(self, store: Store, used_at: float | None) -> bool:
-        """Close a store that is durable and, as its last use is still that at `used_at`, that
-        nobody has used since it was chosen; return whether it is closed."""
+        """Close a store if it is durable and, where `used_at` is given, unused since then. Return
+        whether it is closed."""
         if (
             self._open_stores.find(store.id) is not store
             or store.state is not OpenState.SERVING
@@ -331,8 +336,9 @@ class Checkpointer:
             for hear in self._hear_closed:
                 hear(store, store.file)
         self._open_stores.closed(store)
-        # Somebody may wait for it to be opened again, to be written, which the coordinator may have
-        # granted already, of the same epoch: given back, it would have two owners.
+        # An operation may already wait for it to be reopened and written, and the
+        # coordinator may have granted that with the same epoch. If it were given back now,
+        # it would have two owners.
         is_wanted = self._open_stores.in_use(store.id)
         if store.file is None and not is_wanted:
             for hear_unwritten in self._hear_unwritten:

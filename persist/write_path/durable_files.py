@@ -1,11 +1,11 @@
-"""Makes store files durable: a store's file is handed to a thread for its two or three syncs.
+"""Makes store files durable. A thread has the file for its two or three syncs.
 
-What needs that file waits meanwhile; all else goes on. A small new store gets its file whole
-(`StoreFile.new`), without a WAL. Kept:
+Operations that need that file wait meanwhile; all others go on. A small new store gets its file
+whole (`StoreFile.new`), without a WAL. Invariants:
 
-- A new store counts as durable only when the coordinator has recorded that its file exists. Until
-  then the log proves the store, so that a file that vanishes is never taken for a new store.
-- A file is checkpointed only by an incarnation that is not fenced: a zombie would change it under
+- A new store counts as durable only once the coordinator has recorded that its file exists. Until
+  then the log proves the store, so a file that vanishes is never taken for a new store.
+- Only an incarnation that is not fenced checkpoints a file: a zombie would change the file under
   the next owner's copy of it.
 """
 
@@ -34,9 +34,9 @@ from holdfast.shared_fs.store_file.store_file import Forgotten, StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Files being synced at once: on one disk more only queue behind each other.
+#: How many files are synced at once. On one disk, more would only queue behind each other.
 PARALLEL_SYNCS: Final = 8
-#: Stores told to the coordinator in one message.
+#: How many stores one message to the coordinator may name.
 CONFIRM_BATCH: Final = 1024
 
 _Result = TypeVar("_Result")
@@ -53,8 +53,8 @@ class DurableFiles:
         materialiser: Materialiser,
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
     ) -> None:
-        """`confirm` tells the coordinator that these stores' files are durable at a revision
-        each."""
+        """`confirm` tells the coordinator at which revision each of these stores'
+        files is durable."""
         self._gate = life.gate
         self._run_in_thread = life.run_in_thread
         self._leases = leases
@@ -65,8 +65,9 @@ class DurableFiles:
     async def with_durable(
         self, store: Store, work: Callable[[StoreFile], _Result]
     ) -> _Result | None:
-        """Return what `work` makes, in a thread, of the file of an open store: it is durable with
-        everything synced so far. None if that cannot be now, or there is no file."""
+        """Make an open store's file durable with everything synced so far, and return the
+        result of `work` on it, which runs in a thread. Return None if that cannot be done now,
+        or there is no file."""
         if store.state is not OpenState.SERVING:
             return None
         with self._leases.lend(store):
@@ -77,10 +78,9 @@ class DurableFiles:
             return result
 
     async def checkpoint(self, stores: list[Store]) -> None:
-        """Make the files of stores durable, with everything synced so far, as far as that can
-        be."""
+        """Make the files of stores durable with everything synced so far, where possible."""
         slots = asyncio.Semaphore(PARALLEL_SYNCS)
-        #: With what each file held when it was made durable.
+        #: Each with the contents of its file when it was made durable.
         unconfirmed: list[tuple[Store, StoreMeta]] = []
 
         async def one(store: Store) -> None:
@@ -102,8 +102,8 @@ class DurableFiles:
             return await self.make_durable(store)
 
     async def make_durable(self, store: Store) -> bool:
-        """Make the file of a store that the caller holds durable, with everything synced so far;
-        return whether it is."""
+        """Make the file of a store that the caller has leased durable with everything synced so
+        far. Return whether it is."""
         try:
             await self._write_new_file(store)
             if store.removes_much(self._progress.synced_tick):
@@ -112,7 +112,7 @@ class DurableFiles:
             file = store.file
             if file is None or (store.oldest_segment is None and not store.needs_sweep):
                 return file is not None
-            # A zombie's checkpoint would change the file under the next owner's copy of it.
+            # A zombie would change the file under the next owner's copy of it.
             self._gate.check()
             before = store.forgets_before(asyncio.get_running_loop().time())
             if not file.is_sealed:
@@ -122,19 +122,20 @@ class DurableFiles:
         except FencedError:
             raise
         except StorageError as error:
-            # The log still has it all; the next pass tries again, unless it is set aside.
+            # The log still has everything. The next pass tries again, unless the
+            # store is set aside.
             logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
             if isinstance(error, StoreDamagedError):
                 store.note_damage(error)
             return False
         if store.standing is not Standing.NEW:
-            # What is pending now, also what came meanwhile, is not in the file.
+            # What is pending now, including what arrived meanwhile, is not in the file.
             store.oldest_segment = store.pending.oldest_segment
         return True
 
     async def _write_new_file(self, store: Store) -> None:
-        """Give a small new store its file, which is to hold all there is: nothing is accepted
-        meanwhile."""
+        """Give a small new store its file. The file must hold everything, so nothing is
+        accepted meanwhile."""
         ready = store.pending.ready(self._progress.synced_tick)
         write = store.prepare_file(ready)
         if write is not None:
@@ -144,20 +145,20 @@ class DurableFiles:
             store.applied(ready)
 
     async def confirm_durable(self, unconfirmed: list[tuple[Store, StoreMeta]]) -> None:
-        """Tell the coordinator of files that are durable with what their meta says."""
+        """Tell the coordinator of files that are durable as their meta says."""
         for start in range(0, len(unconfirmed), CONFIRM_BATCH):
             batch = unconfirmed[start : start + CONFIRM_BATCH]
             try:
                 await self._confirm([(store.id, durable.revision) for store, durable in batch])
             except HoldfastError as error:
-                # The next pass tries again; the log keeps these stores until then.
+                # The next pass tries again. Until then the log keeps these stores' changes.
                 logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
                 return
             for store, durable in batch:
                 if store.standing is Standing.NEW:
                     store.becomes(Standing.DURABLE)
                 store.known_revision = max(store.known_revision, durable.revision)
-                # What was applied while the coordinator was asked is not durable yet.
+                # Changes applied while the coordinator was asked are not durable yet.
                 if store.file is not None and store.file.meta is durable:
                     store.checkpointed()
 

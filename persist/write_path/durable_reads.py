@@ -1,8 +1,9 @@
-"""Reads of what is durable: executed after the sync that they rest on, in the loop, group by group.
+"""Reads of durable state. They run after the sync that they depend on, in the loop, group by group.
 
-A read whose store somebody else has, or that needs what is archived, goes back to where it waits,
-and is executed anew. A store's disk that takes no writes is read all the same: what is acknowledged
-is in memory. """
+A read whose store is leased, or that needs archived values, goes back to where it waits, and
+runs again later. A store can be read even while its disk takes no writes: acknowledged
+changes are in memory.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +54,13 @@ class DurableReads:
     def execute(
         self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
     ) -> int:
-        """Execute a group of reads and add its answer to `answers`; return how many bytes it
-        takes."""
+        """Execute a group of reads and add its answer to `answers`. Return the
+        answer's size in bytes."""
         if store.state is not OpenState.SERVING:
             self._inbox.submit_again([arrival])
             return 0
         if store.removes_much(self._progress.synced_tick) and not store.apply_failed:
-            # What needs the file waits until that is done.
+            # Operations that need the file wait until that is done.
             self._materialiser.apply_much(store)
             self._inbox.submit_again([arrival])
             return 0
@@ -69,7 +70,7 @@ class DurableReads:
         except FencedError:
             raise
         except reads.ArchiveNeededError as needed:
-            # It goes on counting as waiting.
+            # The group still counts as waiting.
             self._archive_reads.want(arrival, needed.messages)
             return 0
         except StorageError as error:
@@ -78,7 +79,7 @@ class DurableReads:
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, error))
             return 0
-        except Exception as error:  # noqa: BLE001 (it is this group's answer)
+        except Exception as error:  # noqa: BLE001 (answered to this group)
             self._inbox.waits_no_longer(arrival)
             self._mishaps.note("read.failed", store.id, error)
             refusal = error if isinstance(error, HoldfastError) else internal_error("a read", error)
@@ -98,7 +99,7 @@ class DurableReads:
         try:
             store.materialise(self._progress.synced_tick)
         except StorageFailedError as error:
-            # The disk takes no writes; what is acknowledged can be read all the same.
+            # The disk takes no writes, but what is acknowledged can still be read.
             logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
             with store.previewed(self._progress.synced_tick):
                 results = reads.execute(store, self._server, operations, archived, mishaps, is_late)

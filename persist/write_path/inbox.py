@@ -1,11 +1,11 @@
-"""What has arrived at a server and is not executed: the input of the next tick.
+"""What has arrived at a server and is not executed yet: the input of the next tick.
 
-Pure. Whoever receives something puts it here; the turn builder (`turn.py`) takes from here. Kept:
+Pure. Receivers put groups here; the turn builder (`turn.py`) takes them out. Invariants:
 
-- What has arrived and is not answered is bounded: over the bound the answer is `busy`. A read
-  counts until it is answered, and so does what waits for its store.
-- Tenants have their turns, and none can fill the inbox alone.
-- What waits for a file that a thread has is handed back in the order of its arrival.
+- Groups that have arrived and are not answered are bounded: beyond the bound the answer is `busy`.
+  A read counts until it is answered, and so does a group that waits for its store.
+- Tenants take turns, and none can fill the inbox alone.
+- Groups that wait for a leased file come back in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_INBOX_BYTES, MAX_
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 
-#: What one turn of the loop executes before it lets heartbeats and replies have theirs, in
-#: operations.
+#: How many operations one turn of the loop executes before heartbeats and replies get theirs.
 TURN_OPERATIONS: Final = 2 * MAX_FRAME_OPERATIONS
-#: Of a turn, what one tenant may have before the next one's: an eighth.
+#: How much of a turn one tenant may use before the next one's share: an eighth.
 TENANT_TURN_OPERATIONS: Final = TURN_OPERATIONS // 8
-#: Groups that wait for one store while another thread has its file, or while the coordinator is
-#: awaited to release it: far above what arrives during a checkpoint, also of a busy store.
+#: How many groups may wait for one store while its file is leased or while the coordinator is asked
+#: to release it. Far more than arrive during a checkpoint, even of a busy store.
 MAX_HELD_GROUPS = 16384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Archiving:
-    """The values up to `end_seq` are to leave the file of an open store for the archive."""
+    """A request to move an open store's values up to `end_seq` from its file to the archive."""
 
     store: Store
     end_seq: int
@@ -45,39 +44,41 @@ class Inbox:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        #: Groups of operations whose turn has not come.
+        #: Groups of operations that wait for their turn.
         self.groups: FairQueue[Arrival] = FairQueue(TENANT_TURN_OPERATIONS)
-        #: What `groups` holds, and what waits for its store or for its turn to be read.
+        #: Bounds the groups here, those that wait for their stores, and reads that
+        #: are not answered.
         self.room = SharedRoom(MAX_INBOX_BYTES)
         #: Groups that were refused before they got here: `(reply, index, error)`.
         self.refusals: list[tuple[str, int, HoldfastError]] = []
-        #: Where to answer frames without groups.
+        #: The reply subjects of frames without groups.
         self.pings: list[str] = []
-        #: Stores of which something may have to go, though nobody asks for them.
+        #: Stores in which something may be due for removal.
         self.overdue: dict[StoreId, Store] = {}
         self.archivings: list[Archiving] = []
         self._held: dict[StoreId, list[Arrival]] = {}
         self._wake: Callable[[], None] = _nobody
 
     def __bool__(self) -> bool:
-        """There is something for a tick to do."""
+        """True if a tick would have something to do."""
         return bool(self.groups or self.overdue or self.refusals or self.pings or self.archivings)
 
     @property
     def is_answered(self) -> bool:
-        """Nobody waits for an answer to what is here, but to what waits for a store."""
+        """True if no caller waits for an answer to what is here. Groups that wait for a store
+        are not counted."""
         return not (self.groups or self.refusals or self.pings)
 
     def on_work(self, wake: Callable[[], None]) -> None:
-        """From now on call `wake` whenever there is something to do."""
+        """Call `wake` from now on whenever there is something to do."""
         self._wake = wake
 
     def go_on(self) -> None:
-        """What kept the next tick from being built may be over."""
+        """Wake the turn if there is work: what delayed the next tick may be over."""
         if self:
             self._wake()
 
-    # What arrives
+    # Arrivals
     def submit(self, arrivals: list[Arrival]) -> None:
         """Take the groups of one frame."""
         size_bytes = sum([arrival.size_bytes for arrival in arrivals])
@@ -92,41 +93,42 @@ class Inbox:
         self._wake()
 
     def answer_empty(self, reply: str) -> None:
-        """Answer a frame without groups, which only asks whether this server is there."""
+        """Answer a frame without groups: such a frame only asks if the server is there."""
         if len(self.pings) < MAX_WAITING_REFUSALS:
             self.pings.append(reply)
         self._wake()
 
     def refuse(self, reply: str, index: int, error: HoldfastError) -> None:
-        """Answer a group that was not submitted, or with index -1 a whole frame, with an error."""
+        """Refuse a group that was not submitted, or a whole frame if `index` is -1."""
         if len(self.refusals) < MAX_WAITING_REFUSALS:
             self.refusals.append((reply, index, error))
         self._wake()
 
-    # What has waited
+    # Groups that have waited
     def submit_again(self, arrivals: list[Arrival]) -> None:
-        """Take groups that have waited for their store."""
+        """Take groups back that have waited for their store. They go to the front."""
         for arrival in reversed(arrivals):
             self.groups.push_front(arrival.store.tenant, arrival)
         self._wake()
 
     def refuse_waiting(self, arrivals: Iterable[Arrival], error: HoldfastError) -> None:
-        """Answer submitted groups, which have waited for their store, with an error."""
+        """Refuse submitted groups that have waited for their store."""
         for arrival in arrivals:
             self.waits_no_longer(arrival)
             self.refuse(arrival.reply, arrival.position, error)
 
     def waits_no_longer(self, arrival: Arrival) -> None:
-        """A submitted group is answered."""
+        """Note that a submitted group is answered."""
         self.room.give_back(arrival.store.tenant, arrival.size_bytes)
 
-    # What waits for a file
+    # Groups that wait for a file
     def holds(self, store: StoreId) -> bool:
-        """Tell if something waits for the file of a store."""
+        """Tell if a group waits for the file of a store."""
         return store in self._held
 
     def hold(self, arrival: Arrival) -> bool:
-        """Let a group wait for the file of its store; return False if too many do."""
+        """Keep a group until the file of its store is free. Return False if too
+        many wait already."""
         held = self._held.setdefault(arrival.store, [])
         if len(held) >= MAX_HELD_GROUPS:
             return False
@@ -134,18 +136,18 @@ class Inbox:
         return True
 
     def unhold(self, store: StoreId) -> None:
-        """The store's file is back from the other thread: go on with what waited for it."""
+        """Resume the groups that waited for the file of a store."""
         held = self._held.pop(store, None)
         if held:
             self.submit_again(held)
 
     def turn_away(self, store: StoreId, error: HoldfastError) -> None:
-        """The store's file does not come back: refuse what waited for it."""
+        """Refuse the groups that waited for the file of a store: it will not come back."""
         self.refuse_waiting(self._held.pop(store, ()), error)
 
-    # What the server itself wants done
+    # The server's own work
     def expire_due(self, stores: Iterable[Store], time: int) -> None:
-        """Look at open stores for what is due at `time` though nobody reads or writes."""
+        """Look in open stores for what is due at `time`, without anybody reading or writing."""
         for store in stores:
             retention, now = store.retention, store.now(time)
             if (retention is not None and retention.is_due(now)) or store.uploads_due_at <= now:
@@ -154,7 +156,7 @@ class Inbox:
             self._wake()
 
     def archive(self, archiving: Archiving) -> None:
-        """Have values leave a store's file in the next tick, as a change like any other."""
+        """Let the next tick archive values, as a change like any other."""
         self.archivings.append(archiving)
         self._wake()
 

@@ -1,9 +1,9 @@
-"""What arrives in a frame: which groups are for the pipeline, and what is wrong with the others.
+"""Takes frames apart: which groups go to the pipeline, and why the others are refused.
 
-Pure. A malformed frame is refused whole, a group that makes no sense alone: also one whose
-arguments lie so deep in each other that nobody could show or pack them. A frame may hold a
-thousand groups of one operation, so a group is looked at once, and its tuples are made as `_make`
-makes them: in half the time that calling the class takes.
+Pure. A malformed frame is refused whole; a group that makes no sense is refused alone. That
+includes a group whose arguments are nested too deeply to be shown or packed. A frame may hold a
+thousand groups of one operation, so each group is looked at once, and its tuples are built by
+`tuple.__new__`, in half the time of calling the class.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedF
 from holdfast.protocol.limits import ELEMENT_BYTES, GROUP_BYTES, MAX_NESTING
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 
-#: For the operations of a group: they lie in it, in the groups, and in the request.
+#: The nesting allowed within the operations of a group, which are three levels down in the request.
 _LEVELS: Final = MAX_NESTING - 3
 
 
 class Incoming(NamedTuple):
-    """A frame taken apart. Both empty: it only asks if the server is there."""
+    """A frame taken apart. Both lists are empty if it only asks whether the server is there."""
 
     arrivals: list[Arrival]
     #: By the group's index in the frame.
@@ -31,7 +31,7 @@ class Incoming(NamedTuple):
 
 
 def take_apart(tenant: str, payload: bytes, reply: str, open_stores: OpenStores) -> Incoming:
-    """Return what a frame of `tenant` holds. Raises ProtocolError, InvalidNameError."""
+    """Return the contents of a frame of `tenant`. Raises ProtocolError, InvalidNameError."""
     check_tenant(tenant)
     writer, groups = frames.decode_request(payload)
     incoming = Incoming([], [])
@@ -63,7 +63,7 @@ def take_apart(tenant: str, payload: bytes, reply: str, open_stores: OpenStores)
 
 
 def _check_name(group: frames.Group) -> HoldfastError | None:
-    """Return what is wrong with a group's store, None if nothing is."""
+    """Return what is wrong with a group's store, or None."""
     try:
         StoreKind(group.kind)
         check_store(group.name)
@@ -75,11 +75,11 @@ def _check_name(group: frames.Group) -> HoldfastError | None:
 
 
 def _check_operations(group: frames.Group) -> HoldfastError | None:
-    """Return what is wrong with a group's operations, None if nothing is."""
+    """Return what is wrong with a group's operations, or None."""
     writes = group.counter > 0
     for number in set(map(itemgetter(0), group.operations)):
         if (number < frames.FIRST_READ) != writes:
             return MalformedFrameError(
-                reason="a group is of writes, with a counter, or of reads, with counter 0"
+                reason="a group has either writes and a counter, or reads and counter 0"
             )
     return None

@@ -1,5 +1,4 @@
-"""How far the commit log of an incarnation has come: what is written, and what of that is
-durable."""
+"""How far the commit log of an incarnation has come: what is written, and what is durable."""
 
 from __future__ import annotations
 
@@ -7,33 +6,33 @@ import asyncio
 
 
 class LogProgress:
-    """The ticks in the log of one incarnation. The pipeline writes it, everybody else reads it."""
+    """The ticks in the log of one incarnation. Only the pipeline updates it."""
 
     def __init__(self) -> None:
-        #: The last tick in the log, and the last one that is durable.
+        #: The last tick in the log, and the last durable one.
         self.written_tick = 0
         self.synced_tick = 0
-        #: Bytes in the log that no sync covers.
+        #: Bytes in the log that no sync covers yet.
         self.unsynced_bytes = 0
         self._next_sync = asyncio.Event()
 
     @property
     def is_synced(self) -> bool:
-        """Everything written is durable."""
+        """True if everything written is durable."""
         return self.written_tick <= self.synced_tick
 
     @property
     def next_sync(self) -> asyncio.Event:
-        """Set by the next sync."""
+        """An event that the next sync sets."""
         return self._next_sync
 
     def wrote(self, tick: int, size_bytes: int) -> None:
-        """`tick` is in the log, which has grown by so much."""
+        """Note that `tick` is in the log, which has grown by `size_bytes`."""
         self.written_tick = tick
         self.unsynced_bytes += size_bytes
 
     def synced(self, tick: int, size_bytes: int) -> None:
-        """The log is durable up to `tick`: so many bytes more."""
+        """Note that the log is durable up to `tick`, which adds `size_bytes` durable bytes."""
         self.synced_tick = tick
         self.unsynced_bytes -= size_bytes
         self._next_sync.set()

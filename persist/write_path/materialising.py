@@ -1,8 +1,9 @@
 """Applies the changes that open stores hold in memory to their files.
 
-A store's changes are in the log, and wait in memory until its file is read, is checkpointed, or
-lacks so many of them that memory and the next read would suffer. A few are applied in the loop.
-What removes much takes SQLite seconds: a thread does that, and what needs the file waits meanwhile.
+A store's changes are in the log. They wait in memory until the file is read or checkpointed, or
+until there are so many that memory and the next read would suffer. The loop applies small
+amounts. Removing much takes SQLite seconds, so a thread does that, and operations that need the
+file wait meanwhile.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Materialiser:
         self._mishaps = Mishaps(logger)
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
-        """Apply the pending changes of those stores that have gathered many: it is cheap in bulk,
-        and bounds memory and what the next read of the store must wait for."""
+        """Apply the pending changes of those stores that have gathered many. In bulk that is cheap,
+        and it bounds memory and the delay of the store's next read."""
         for store, _ in broadcasts:
             limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
             if (
@@ -62,14 +63,14 @@ class Materialiser:
             try:
                 store.materialise(self._progress.synced_tick)
             except StorageError as error:
-                # The log has it all: reads of this store fail until the disk is well.
+                # The log has it all. Reads of this store fail until the disk recovers.
                 logger.error("store.apply_failed store=%s reason=%s", store.id, error)
-            except Exception as error:  # noqa: BLE001 (so do they until the bug is mended)
+            except Exception as error:  # noqa: BLE001 (reads fail until the bug is fixed)
                 self._mishaps.note("store.apply_failed", store.id, error)
 
     def apply_much(self, store: Store) -> None:
-        """Keep a store whose file nobody has from all that needs its file, and apply to that what
-        is pending, in a thread: it is more than the loop should do."""
+        """Lease the file of a store and apply its pending changes in a thread, because they are too
+        much work for the loop. Returns at once."""
         self._tasks.spawn(self._apply_leased(self._leases.lend(store)))
 
     async def _apply_leased(self, lease: Lease) -> None:
@@ -77,11 +78,11 @@ class Materialiser:
             try:
                 await self.apply_in_thread(lease.store)
             except StorageError as error:
-                # The log has it all: reads of this store fail until the disk is well.
+                # The log has it all. Reads of this store fail until the disk recovers.
                 logger.error("store.apply_failed store=%s reason=%s", lease.store.id, error)
 
     async def apply_in_thread(self, store: Store) -> None:
-        """Apply what is pending of a store that the caller holds. Raises StorageError."""
+        """Apply the pending changes of a store that the caller has leased. Raises StorageError."""
         ready, done = store.pending.ready(self._progress.synced_tick), list[PendingTick]()
         failed = True
         try:

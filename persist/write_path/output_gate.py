@@ -1,4 +1,4 @@
-"""The output gate: nothing leaves a server before its fence was read, and said `open`."""
+"""The output gate: nothing leaves a server before the server has read its fence as `open`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from holdfast.shared_fs.disk.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Between two tries to read a fence file that cannot be read.
+#: The delay between attempts to read a fence file that is unreadable.
 _RETRY_SECONDS: Final = 0.05
 
-#: Returns if anything may leave now. Raises FencedError, StorageError.
+#: Returns if output may leave now. Raises FencedError, StorageError.
 ConfirmOpen = Callable[[], Awaitable[None]]
 
 
 class OutputGate:
-    """The gate of one incarnation, to what wants to leave."""
+    """The gate of one incarnation."""
 
     def __init__(self, fence: FenceGate, confirm_open: ConfirmOpen | None = None) -> None:
-        """`confirm_open` asks if the fence is open, where looking at it does not."""
+        """`confirm_open` asks if the fence is open, where reading it locally is not enough."""
         self._fence = fence
         self._confirm_open = confirm_open
 
     async def passed(self) -> None:
-        """Return once the fence has been read and was open. Raises FencedError."""
+        """Return once the fence was read as open. Raises FencedError."""
         warned = False
         while True:
             try:
@@ -39,7 +39,7 @@ class OutputGate:
             except FencedError:
                 raise
             except StorageError as error:
-                # No descriptors, or an I/O error: nothing may leave, but it is all still good.
+                # No descriptors, or an I/O error. Nothing may leave, but nothing is lost either.
                 if not warned:
                     logger.error("fence.unreadable reason=%s", error)
                     warned = True

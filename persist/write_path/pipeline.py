@@ -1,20 +1,21 @@
-"""The way of a write through a server: tick, log, sync, gate, out.
+"""The path of a write through a server: tick, log, sync, gate, out.
 
     inbox ──▶ turn: one Tick ──▶ commit log ──▶ sync (a thread) ──▶ gate ──▶ answers,
                                    append                            fence     broadcasts
 
-What arrives waits in the inbox (`inbox.py`); the turn builder makes ticks of it (`turn.py`); the
-releaser lets out what is synced (`releasing.py`). This is the shell between them: it says when a
-tick is built, writes it to the log and syncs that. Everything but the sync runs in the event loop.
-While one sync is under way the next ticks are already built and appended, and one later sync covers
-them all, so a busy server syncs back to back and a lone write waits for one sync only. Invariants:
+Arrivals wait in the inbox (`inbox.py`), the turn builder makes ticks of them (`turn.py`), and the
+releaser sends what is synced (`releasing.py`). This is the shell between them: it decides when a
+tick is built, writes it to the log and syncs the log. Everything but the sync runs in the event
+loop. While one sync is under way, the next ticks are already built and appended, and one later
+sync covers them all. So a busy server syncs back to back, and a lone write waits for one sync
+only. Invariants:
 
-- Nothing leaves before the frame that it depends on is synced, and then not before the fence was
-  read after that sync.
+- Nothing leaves before the frame that it depends on is synced and the fence was read
+  after that sync.
 - Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
-- Unsynced bytes and the answers that wait for a sync are bounded: over the bound the server gathers
-  and applies nothing.
+- Unsynced bytes and the answers that wait for a sync are bounded. Beyond the bound, arrivals wait
+  in the inbox and no tick is built.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from holdfast.shared_fs.disk.commit_log import Log, LogRecord
 
 logger = logging.getLogger("holdfast.persist")
 
-#: The log refuses writes beyond it.
+#: The log refuses writes above this size.
 _LOG_FULL_BYTES: Final = 2 * LOG_CAP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class SyncedLog:
-    """The log of one incarnation, and how it becomes durable."""
+    """The log of one incarnation, and what makes it durable."""
 
     log: Log
-    #: For the syncs, one after the other.
+    #: Runs the syncs, one after the other.
     run_in_thread: RunInThread
-    #: Returns when the next sync is due; None: at once.
+    #: Returns when the next sync is due. None: at once.
     paced: Callable[[], Awaitable[None]] | None = None
 
 
@@ -71,7 +72,7 @@ class Pipeline:
         releaser: Releaser,
         stored: StoredWriter | None = None,
     ) -> None:
-        """`stored`: the way into the bucket of what is to be `stored` besides."""
+        """`stored` takes writes of level `stored` to the bucket."""
         self._life = life
         self._log = synced_log.log
         self._run_in_thread = synced_log.run_in_thread
@@ -82,13 +83,13 @@ class Pipeline:
         self._progress = progress
         self._releaser = releaser
         self._stored = stored
-        #: Values that are to be archived, and who waits for that.
+        #: Requests to archive values; each future gets the tick of the change.
         self._archivings: dict[Archiving, asyncio.Future[int]] = {}
         self._turn_scheduled = False
-        #: When the sync began that is under way.
+        #: When the present sync began; None if none is under way.
         self._sync_began_at: float | None = None
         self._loop_time: Callable[[], float] = time.monotonic
-        #: What waits for a sync, and how many answers that is.
+        #: Releases that wait for a sync, and how many answers they hold.
         self._waiting: deque[Release] = deque()
         self._waiting_answers = 0
         self._to_sync = asyncio.Event()
@@ -100,19 +101,19 @@ class Pipeline:
 
     @property
     def sync_seconds(self) -> float:
-        """For how long a sync has been under way; 0 if none is."""
+        """How long the present sync has been under way; 0 if none is."""
         if self._sync_began_at is None:
             return 0.0
-        # By the loop's clock; asked by its thread too, for a loop that does not turn.
+        # The loop's clock. Another thread also calls this, when the loop is stuck.
         return self._loop_time() - self._sync_began_at
 
     async def settled(self, tick: int) -> None:
-        """Return once `tick` is durable and everything that waited for that has left."""
+        """Return once `tick` is durable and everything that waited for it has left."""
         await self._releaser.settled(tick)
 
     async def archive(self, store: Store, end_seq: int, table: str) -> bool:
-        """Let the values up to `end_seq` leave a store's file, as a change like any other; return,
-        once it is durable, whether they do."""
+        """Move the values up to `end_seq` from a store's file to the archive, as a change like any
+        other. Return, once it is durable, whether they moved."""
         archiving = Archiving(store, end_seq, table)
         done = self._archivings[archiving] = asyncio.get_running_loop().create_future()
         self._inbox.archive(archiving)
@@ -122,7 +123,8 @@ class Pipeline:
         return tick > 0
 
     async def run(self) -> None:
-        """Sync and release until cancelled. Raises FencedError, StorageFailedError: the end."""
+        """Sync and release until cancelled. FencedError and StorageFailedError end
+        the incarnation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sync_loop())
             tasks.create_task(self._releaser.run())
@@ -139,19 +141,19 @@ class Pipeline:
 
     @property
     def _waits_for_release(self) -> bool:
-        """The next tick had better be built when what is written has left.
+        """Tell if the next tick should wait until written ones have left.
 
-        While a sync is under way in its thread the next tick is built beside it. A sync in the loop
-        leaves nothing to do beside it: there the answers go first, and clients fill their next
-        frames while the server works on what has arrived meanwhile.
+        While a sync runs in its thread, the next tick is built beside it. A sync in the loop leaves
+        nothing to overlap with. There the answers go first, and clients fill their next frames
+        while the server works on what has arrived meanwhile.
         """
         if self._paced is not None or self._sync_began_at is not None:
             return False
         return bool(self._waiting) or self._releaser.releasing_answers
 
     def _turn(self) -> None:
-        """Build a tick. An error here is a bug, and the end of this incarnation: what it took from
-        the inbox would never be answered."""
+        """Build a tick. An error here is a bug and ends this incarnation, because what the tick
+        took from the inbox would never be answered."""
         self._turn_scheduled = False
         if self._waits_for_release:
             return
@@ -189,7 +191,7 @@ class Pipeline:
         self._inbox.go_on()
 
     def _append(self, tick: Tick) -> list[LogRecord]:
-        """Return the records that the log has now."""
+        """Append the tick to the log, and return the records that the log now has."""
         records = tick.records()
         if not records:
             return []
@@ -207,7 +209,7 @@ class Pipeline:
 
     def _queue(self, tick: Tick) -> None:
         if tick.applied:
-            # The log has it, so it survives this process: that is all that `applied` promises.
+            # The log has it, so it survives this process. `applied` promises no more.
             self._releaser.answer(tick.applied)
         if not (tick.synced or tick.reads or tick.broadcasts):
             return
@@ -229,8 +231,8 @@ class Pipeline:
             if self._paced is not None:
                 await self._paced()
             if self._releaser.releasing_answers:
-                # What is only promised `applied` goes first: to the bus in one turn of the loop, to
-                # the socket in the next. A short sync is done in the loop.
+                # Send the answers that promise only `applied` first: one turn of the loop takes
+                # them to the bus, the next to the socket. A short sync blocks the loop.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             tick, size_bytes = progress.written_tick, progress.unsynced_bytes
@@ -240,7 +242,7 @@ class Pipeline:
             try:
                 await self._run_in_thread(self._log.prepare_sync())
             except StorageError as error:
-                # Named first: the fence may well lie on the same broken disk.
+                # Log this first: the fence may lie on the same broken disk.
                 logger.error("log.sync_failed reason=%s", error)
                 self._life.gate.fence_myself()
                 raise
@@ -252,7 +254,7 @@ class Pipeline:
             self._inbox.go_on()
 
     def _release_synced(self) -> None:
-        """Let go what waited for the last sync."""
+        """Pass on what waited for the last sync."""
         synced_tick = self._progress.synced_tick
         while self._waiting and self._waiting[0].wait_for <= synced_tick:
             release = self._waiting.popleft()

@@ -1,12 +1,12 @@
-"""The last part of the way through a server: past the gate, and out.
+"""The last part of the path through a server: past the gate, and out.
 
-Whoever adds a release vouches that what it rests on is synced. Kept:
+The caller that adds a release vouches that everything it depends on is synced. Invariants:
 
-- Nothing leaves before the fence was read, after the last sync that it rests on, and said `open`.
+- Nothing leaves before the fence was read as `open`, after the last sync that it depends on.
 - Releases leave in the order in which they were added, so a store's broadcasts are in its order.
-- Reads run on what is durable, in slices between the answers to writes, and each slice has a look
-  at the fence of its own: no reader keeps an ack back. Tenants have their turns: nor does one keep
-  the reads of another back.
+- Reads run on what is durable, in slices between the answers to writes. Each slice reads the
+  fence for itself, so no reader holds back an ack. Tenants take turns, so no tenant holds back
+  another's reads.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from holdfast.protocol.serving.fair_queue import FairQueue
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Reads executed before the answers to writes have their turn, in operations.
+#: How many operations a slice of reads executes before answers to writes get their turn.
 _SLICE_OPERATIONS: Final = 1024
-#: What so many bytes of an answer cost, another operation.
+#: How many bytes of an answer cost as much as another operation.
 _OPERATION_BYTES: Final = PAGE_BYTES // _SLICE_OPERATIONS
 
 
@@ -48,26 +48,26 @@ class Release:
     answers: Answers
     reads: list[tuple[Store, Arrival]] = field(default_factory=list)
     broadcasts: list[tuple[Store, bytes]] = field(default_factory=list)
-    #: Set when everything before it, and this, has left.
+    #: Set when this and everything before it has left.
     left: asyncio.Event | None = None
 
     @property
     def answer_count(self) -> int:
-        """The answers in it, and the reads."""
+        """The number of answers and reads in it."""
         return len(self.reads) + sum(map(len, self.answers.values()))
 
 
 @dataclass(slots=True, eq=False)
 class _ReadsBefore:
-    """How many reads that were added before a mark have not been answered, and the mark: set
-    then."""
+    """How many reads added before a mark are unanswered, and the mark, which is
+    set when none is."""
 
     count: int = 0
     left: asyncio.Event | None = None
 
 
 class Releaser:
-    """Lets out what one incarnation answers and broadcasts. `run` it in a task."""
+    """Sends what one incarnation answers and broadcasts. `run` it in a task."""
 
     def __init__(
         self,
@@ -86,27 +86,27 @@ class Releaser:
         self._durable_reads = reads
         self._materialiser = materialiser
         self._ready: deque[Release] = deque()
-        #: Reads of what is durable, by turns of the tenants.
+        #: Reads of durable state. Tenants take turns.
         self._reads: FairQueue[tuple[Store, Arrival, _ReadsBefore]] = FairQueue(
             _SLICE_OPERATIONS // 8
         )
-        #: Of each mark that waits, the reads before it; the last has those after all marks.
+        #: The reads before each pending mark. The last entry counts those after all marks.
         self._marks: deque[_ReadsBefore] = deque([_ReadsBefore()])
         self._to_release = asyncio.Event()
         self._releasing = False
-        #: Of `next_rest`, if anybody waits for that.
+        #: The event of `next_rest`, if a caller waits for it.
         self._rest: asyncio.Event | None = None
-        #: Of what was added, besides reads, not all has left.
+        #: Some answers or broadcasts that were added have not left yet. Reads do not count.
         self.releasing_answers = False
 
     @property
     def idle(self) -> bool:
-        """Everything that was added has left."""
+        """True if everything that was added has left."""
         return self._all_left and not self._releasing
 
     @property
     def next_rest(self) -> asyncio.Event:
-        """Set when everything that was added has left, the next time that this is so."""
+        """An event that is set the next time that everything added has left."""
         if self._rest is None:
             self._rest = asyncio.Event()
         return self._rest
@@ -116,24 +116,24 @@ class Releaser:
         return not (self._ready or self._reads) and len(self._marks) == 1
 
     def answer(self, answers: Answers) -> None:
-        """Let answers go that waited elsewhere for what they promise."""
+        """Send answers that waited elsewhere for what they promise."""
         self.add(Release(0, answers))
 
     async def settled(self, tick: int) -> None:
-        """Return once `tick` is durable and everything that waited for that has left."""
+        """Return once `tick` is durable and everything that waited for it has left."""
         await self._progress.reaches(tick)
         left = asyncio.Event()
         self.add(Release(0, {}, left=left))
         await left.wait()
 
     def add(self, release: Release) -> None:
-        """Let go what rests on nothing that is not synced."""
+        """Send a release that depends only on what is synced."""
         self._ready.append(release)
         self.releasing_answers = True
         self._to_release.set()
 
     async def run(self) -> None:
-        """Let go what is added until cancelled. Raises FencedError."""
+        """Send what is added until cancelled. Raises FencedError."""
         while True:
             await self._to_release.wait()
             self._to_release.clear()
@@ -149,11 +149,11 @@ class Releaser:
                 self._rest = None
 
     async def _release_ready(self) -> None:
-        """Let the answers to writes go, and the broadcasts."""
+        """Send the answers to writes, and the broadcasts."""
         ready = list(self._ready)
         self._ready.clear()
-        # After every sync that `ready` rests on, and before anything leaves: this is what keeps a
-        # zombie silent.
+        # This check keeps a zombie silent. It comes after every sync that `ready` depends on, and
+        # before anything leaves.
         await self._gate.passed()
         publish = self._bus.publish
         for release in ready:
@@ -162,7 +162,7 @@ class Releaser:
                 if not store.changes_subject:
                     store.changes_subject = self._subjects.changes(store.id)
                 try:
-                    # Not by `_publish`: another coroutine for each costs as much as the rest.
+                    # Not `_publish`: one more coroutine per broadcast costs as much as the rest.
                     await publish(store.changes_subject, payload)
                 except TooLargeError as error:
                     _lost(store.changes_subject, error)
@@ -173,7 +173,7 @@ class Releaser:
             if release.left is not None:
                 before.left = release.left
                 self._marks.append(_ReadsBefore())
-            # Publishing seldom suspends: heartbeats and new frames must have their turn.
+            # Publishing seldom suspends, so let heartbeats and new frames have their turn.
             await asyncio.sleep(0)
         self.releasing_answers = bool(self._ready)
         for release in ready:
@@ -181,8 +181,8 @@ class Releaser:
         self._inbox.go_on()
 
     async def _release_reads(self) -> None:
-        """Execute a slice of the reads that wait, and answer them: a large one, or many, must not
-        keep the answers to writes back."""
+        """Execute and answer one slice of the waiting reads. Large or many reads must not delay the
+        answers to writes."""
         answers: Answers = {}
         room = _SLICE_OPERATIONS
         room_bytes = PAGE_BYTES
@@ -206,13 +206,13 @@ class Releaser:
                 before.count -= 1
                 room_bytes -= answer_bytes
                 spent += answer_bytes // _OPERATION_BYTES
-            # Who has made a slice late has had all of it.
+            # A tenant that has made the slice late has used all of it.
             self._reads.end_turn(_SLICE_OPERATIONS if is_late() else spent)
             room -= spent
         left = []
         while self._marks[0].left is not None and not self._marks[0].count:
             left.append(self._marks.popleft().left)
-        # The fence is read after what was read, and before any of it leaves.
+        # Read the fence after the reads, and before any of their answers leaves.
         await self._gate.passed()
         await self._send_answers(answers)
         for each in left:
@@ -232,7 +232,7 @@ class Releaser:
             _lost(subject, error)
 
     def _reply_payloads(self, elements: list[list[Any]]) -> list[bytes]:
-        """Return replies that each fit in one payload (one element always does)."""
+        """Return replies that each fit in one payload. A single element always fits."""
         limit = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
         payloads = []
         start = size_bytes = 0
@@ -248,6 +248,6 @@ class Releaser:
 
 
 def _lost(subject: str, error: TooLargeError) -> None:
-    # NATS was started again with a smaller max_payload. The message is lost like any other: writers
-    # ask again, followers find the gap.
+    # NATS was restarted with a smaller max_payload. The message is lost like any other: writers ask
+    # again, and followers find the gap.
     logger.error("server.payload_too_large subject=%s reason=%s", subject, error)

@@ -1,18 +1,18 @@
-"""Takes stores out of service whose files turned out to be damaged while their owner had them open.
+"""Takes stores out of service whose files turn out to be damaged while their owner has them open.
 
 A change that cannot be applied would wait for ever, and the log with it: one flipped bit would in
 the end stop every store of the server. So such a store is set aside, alone:
 
-    hold it ──▶ wait until all that it accepted is synced ──▶ the storage takes the file out of
-    service ──▶ close it: the log may go on, and who asks for the store is told that it is damaged,
-    or it is opened anew
+    hold it ──▶ wait until all that it accepted is synced ──▶ the storage mode takes the file out of
+    service ──▶ close it, so that the log can go on; requests for the store are refused with the
+    damage, or open it anew
 
-On a shared file system the file goes to quarantine, with the changes that it lacks. Without one it
-is a cache, and the log in the bucket has everything: it is dropped, and the store opened again.
-Kept:
+On a shared file system the file goes to quarantine, together with the changes that it lacks. In a
+bucket-only cluster the file is a cache, and the log in the bucket has everything: the file is
+dropped, and the store is opened again. Invariant:
 
-- Only damage sets a store aside. A disk that is full or fails may be well again: `store.py` goes on
-  holding the changes, and the log has them.
+- Only damage sets a store aside. A disk that is full or failing may recover: until then the store
+  keeps its pending changes in memory (`store.py`), and the log has them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class SettingAside:
-    """Sets damaged stores of one incarnation aside."""
+    """Sets aside the damaged stores of one incarnation."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class SettingAside:
         releaser: Releaser,
         withdraw: Callable[[Store, StoreDamagedError], Awaitable[bool]],
     ) -> None:
-        """`withdraw`: as of `StorageMode`."""
+        """`withdraw` is the method of `StorageMode`."""
         self._gate = life.gate
         self._open_stores = open_stores
         self._releaser = releaser
         self._withdraw = withdraw
 
     async def run_pass(self) -> None:
-        """Set aside what is known to be damaged. Raises FencedError."""
+        """Set aside the stores that are known to be damaged. Raises FencedError."""
         for store, error in self._open_stores.upkeep.damaged():
             if store.state is OpenState.SERVING:
                 with self._open_stores.leases.hold(store) as lease:
@@ -63,7 +63,7 @@ class SettingAside:
         except FencedError:
             raise
         except StorageError as failed:
-            # The log has it all; the next pass tries again.
+            # The log has everything. The next pass tries again.
             logger.error("store.set_aside_failed store=%s reason=%s", store.id, failed)
             return
         store.file = None

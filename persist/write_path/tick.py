@@ -1,17 +1,18 @@
 """One tick: everything that arrived while the last one committed, applied store by store.
 
-Pure but for look-ups in store files. `Tick` takes the groups in the order of arrival, executes the
-writes against the stores in memory, and then gives
+Pure but for look-ups in store files. `Tick` takes the groups in the order of arrival and executes
+the writes against the stores in memory. Then it gives
 
-- the records of one commit log frame, with each store's changes packed once: the same bytes go to
+- the records of one commit log frame. Each store's changes are packed once: the same bytes go to
   the log and to the followers;
-- the answers, keyed by the reply subject they go to, and the broadcasts, which leave only when the
-  frame is synced and the fence has been read (`pipeline.py`);
+- the answers, keyed by their reply subject, and the broadcasts. They leave only when the frame is
+  synced and the fence has been read (`pipeline.py`);
 - the reads, which run after the sync, on what is durable.
 
-If the log refuses the frame, `fail` takes every store back to where the tick began. What raises
-something that nobody expected is refused as `internal_error`: one operation, or all that the tick
-did to its store. """
+If the log refuses the frame, `fail` takes every store back to the start of the tick. An
+unexpected exception is answered as `internal_error`: to one operation, or to everything that the
+tick did to that store.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _STORED: Final = int(Durability.STORED)
 
 
 class Tick:
-    """The tick being built. `number` is the log's, `time` int milliseconds since the epoch."""
+    """The tick being built. `number` is its number in the log, `time` is int milliseconds
+    since the epoch."""
 
     def __init__(
         self,
@@ -58,26 +60,26 @@ class Tick:
         stored: StoredWrites | None = None,
         log_level: Durability = Durability.SYNCED,
     ) -> None:
-        """`stored`: where answers of that level wait, if the server offers it. `log_level` is what
-        a sync of the log achieves; where that is STORED, every write is."""
+        """`stored` keeps the answers of that level, if the server offers it. `log_level` is the
+        level that a sync of the log achieves; if it is STORED, every write is stored."""
         self.number = number
         self.time = time
         self._default = int(default_durability)
         self._stored = stored
         self._log_level = int(log_level)
-        #: Those that it changes, each once, in the order of their first change.
+        #: The stores that it changes, in the order of their first change.
         self._stores: dict[Store, None] = {}
         #: Answers that leave after the sync, and those that only promised `applied`.
         self.synced: Answers = {}
         self.applied: Answers = {}
-        #: Answers that wait for the bucket besides: `(store, reply, element)`.
+        #: Answers that also wait for the bucket: `(store, reply, element)`.
         self.stored: list[tuple[Store, str, list[Any]]] = []
         self.reads: list[tuple[Store, Arrival]] = []
         self.broadcasts: list[tuple[Store, bytes]] = []
         #: The tick whose sync this tick's answers must wait for.
         self.wait_for = 0
         self._writes: list[Arrival] = []
-        #: Exceptions that nobody expected, each answered already: to be logged.
+        #: Unexpected exceptions. Each is answered already, and is still to be logged.
         self.mishaps: list[Exception] = []
 
     def answer(self, arrival: Arrival, outcome: bytes) -> None:
@@ -89,13 +91,14 @@ class Tick:
         self.refuse_at(arrival.reply, arrival.position, error)
 
     def refuse_at(self, reply: str, index: int, error: HoldfastError) -> None:
-        """Refuse group `index` of the frame that came with `reply`; -1 is the whole frame."""
+        """Refuse group `index` of the frame that came with `reply`. An index of -1 refuses
+        the whole frame."""
         self.synced.setdefault(reply, []).append(frames.error_result(index, error))
 
     def expire(self, store: Store) -> bool:
-        """Remove what is due from a store with limits, so that what follows does not see it.
+        """Remove what is due from a store with limits, so that later groups do not see it.
 
-        Returns False if there may be more of it than one tick should do. Raises StorageError.
+        Returns False if there may be more than one tick should remove. Raises StorageError.
         """
         now = store.now(self.time)
         if store.uploads_due_at <= now:
@@ -113,7 +116,7 @@ class Tick:
         store.archive(end_seq, table)
 
     def limited(self) -> list[Store]:
-        """Return the stores of this tick with limits."""
+        """Return the stores of this tick that have limits."""
         return [store for store in self._stores if store.retention is not None]
 
     def read(self, store: Store, arrival: Arrival) -> None:
@@ -144,7 +147,8 @@ class Tick:
             verdict = store.writers.admit(writer_id, writer, counter, first_unacked)
         if verdict is not Admission.NEW:
             if not writer.last:
-                # Nothing of it is known: whoever makes up writers shall not fill the memory.
+                # The store knows nothing of this writer, and an invented one must not
+                # fill the memory.
                 store.writers.known.pop(writer_id, None)
             self._answer_retry(store, arrival, verdict, known, writer.last + 1, durability)
             return
@@ -160,7 +164,7 @@ class Tick:
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
         store.writers.outcome_bytes += writer.size_bytes - before_bytes
-        # As `WriterOutcome._make` does, in half the time.
+        # The same as `WriterOutcome._make`, in half the time.
         kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, outcome))
         store.outcomes.append(kept)
         self._writes.append(arrival)
@@ -177,8 +181,8 @@ class Tick:
         answered.append([position, 0, outcome])
 
     def abort(self, store: Store, error: HoldfastError) -> None:
-        """The store's file failed in the middle, or a bug did: take back all that this tick did to
-        it."""
+        """Take back everything that this tick did to a store, because its file
+        failed or a bug did."""
         if store.mark is not None:
             store.fail_tick()
         self._stores.pop(store, None)
@@ -192,13 +196,13 @@ class Tick:
         self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
 
     def give_up(self, store: Store, cause: Exception) -> None:
-        """Something that nobody expected was raised: take back all that this tick did to the
-        store."""
+        """Take back everything that this tick did to a store, because of an
+        unexpected exception."""
         self.mishaps.append(cause)
         self.abort(store, internal_error(f"a write of {store.id}", cause))
 
     def records(self) -> list[LogRecord]:
-        """Return what goes into the log, and pack what is broadcast. Empty: nothing was written."""
+        """Return the records for the log, and pack the broadcasts. Empty if nothing was written."""
         found = []
         broadcasts = self.broadcasts
         unpackable: list[tuple[Store, Exception]] = []
@@ -208,7 +212,7 @@ class Tick:
             wires = store.changes
             try:
                 if wires and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
-                    # What nearly all of a thousand stores have.
+                    # The common case: nearly all of a thousand stores have few changes.
                     payload = frames.encode_changes(
                         store.epoch, previous_revision, store.time, wires
                     )
@@ -216,10 +220,10 @@ class Tick:
                     broadcasts.append((store, payload))
                 else:
                     payloads = _payloads(store, wires)
-                    # Followers have no use for chunks.
+                    # Followers do not need chunks.
                     told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
                     broadcasts.extend((store, payload) for payload in told)
-            except Exception as error:  # noqa: BLE001 (what cannot be packed is refused by itself)
+            except Exception as error:  # noqa: BLE001 (refused for this store alone)
                 unpackable.append((store, error))
                 continue
             fields = (store.id, store.epoch, previous_revision, revision, payloads, store.outcomes)
@@ -231,20 +235,20 @@ class Tick:
         return found
 
     def committed(self, segment: int) -> None:
-        """The frame is in the log, in `segment`."""
+        """Note that the frame is in the log, in `segment`."""
         for store in self._stores:
             store.finish_tick(self.number, segment)
         self.wait_for = self.number
 
     def fail(self, error: StorageError) -> None:
-        """The log refused the frame: every store goes back, every write is refused."""
+        """Take every store back and refuse every write: the log refused the frame."""
         self.broadcasts.clear()
         for store in list(self._stores):
             self.abort(store, error)
         self._wait_for_earlier()
 
     def _refusal(self, durability: int) -> HoldfastError | None:
-        """Return why a level is not to be had now."""
+        """Return why a level is not available now, or None if it is."""
         if durability == _STORED and self._stored is not None:
             return BusyError(what="the log in the bucket") if self._stored.is_full else None
         if durability in (_APPLIED, _SYNCED) or self._log_level == durability:
@@ -262,7 +266,7 @@ class Tick:
         return int(store.retention.config.durability) or self._default
 
     def _wait_for_earlier(self) -> None:
-        # This tick has no frame, so nobody would ever say that it is synced.
+        # This tick has no frame, so no sync would ever cover it.
         self.wait_for = min(self.wait_for, self.number - 1)
 
     def _answer_retry(
@@ -284,10 +288,10 @@ class Tick:
                 (kept.writer, kept.counter) == (arrival.writer, counter)
                 for kept in store.outcomes
             ):
-                # Written in this very tick: if it is taken back, so is this answer.
+                # Written in this very tick: if the write is taken back, so is this answer.
                 self._writes.append(arrival)
             if durability == _STORED != self._log_level:
-                # Perhaps not yet, or by an owner that died before it was.
+                # It may not be in the bucket yet, or its owner may have died before it was.
                 self.stored.append((store, arrival.reply, [arrival.position, 0, known]))
             else:
                 self.answer(arrival, known)

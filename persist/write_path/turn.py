@@ -1,13 +1,13 @@
-"""The turn builder: what waits in the inbox goes in, a tick comes out.
+"""The turn builder: arrivals in the inbox go in, a tick comes out.
 
 Pure but for look-ups in store files: no loop, no clock, no log. The shell around it (`pipeline.py`)
-says when and how much, writes the tick's records to the log, and answers. Kept:
+decides when and how much, writes the tick's records to the log, and answers. Invariants:
 
-- A group is executed once, or goes back to where it waited: in the inbox, for its store, or for the
+- A group is executed once, or goes back to where it waited: to the inbox, for its store, or for the
   file of its store.
-- What is due in a store is removed before a group that it makes a difference to.
-- An exception that nobody expected is the answer to the group that raised it, and takes back what
-  the tick did to its store: it ends nothing.
+- Whatever is due in a store is removed before a group that could see it.
+- An unexpected exception becomes the answer of the group that raised it, and takes back what the
+  tick did to that store. It stops nothing else.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.store_config import Discard
 
-#: What a group costs before its first operation is looked at, in operations.
+#: The cost of a group besides its operations, in operations.
 _GROUP_OPERATIONS: Final = 24
-#: What it costs to bring the file of a store up to date, in operations.
+#: The cost of bringing a store's file up to date, in operations.
 MATERIALISE_OPERATIONS: Final = 64
-#: A turn while a sync is under way in its thread: what waits for that shall not wait for more than
-#: some 2 ms of this.
+#: The size of a turn while a sync runs in its thread: what waits for the sync should not wait more
+#: than about 2 ms for this.
 _TURN_OPERATIONS_BESIDE: Final = MAX_FRAME_OPERATIONS // 2
 _SERVING: Final = OpenState.SERVING
 _UNWRITTEN: Final = Standing.UNWRITTEN
@@ -43,31 +43,31 @@ _UNWRITTEN: Final = Standing.UNWRITTEN
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What a server promises with its answers."""
+    """The levels of durability that a server promises."""
 
-    #: Of writes that ask for no level.
+    #: For writes that ask for no level.
     default: Durability = Durability.SYNCED
     #: What a sync of the log achieves.
     log: Durability = Durability.SYNCED
-    #: Where answers wait that promise `stored` besides, if the server offers that.
+    #: Keeps the answers that promise `stored`, if the server offers that level.
     stored: StoredWrites | None = None
 
 
 class Conditions(NamedTuple):
-    """What a tick is built under."""
+    """The conditions under which a tick is built."""
 
     #: Int milliseconds since the epoch.
     time: int
-    #: By the clock that store uses are told by.
+    #: On the clock of `Store.used_at`.
     now: float
-    #: A sync is under way beside it, in a thread.
+    #: A sync is under way in its thread.
     beside_sync: bool = False
     #: The log takes no more writes.
     log_is_full: bool = False
 
 
 class StoreWork(StrEnum):
-    """What a tick does with a store that may fail by its file."""
+    """Work on a store that its file may fail."""
 
     WRITE = "write"
     EXPIRE = "expire"
@@ -75,7 +75,7 @@ class StoreWork(StrEnum):
 
 
 class Failure(NamedTuple):
-    """A store's file failed at something."""
+    """A failure of a store's file."""
 
     work: StoreWork
     store: StoreId
@@ -92,16 +92,17 @@ class TurnBuilder:
         self._inbox = inbox
         self._open_stores = open_stores
         self._promises = promises
-        #: Whatever there may be room for: what came first takes more than this turn.
+        #: Ends the turn although there is room left: the first group in the queue needs more than
+        #: the rest of this turn.
         self._turn_is_over = False
-        #: What went wrong in the tick that was built last: to be logged.
+        #: What went wrong in the last tick, to be logged.
         self.failures: list[Failure] = []
-        #: Of the tick that was built last: the values that it was to archive, and its operations.
+        #: The values that the last tick was to archive, and the number of its operations.
         self.archivings: list[Archiving] = []
         self.operation_count = 0
 
     def build(self, number: int, conditions: Conditions) -> Tick:
-        """Return tick `number`, of what has waited longest."""
+        """Build tick `number` from what has waited longest."""
         promises, inbox = self._promises, self._inbox
         tick = Tick(
             number,
@@ -129,7 +130,7 @@ class TurnBuilder:
         return tick
 
     def _take_turns(self, tick: Tick, conditions: Conditions, room: int) -> None:
-        """Execute what waits, tenant by tenant, until `room` is spent."""
+        """Execute waiting groups, tenant by tenant, until `room` is spent."""
         inbox = self._inbox
         groups, now, log_is_full = inbox.groups, conditions.now, conditions.log_is_full
         operation_count = 0
@@ -145,7 +146,7 @@ class TurnBuilder:
                 spent += length + _GROUP_OPERATIONS
                 try:
                     waits = not self._execute(tick, arrival, now, log_is_full)
-                except Exception as error:  # noqa: BLE001 (it is this group's answer)
+                except Exception as error:  # noqa: BLE001 (answered to this group)
                     waits = False
                     self._give_up(tick, arrival, error)
                 if not waits:
@@ -156,8 +157,8 @@ class TurnBuilder:
         self.operation_count = operation_count
 
     def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
-        """Return False if the group still counts as waiting: for its store or, a read, for its turn
-        after the sync."""
+        """Execute one group. Return False if it still counts as waiting: for its store or, if it is
+        a read, for its turn after the sync."""
         store = self._open_stores.find(arrival.store)
         if (
             store is not None
@@ -187,7 +188,7 @@ class TurnBuilder:
         return True
 
     def _give_up(self, tick: Tick, arrival: Arrival, error: Exception) -> None:
-        """Refuse a group that raised what nobody expected."""
+        """Refuse a group that raised an unexpected exception."""
         refusal = error if isinstance(error, HoldfastError) else internal_error("a group", error)
         tick.mishaps.append(error)
         tick.refuse(arrival, refusal)
@@ -196,8 +197,8 @@ class TurnBuilder:
             tick.abort(store, refusal)
 
     def _goes_on(self, store: Store, arrival: Arrival) -> bool:
-        """Tell if a group need not wait for the store's file: a checkpoint of a large file takes a
-        while, and what is written is in the log and in memory until it is done."""
+        """Tell if a group need not wait for the store's file. A checkpoint of a large file takes a
+        while, and until it is done the log and memory have what is written."""
         return (
             store.state is OpenState.LENT
             and not self._inbox.holds(store.id)
@@ -211,10 +212,10 @@ class TurnBuilder:
         tick.refuse(arrival, BusyError(what=f"the queue of {arrival.store}"))
         return True
 
-    # What a store keeps
+    # Limits of a store
     def _expires_first(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
-        """Remove what is due before a group that it makes a difference to. Returns False if that
-        takes more than this turn; the group then is the first of the next."""
+        """Remove what is due before a group that could see it. Return False if that takes more than
+        this turn: the group is then the first of the next."""
         retention = store.retention
         assert retention is not None
         if not retention.is_due(store.now(tick.time)) or (
@@ -228,14 +229,14 @@ class TurnBuilder:
         return False
 
     def _expire(self, tick: Tick, store: Store) -> bool:
-        """Remove what is due from an open store; return False if there may be more."""
+        """Remove what is due from an open store. Return False if there may be more."""
         if store.state is not _SERVING:
             return True
         try:
             return tick.expire(store)
         except StorageError as error:
             self._fail(tick, StoreWork.EXPIRE, store, error)
-        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+        except Exception as error:  # noqa: BLE001 (concerns this store alone)
             tick.give_up(store, error)
         return True
 
@@ -247,18 +248,18 @@ class TurnBuilder:
             tick.archive(store, archiving.end_seq, archiving.table)
         except StorageError as error:
             self._fail(tick, StoreWork.ARCHIVE, store, error)
-        except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+        except Exception as error:  # noqa: BLE001 (concerns this store alone)
             tick.give_up(store, error)
 
     def _evict(self, tick: Tick) -> None:
-        """Bring the stores that were written back to their limits, in the same tick."""
+        """Bring the stores that were written within their limits, in the same tick."""
         for store in tick.limited():
             try:
                 eviction.evict(store)
             except StorageError as error:
                 self._fail(tick, StoreWork.EXPIRE, store, error)
                 continue
-            except Exception as error:  # noqa: BLE001 (it concerns this store alone)
+            except Exception as error:  # noqa: BLE001 (concerns this store alone)
                 tick.give_up(store, error)
                 continue
             if store.retention is not None and store.retention.due_at == 0:

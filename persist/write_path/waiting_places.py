@@ -1,14 +1,15 @@
-"""Where a request can wait in a server, and the moment when none waits any more.
+"""The places in a server where requests wait, and the moment when all of them are empty.
 
-    for its turn        inbox         what has arrived and is in no tick
+    for its turn        inbox         arrived, and in no tick
     for its store       open stores   the coordinator is asked for it, or its file is being opened
     for the archive     archive reads
     for a sync          pipeline      the tick is written, and not durable
-    for the bucket      stored writer what is to be `stored`
-    for the gate        releaser      durable, and about to leave; a read for its slice
+    for the bucket      stored writer a write of level `stored`
+    for the gate        releaser      durable, and about to leave; a read waits for its slice
 
-Every request leaves by the releaser, and the log may have a tick that nobody waits for: so nothing
-waits any more at the end of a round of the releaser, or of a sync. That is when this looks.
+Every request leaves through the releaser, and the log may have a tick that nobody waits for. So
+the places can only become empty at the end of a round of the releaser or of a sync: that is
+when this looks.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from holdfast.persist.write_path.releasing import Releaser
 
 
 class WaitingPlaces:
-    """The places of one incarnation. What waits for a file that somebody has is none of them:
-    whoever has it says what becomes of that."""
+    """The places of one incarnation. Groups that wait for a leased file are not counted: the holder
+    of the lease decides about them."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class WaitingPlaces:
 
     @property
     def occupied(self) -> list[str]:
-        """What is waited for now."""
+        """The names of the places where something waits now."""
         waits = {
             "a turn": not self._inbox.is_answered,
             "a store": self._open_stores.waiting_count > 0,
@@ -59,7 +60,7 @@ class WaitingPlaces:
     async def emptied(self) -> None:
         """Return once nothing waits anywhere."""
         while self.occupied:
-            # Taken at once: none that is set before its task begins is missed.
+            # Take both events before their tasks begin, so that neither can be missed.
             ends = self._releaser.next_rest, self._progress.next_sync
             looks = [asyncio.ensure_future(end.wait()) for end in ends]
             try:
