@@ -1,2 +1,2 @@
-"""What operations do to an open store: writes, reads, consumers, large values, and what limits
-remove."""
+"""The operations on an open store: writes, reads, consumers, large values, and the removals
+that limits require."""

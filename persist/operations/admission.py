@@ -1,6 +1,6 @@
-"""What the limits of a store take: one operation, or an atomic batch as a whole.
+"""Checks an operation, or an atomic batch as a whole, against a store's limits.
 
-Pure. The limits are in `retention.py`; here is what of an operation they look at.
+Pure. The limits are in `retention.py`; this module decides what about an operation they apply to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.shared_fs.store_file.applying import pack_headers
 
 
 def admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> None:
-    """Raise LimitExceededError, RateLimitedError unless the limits take all of a batch."""
+    """Raise LimitExceededError, RateLimitedError unless the limits allow the whole batch."""
     mark, change_count = begun
     count = size_bytes = 0
     kept: dict[Any, int] = {}
@@ -38,8 +38,9 @@ def admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> 
 def admit(
     store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
 ) -> None:
-    """Raise LimitExceededError, RateLimitedError unless the limits take what is `size_bytes` large
-    in place of what is `old_bytes` large. A batch is looked at as a whole besides."""
+    """Raise LimitExceededError, RateLimitedError unless the limits allow a row of
+    `size_bytes` in place of one of `old_bytes` (None: no row). A batch is also checked as a
+    whole, by `admit_batch`."""
     retention = store.retention
     if retention is None:
         return
@@ -52,7 +53,7 @@ def admit(
 
 
 def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
-    """Return how large what takes `size_bytes` was when the application gave it."""
+    """Return the size that the application gave, for a row that takes `size_bytes`."""
     if not headers or (applications := given(headers)) is headers:
         return size_bytes
     size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")

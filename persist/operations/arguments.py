@@ -1,6 +1,6 @@
-"""The arguments of write operations, as they came from the wire: each is checked here, once.
+"""The arguments of write operations, as they came from the wire. Each is checked once, here.
 
-Pure but for a large value's look-up in the store's file.
+Pure, except that a large value is looked up in the store's file.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from holdfast.shared_fs.store_file.applying import pack_headers
 
 
 def padded(operation: list[Any], length: int) -> list[Any]:
-    """Return the first `length` elements of an operation, those that it leaves out as None."""
+    """Return the first `length` elements of an operation, with None for omitted ones."""
     missing = length - len(operation)
     return operation + [None] * missing if missing > 0 else operation[:length]
 
 
 def integer(argument: str, value: Any) -> int:
-    """Return a number that came with an operation. Raises InvalidArgumentError."""
+    """Return an integer argument. Raises InvalidArgumentError."""
     if type(value) is not int or not MIN_INTEGER <= value <= MAX_INTEGER:
         raise InvalidArgumentError(argument=argument, reason=f"{value!r:.80} is not a number")
     return value
 
 
 def expires_at(store: Store, ttl_seconds: Any) -> int | None:
-    """Return when what is set now ends by its ttl, None without one."""
+    """Return when a row set now expires by its ttl, or None without a ttl."""
     return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
 
 
 def check_value(store: Store, value: Any) -> int:
-    """Return the size of a value. Raises as `uploads.check_value`."""
+    """Return the size of a value. Raises like `uploads.check_value`."""
     if type(value) is list:
         return uploads.check_value(store, value)
     if type(value) is not bytes:
-        raise InvalidArgumentError(argument="value", reason="it is not bytes")
+        raise InvalidArgumentError(argument="value", reason="must be bytes")
     if len(value) > MAX_VALUE_BYTES:
         raise TooLargeError(what="value", size=len(value), limit=MAX_VALUE_BYTES)
     return len(value)
@@ -59,7 +59,7 @@ def check_headers(headers: Any) -> int:
     if type(headers) is not dict or not all(
         type(name) is str and type(text) is str for name, text in headers.items()
     ):
-        raise InvalidArgumentError(argument="headers", reason="not a map of text to text")
+        raise InvalidArgumentError(argument="headers", reason="must map text to text")
     packed = pack_headers(headers)
     size_bytes = len(packed) if packed else 0
     if size_bytes > MAX_HEADERS_BYTES:
@@ -70,17 +70,17 @@ def check_headers(headers: Any) -> int:
 
 
 def check_msg_id(msg_id: Any) -> None:
-    """Raise InvalidArgumentError, TooLargeError unless it is a `msg_id`."""
+    """Raise InvalidArgumentError, TooLargeError unless it is a valid `msg_id`."""
     if type(msg_id) is not str or not msg_id:
-        raise InvalidArgumentError(argument="msg_id", reason="it is not text, or empty")
+        raise InvalidArgumentError(argument="msg_id", reason="must be text, and not empty")
     if len(msg_id.encode()) > MAX_MSG_ID_BYTES:
         raise TooLargeError(what="msg_id", size=len(msg_id.encode()), limit=MAX_MSG_ID_BYTES)
 
 
 def check_list(argument: str, values: Any) -> list[Any]:
-    """Return a list of what an operation names. Raises InvalidArgumentError, TooLargeError."""
+    """Return a list argument. Raises InvalidArgumentError, TooLargeError."""
     if type(values) is not list:
-        raise InvalidArgumentError(argument=argument, reason="it is not a list")
+        raise InvalidArgumentError(argument=argument, reason="must be a list")
     if len(values) > MAX_DELETE_COUNT:
         raise TooLargeError(what=argument, size=len(values), limit=MAX_DELETE_COUNT)
     return values

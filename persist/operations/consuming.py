@@ -1,18 +1,18 @@
-"""What the operations of a consumer do: which messages a fetch delivers, and what an ack settles.
+"""The operations of consumers: which messages a fetch delivers, and what an ack settles.
 
-Pure but for lookups in the store's file. All that a clock or the stream's content decides is
-decided here, once, and is in the change that results, so replaying the log gives the same state.
-The time is the store's, which never goes back. Invariants:
+Pure but for lookups in the store's file. Everything that depends on the clock or on the stream's
+content is decided here, once, and recorded in the resulting change, so replaying the log gives the
+same state. The time is the store's, which never goes back. Invariants:
 
-- A message is delivered again only after its deadline, and never once it was acknowledged or given
-  up.
-- An ack counts whichever delivery of the message it answers: the work is done. Everything else that
-  a worker says counts only for the delivery that is current.
-- Messages that were removed from the stream are passed over.
+- A message is delivered again only after its deadline, and never once it was
+  acknowledged or given up.
+- An ack counts for whichever delivery of the message it answers: the work is done. Every other verb
+  counts only for the current delivery.
+- Messages that were removed from the stream are skipped.
 - An operation that changes nothing makes no change: an empty fetch costs no revision.
-- With a dead-letter stream, what was delivered too often stays pending until its client says
-  `term`: it does so when the dead-letter stream has acknowledged the copy. Until then each fetch
-  past the deadline names it again, to be moved and not to be worked on.
+- With a dead-letter stream, a message that was delivered too often stays pending until its client
+  says `term`, which it does once the dead-letter stream has acknowledged the copy. Until then each
+  fetch past the deadline names the message again, to be moved rather than worked on.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _MAX_DELAY_MS: Final = int(MAX_ACK_WAIT_SECONDS * 1000)
 
 
 def configure(store: Store, operation: list[Any]) -> list[Any]:
-    """Make a consumer, or change its settings."""
+    """Create a consumer, or change its settings."""
     name, settings = check_consumer(operation[1]), operation[2]
     if type(settings) is not dict:
-        raise InvalidArgumentError(argument="config", reason="not a map of settings")
+        raise InvalidArgumentError(argument="config", reason="must be a map of settings")
     consumers = store.consumers
     known = consumers.by_name.get(name)
     if settings.get("dead_letter") == store.id.name:
-        raise InvalidArgumentError(argument="dead_letter", reason="another stream is wanted")
+        raise InvalidArgumentError(argument="dead_letter", reason="must be another stream")
     if known is not None:
         config = known.config.changed(settings)
         if config != known.config:
@@ -65,7 +65,7 @@ def configure(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def fetch(store: Store, operation: list[Any]) -> list[Any]:
-    """Deliver what is due again, then what is next, up to a number of messages."""
+    """Deliver messages whose deadline has passed, then new ones, up to a limit."""
     consumer = _find(store, operation[1])
     limit = _check_integer("limit", operation[2], 1, MAX_FETCH)
     now, config, pending = store.time, consumer.config, consumer.pending
@@ -107,7 +107,7 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
         ]
         store.change_consumer(change)
     if dead:
-        # As if it asked for more time: whoever moves them has the ack wait for that.
+        # Move their deadlines as `in progress` would, so that the client has the time to copy them.
         later = [[seq, now + config.ack_wait_ms, count] for seq, count in dead]
         store.change_consumer([frames.CHANGE_CONSUMER_ACK, consumer.id, [], [], later])
     found = again + [[seq, 1] for seq in first]
@@ -117,10 +117,10 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def ack(store: Store, operation: list[Any]) -> list[Any]:
-    """Settle deliveries, each as its worker says; tell of each if that counted."""
+    """Settle deliveries as their workers ask. Return for each whether it counted."""
     consumer, said = _find(store, operation[1]), operation[2]
     if type(said) is not list or not said:
-        raise InvalidArgumentError(argument="acks", reason="not a list, or empty")
+        raise InvalidArgumentError(argument="acks", reason="must be a list, and not empty")
     if len(said) > MAX_FETCH:
         raise TooLargeError(what="acks", size=len(said), limit=MAX_FETCH)
     acked: list[int] = []
@@ -130,7 +130,7 @@ def ack(store: Store, operation: list[Any]) -> list[Any]:
     counted = []
     for each in said:
         if type(each) is not list or len(each) < 3 or each[0] not in _VERBS:
-            reason = f"each is [verb, seq, delivery_count, delay_ms], not {each!r:.80}"
+            reason = f"each must be [verb, seq, delivery_count, delay_ms], not {each!r:.80}"
             raise InvalidArgumentError(argument="acks", reason=reason)
         verb, seq, count = each[0], _check_integer("seq", each[1], 1, (1 << 63) - 1), each[2]
         found = None if seq in settled else consumer.pending.get(seq)
@@ -154,7 +154,7 @@ def ack(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def delete(store: Store, operation: list[Any]) -> list[Any]:
-    """Delete a consumer by its name, and with it what it knew of deliveries."""
+    """Delete a consumer by name, with its delivery state."""
     known = store.consumers.by_name.get(check_consumer(operation[1]))
     if known is not None:
         store.change_consumer([frames.CHANGE_CONSUMER_DELETE, known.id])
@@ -175,6 +175,6 @@ def _note_config(store: Store, id_: int, name: str, config: ConsumerConfig, next
 def _check_integer(argument: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgumentError(
-            argument=argument, reason=f"{least} to {most}, not {value!r:.80}"
+            argument=argument, reason=f"must be {least} to {most}, not {value!r:.80}"
         )
     return value

@@ -1,16 +1,16 @@
-"""What a store's limits and the passing of time remove from it, as changes like any other.
+"""Removes from a store what its limits and the passing of time no longer allow.
 
-Pure but for look-ups in the store's file. Everything goes by changes that the owner makes, so the
-log has them, followers see them, and nobody else ever decides by a clock of his own. Invariants:
+Pure but for look-ups in the store's file. All removals are changes that the owner makes, so the log
+has them, followers see them, and nobody else decides by its own clock. Invariants:
 
-- Of a stream the lowest seqs go first, of a kv the keys that were set longest ago, and never more
-  of them than the limit asks for. The front of a stream goes by a trim, whatever its length.
-- What has expired is removed before the owner answers anything that could show it.
-- One turn of the loop removes no more than MAX_EVICTED_ROWS; then `due_at` is 0, and the next turn
-  goes on.
+- A stream loses its lowest seqs first, a kv the keys that were set longest ago, and neither loses
+  more than the limit requires. The front of a stream is removed by one trim, however long it is.
+- Expired rows are removed before the owner gives an answer that could show them.
+- One turn of the loop removes at most MAX_EVICTED_ROWS. If there is more, `due_at` is 0, and the
+  next turn continues.
 
-File and changes that are not in it yet are looked at together: what waits is walked through, so the
-work is that of a transaction at the most.
+The file and the pending changes are examined together. Scanning the pending changes costs at most
+as much as a transaction.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TimedRows = Generator[tuple[int, GoingRow], None, None]
 
 
 class Eviction(NamedTuple):
-    """What goes at once: a stream's messages up to and with `end_seq`, else `keys` (of a stream:
-    seqs) one by one."""
+    """One removal: of a stream's messages up to and including `end_seq`, or else of `keys` one by
+    one (seqs, if it is a stream)."""
 
     end_seq: int
     message_count: int
@@ -46,7 +46,7 @@ class Eviction(NamedTuple):
 
 
 def expire(store: Store, now: int) -> bool:
-    """Remove what is due at `now`, and begin the store's tick if there is something.
+    """Remove what is due at `now`. If there is something, the store's tick begins.
 
     Returns False if there may be more: call it again in the next turn. Raises StorageError.
     """
@@ -65,9 +65,9 @@ def expire(store: Store, now: int) -> bool:
 
 
 def evict(store: Store) -> None:
-    """Remove what is over the limits of the total, at the end of the store's tick.
+    """Remove what exceeds the limits of the total, at the end of the store's tick.
 
-    If there is more than one turn may remove, the store is due. Raises StorageError.
+    If that is more than one turn may remove, the store becomes due. Raises StorageError.
     """
     assert store.retention is not None
     for _ in range(_ROUNDS):
@@ -79,7 +79,7 @@ def evict(store: Store) -> None:
 
 
 def over(store: Store) -> Eviction | None:
-    """Return what goes next because the store is larger than it may be."""
+    """Return the next removal for a store that exceeds its limits, or None."""
     assert store.retention is not None
     config = store.retention.config
     if config.discard is Discard.NEW:
@@ -100,7 +100,7 @@ def over(store: Store) -> Eviction | None:
 
 
 def due(store: Store, now: int) -> Eviction | None:
-    """Return what has expired, of much of it a part, and note when the next is due."""
+    """Return what has expired, or the first part of it, and note when the next row expires."""
     retention = store.retention
     assert retention is not None
     unwritten = _Unwritten(store)
@@ -131,7 +131,7 @@ def due(store: Store, now: int) -> Eviction | None:
 
 
 def _fitting(store: Store, going: list[GoingRow]) -> Eviction:
-    """Return the removal of keys, as many as fit in one broadcast."""
+    """Return the removal of as many keys as one broadcast can name."""
     removal = _one_by_one(going)
     if len(removal.keys) < len(going):
         assert store.retention is not None
@@ -164,10 +164,10 @@ def _remove(store: Store, removal: Eviction) -> None:
         store.delete_messages(removal.keys)
 
 
-# Rows, of the file and of what is not in it yet
+# Rows of the file, and of the changes it lacks
 class _Unwritten:
-    """What the changes that are not in the file say: the rows that they set, in the order in which
-    they did, and which rows of the file do not count any more."""
+    """The effect of the changes that the file lacks: the rows they set, in that order, and which
+    rows of the file no longer count."""
 
     def __init__(self, store: Store) -> None:
         self.rows: dict[Any, GoingRow] = {}
@@ -182,7 +182,7 @@ class _Unwritten:
         self._touched.update(self.rows)
 
     def hides(self, row: GoingRow) -> bool:
-        """Tell if a row of the file is not the store's any more."""
+        """Tell if a row of the file no longer belongs to the store."""
         if type(row.key) is int and row.key <= self._trimmed_to:
             return True
         return self._cleared or row.key in self._touched
@@ -211,7 +211,7 @@ class _Unwritten:
     def _set(
         self, key: Any, revision: int, time: int, size_bytes: int, expires: int | None
     ) -> None:
-        # As the last of those that were set.
+        # Move it to the end: rows are in the order of their last set.
         self.rows.pop(key, None)
         self.rows[key] = GoingRow(key, revision, time, size_bytes, expires)
 
@@ -229,7 +229,7 @@ def _by_limits(store: Store, unwritten: _Unwritten) -> _Rows:
     """Yield the rows of the store in the order in which limits remove them."""
     with closing(_written(store, unwritten, GoingOrder.LIMITS)) as written:
         if store.is_stream:
-            # By seq: set again, a low one may be among those that are not in the file.
+            # Merge by seq: a low seq that was set again may be among the pending rows.
             yield from merge(written, sorted(unwritten.rows.values()))
         else:
             yield from written
@@ -237,7 +237,7 @@ def _by_limits(store: Store, unwritten: _Unwritten) -> _Rows:
 
 
 def _by_time(store: Store, unwritten: _Unwritten) -> Iterator[_TimedRows]:
-    """Yield sources of rows, each with when it expires and in that order."""
+    """Yield sources of rows, each in the order of expiry and with the time of it."""
     retention = store.retention
     assert retention is not None
     rows = unwritten.rows.values()

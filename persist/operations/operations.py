@@ -1,10 +1,9 @@
-"""What each write operation does to a store: checked arguments in, accepted changes and a result
-out.
+"""The write operations of a store: from arguments to accepted changes and a result.
 
-Pure but for lookups in the store's file. Every operation either is accepted whole or changes
-nothing and gives an error; so does one that raises what nobody expected, which is taken back.
-Values come from the wire, so each is checked here, once, where it is used. The results' shapes are
-listed beside the operations' numbers in `protocol/frames.py`.
+Pure but for lookups in the store's file. Each operation is either accepted whole, or changes
+nothing and gives an error; an unexpected exception is taken back too. Values come from the wire, so
+each is checked here, once, where it is used. The shapes of the results are listed beside the
+operations' numbers in `protocol/frames.py`.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ Result = list[Any]
 def execute(
     store: Store, operations: list[list[Any]], mishaps: list[Exception] | None = None
 ) -> frames.Run | list[Result]:
-    """Execute write operations in order and return a result, or an error's wire form, for each.
+    """Execute write operations in order, and return a result or an error's wire form for each.
 
-    `store.time` is the time of all of them. `mishaps` takes the exceptions that are our bugs.
-    Raises StorageError when the store's file cannot be read; the caller then takes the whole tick
-    of this store back.
+    `store.time` is the time of all of them. Exceptions that are our bugs are added to `mishaps`.
+    Raises StorageError when the store's file cannot be read; the caller then takes back this
+    store's whole tick.
     """
     if store.retention is not None:
         run = _run_within_limits(store, store.retention, operations)
@@ -89,7 +88,7 @@ def execute(
     for operation in operations:
         result = _execute_one(store, operation, mishaps)
         if result and type(result[0]) is str:
-            # An error may quote its operation; all of them together must fit in one reply.
+            # An error may quote its operation, and all errors together must fit in one reply.
             error_bytes += len(frames.pack(result))
             if error_bytes > PAGE_BYTES:
                 result = [result[0], {}]
@@ -100,8 +99,8 @@ def execute(
 def _run_within_limits(
     store: Store, retention: Retention, operations: list[list[Any]]
 ) -> frames.Run | None:
-    """Accept plain appends of which no limit has to look at each; None if they are something
-    else."""
+    """Accept plain appends if no limit must check each of them. Return None if one must, or if they
+    are other operations."""
     values = _plain_values(operations) if store.is_stream else None
     if values is None or not retention.takes_any(list(map(len, values))):
         return None
@@ -111,7 +110,7 @@ def _run_within_limits(
 
 
 def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
-    """Return the values if every operation is an append of one, without anything else."""
+    """Return the values if every operation is an append of a value and nothing else, or None."""
     try:
         values = [value for number, value in operations if number == frames.APPEND]
     except ValueError:
@@ -122,7 +121,7 @@ def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
 
 
 def _are_plain_sets(operations: list[list[Any]]) -> bool:
-    """Tell if every operation sets a key to a value, without anything else."""
+    """Tell if every operation sets a key to a value and nothing else."""
     try:
         for number, key, value in operations:
             if (
@@ -155,7 +154,7 @@ def _execute_one(
         # It concerns the whole store.
         raise
     except (IndexError, TypeError) as error:
-        # Arguments that are missing, or of a type that has not what is asked of it.
+        # An argument is missing, or of a type that lacks what the handler uses.
         store.go_back(savepoint)
         return error_to_wire(MalformedFrameError(reason=f"operation {operation[0]}: {error}"))
     except Exception as error:
@@ -178,16 +177,16 @@ def _handler(store: Store, number: int) -> Callable[[Store, list[Any]], Result]:
 def _batch(store: Store, operation: list[Any]) -> Result:
     members = operation[1]
     if type(members) is not list or not members:
-        raise InvalidArgumentError(argument="batch", reason="it is empty")
+        raise InvalidArgumentError(argument="batch", reason="must be a list, and not empty")
     begun = store.begin_batch()
     try:
         results = []
         for member in members:
             if type(member) is not list or not member or type(member[0]) is not int:
-                raise MalformedFrameError(reason="an operation is [number, ...]")
+                raise MalformedFrameError(reason="an operation must be [number, ...]")
             if member[0] not in _IN_BATCHES:
                 raise InvalidArgumentError(
-                    argument="batch", reason=f"operation {member[0]} cannot be part of one"
+                    argument="batch", reason=f"operation {member[0]} cannot be part of a batch"
                 )
             results.append(_handler(store, member[0])(store, member))
         if store.retention is not None:
@@ -202,10 +201,10 @@ def _batch(store: Store, operation: list[Any]) -> Result:
 def _configure(store: Store, operation: list[Any]) -> Result:
     wanted = operation[1]
     if type(wanted) is not dict:
-        raise InvalidArgumentError(argument="config", reason="not a map of settings")
+        raise InvalidArgumentError(argument="config", reason="must be a map of settings")
     config = store.config.changed(wanted)
     if not store.is_stream and (foreign := OF_STREAMS & wanted.keys()):
-        raise InvalidArgumentError(argument=min(foreign), reason="it is of streams")
+        raise InvalidArgumentError(argument=min(foreign), reason="only streams have this setting")
     if config != store.config:
         store.configure(config)
     return [store.revision, config.to_wire()]
@@ -298,7 +297,7 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
     return [store.revision]
 
 
-# Kv
+# Kvs
 def _set_entry(store: Store, operation: list[Any]) -> Result:
     _, key, value, headers, expected_revision, ttl_seconds = padded(operation, 6)
     check_key(key)
@@ -323,7 +322,7 @@ def _delete_entries(store: Store, operation: list[Any]) -> Result:
     keys = [check_key(key) for key in dict.fromkeys(check_list("keys", keys))]
     size_bytes = sum(len(key.encode()) for key in keys)
     if size_bytes > MAX_VALUE_BYTES:
-        # The change names them all, and must fit in one broadcast.
+        # The change names all keys, and must fit in one broadcast.
         raise TooLargeError(what="keys", size=size_bytes, limit=MAX_VALUE_BYTES)
     if expected_revision is not None:
         for key in keys:
@@ -356,7 +355,7 @@ def _check_revision(store: Store, key: str, expected: Any) -> None:
         raise WrongRevisionError(key=key, expected=expected, actual=actual)
 
 
-#: Errors that are the answer to one operation; any other concerns the whole store.
+#: Errors that refuse one operation. Any other error concerns the whole store.
 _REFUSALS: Final = (RequestError, ProtocolError, RateLimitedError)
 _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
     StoreKind.STREAM: {

@@ -1,7 +1,7 @@
-"""What each read operation answers, from a store file that has everything the answer must show.
+"""The read operations, answered from a store file that holds everything the answer must show.
 
-A group's outcome is bounded by one frame: it may answer only the first of its operations, and the
-client asks again for the rest; one page of messages is bounded by PAGE_BYTES and PAGE_ROWS.
+One frame bounds the outcome of a group: it may answer only the first few of its operations, and the
+client asks again for the rest. PAGE_BYTES and PAGE_ROWS bound a page of messages.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from holdfast.shared_fs.store_file.row_pages import Row
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 _NO_BODIES: Final[Bodies] = {}
-#: What a row takes beside its value and headers, roughly.
+#: What a row takes besides its value and headers, roughly.
 _ROW_BYTES: Final = 32
 
 
 class ArchiveNeededError(HoldfastError):
-    """The answer has `messages` whose values are in the archive. Never leaves the server."""
+    """The answer needs `messages`, whose values are in the archive. Never leaves the server."""
 
     code = "archive_needed"
     template = "messages are in the archive"
@@ -55,11 +55,12 @@ def execute(
     mishaps: list[Exception] | None = None,
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
-    """Return a result, or an error's wire form, for the first of `operations`, at least one.
+    """Return a result or an error's wire form for the first of `operations`, at least for one.
 
-    `archived` are bodies that an earlier try lacked; `mishaps` takes the exceptions that are our
-    bugs. None is begun once `is_late` says so: whoever asked asks again for the rest. Raises
-    ArchiveNeededError if the first one needs others, StorageError when the file cannot be read.
+    `archived` has the bodies that an earlier try lacked. Exceptions that are our bugs are added to
+    `mishaps`. No operation begins after `is_late` returns True: the client asks again for the rest.
+    Raises ArchiveNeededError if the first operation needs more archived bodies, StorageError when
+    the file cannot be read.
     """
     results: list[Any] = []
     size_bytes = 0
@@ -70,7 +71,8 @@ def execute(
         except ArchiveNeededError as error:
             if results:
                 break
-            # What the next ones need comes with it, so that many single ones are brought at once.
+            # Collect what the next operations need as well, so that many single reads are
+            # fetched at once.
             needed += error.messages
             size_bytes += sum(message.size_bytes for message in error.messages)
             if size_bytes > PAGE_BYTES or len(needed) > PAGE_ROWS:
@@ -185,11 +187,11 @@ def _messages_of(
 ) -> tuple[Any, int]:
     seqs = operation[1]
     if type(seqs) is not list or len(seqs) > PAGE_ROWS:
-        raise InvalidArgumentError(argument="seqs", reason=f"not a list of at most {PAGE_ROWS}")
+        raise InvalidArgumentError(argument="seqs", reason=f"must be a list of at most {PAGE_ROWS}")
     for seq in seqs:
         _integer("seq", seq)
     if file is not None and seqs and seqs == list(range(seqs[0], seqs[0] + len(seqs))):
-        # What a fetch delivers, most of the time: in one statement.
+        # The usual request of a fetch: a run of seqs, read in one statement.
         page = file.message_page(
             seqs[0], seqs[-1], max_rows=len(seqs), max_bytes=PAGE_BYTES, row_bytes=_ROW_BYTES
         )
@@ -244,7 +246,7 @@ def _entries(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
 def _entries_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     keys = operation[1]
     if type(keys) is not list or len(keys) > PAGE_ROWS:
-        raise InvalidArgumentError(argument="keys", reason=f"not a list of at most {PAGE_ROWS}")
+        raise InvalidArgumentError(argument="keys", reason=f"must be a list of at most {PAGE_ROWS}")
     rows: list[Any] = []
     size_bytes = 0
     for key in keys:
@@ -270,7 +272,8 @@ def _changes(store: Store, operation: list[Any], bodies: Bodies) -> tuple[Any, i
     else:
         deletes_after = revision if revision > 0 else meta.revision
     if max(revision, deletes_after) > meta.revision or deletes_after < meta.changes_from:
-        # The follower knows more than there is, or deletes that it must hear of are forgotten.
+        # The follower is ahead of the store, or the store has forgotten deletes that
+        # it must hear of.
         return [[], 0, 0, meta.revision, True], _ROW_BYTES
     if finds_seq:
         seq = store.file.seq_at_revision(revision)
@@ -311,13 +314,13 @@ def _chunk(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     upload_id = check_upload_id(operation[1])
     offset = _integer("offset", operation[2])
     if offset < 0:
-        raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
+        raise InvalidArgumentError(argument="offset", reason="must be an integer of at least 0")
     data = file.read_body(upload_id, offset) if file is not None else None
     return data, _ROW_BYTES + len(data or b"")
 
 
 def _filled(rows: list[Row], bodies: Bodies) -> list[Row]:
-    """Return rows with the values that are in the archive. Raises ArchiveNeededError."""
+    """Return rows with their archived values filled in. Raises ArchiveNeededError."""
     needed = [
         row[3]
         for row in rows
@@ -365,7 +368,7 @@ def _sets_message(change: frames.WireChange) -> bool:
 
 
 def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:
-    """Return wire rows up to the bounds, their size, and whether there are more."""
+    """Return wire rows within the bounds, their size, and whether there are more."""
     page: list[Any] = []
     size_bytes = 0
     for row in rows:
@@ -381,7 +384,7 @@ def _row(row: tuple[Any, ...] | None) -> tuple[Any, int]:
     if row is None:
         return None, _ROW_BYTES
     if row[4] is None:
-        # A key's bytes, at the most, in place of counting them.
+        # An upper bound of the key's bytes, cheaper than counting them.
         key_bytes = 4 * len(row[0]) if type(row[0]) is str else 0
         return row, _ROW_BYTES + key_bytes + len(row[3])
     return (*row[:4], unpack_headers(row[4])), _bytes_of_row(row)

@@ -1,10 +1,10 @@
-"""Uploads: what operations do to values that come in chunks, until they are values.
+"""Uploads: large values that arrive in chunks.
 
-Pure but for look-ups in the store's file. A chunk is accepted where the one before it ended, and
-one that is there already changes nothing, so a client may send a chunk as often as it likes. What
-is put in the place of a value must be an upload that is complete, of the size and the crc32 of the
-whole: so a value is never stored in part, nor from two sources. What gets no chunks any more is
-dropped by a change that the owner makes, as what expires is.
+Pure but for look-ups in the store's file. A chunk is accepted where the previous one ended. A chunk
+that is already there changes nothing, so a client may send one as often as it likes. To become a
+value, an upload must be complete: its size and crc32 must be those of the whole value. So a value
+is never stored in part, nor from two sources. Abandoned uploads are dropped by a change that the
+owner makes, as expired rows are.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from holdfast.protocol.limits import (
 
 
 def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
-    """Accept a chunk; return how much there is then, and the revision."""
+    """Accept a chunk. Return the upload's size after it, and the revision."""
     upload_id, offset, data = operation[1], operation[2], operation[3]
     check_upload_id(upload_id)
     if type(offset) is not int or not 0 <= offset <= MAX_INTEGER:
-        raise InvalidArgumentError(argument="offset", reason="an int from 0 is wanted")
+        raise InvalidArgumentError(argument="offset", reason="must be an integer of at least 0")
     if type(data) is not bytes or not data:
-        raise InvalidArgumentError(argument="data", reason="bytes are wanted, not none")
+        raise InvalidArgumentError(argument="data", reason="must be bytes, and not empty")
     if len(data) > MAX_CHUNK_BYTES:
         raise TooLargeError(what="a chunk", size=len(data), limit=MAX_CHUNK_BYTES)
     end = offset + len(data)
@@ -60,10 +60,11 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def drop(store: Store, operation: list[Any]) -> list[Any]:
-    """Drop uploads that are there and nobody's value; return how many, and the revision."""
+    """Drop uploads that exist and are no row's value. Return how many, and the revision."""
     upload_ids = operation[1]
     if type(upload_ids) is not list or len(upload_ids) > MAX_DELETE_COUNT:
-        raise InvalidArgumentError(argument="upload_ids", reason="a list of some is wanted")
+        reason = f"must be a list of at most {MAX_DELETE_COUNT}"
+        raise InvalidArgumentError(argument="upload_ids", reason=reason)
     present = []
     for upload_id in dict.fromkeys(map(check_upload_id, upload_ids)):
         upload = store.contents.upload(upload_id)
@@ -75,8 +76,8 @@ def drop(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def check_value(store: Store, value: Any) -> int:
-    """Return the size of the large value that `value` stands for. Raises UploadMismatchError unless
-    all of it was uploaded, and nothing else."""
+    """Return the size of the large value that `value` refers to. Raises UploadMismatchError unless
+    exactly that value was uploaded."""
     large = frames.large_value_from_wire(value)
     upload = store.contents.upload(large.upload_id)
     if (
@@ -90,7 +91,7 @@ def check_value(store: Store, value: Any) -> int:
 
 
 def collect(store: Store, now: int) -> None:
-    """Drop the uploads that were given up, and begin the store's tick if there are any.
+    """Drop the abandoned uploads. If there are any, the store's tick begins.
 
     Raises StorageError.
     """
@@ -105,6 +106,6 @@ def check_upload_id(upload_id: Any) -> bytes:
     """Return an upload's id. Raises InvalidArgumentError."""
     if type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES:
         raise InvalidArgumentError(
-            argument="upload_id", reason=f"{UPLOAD_ID_BYTES} bytes are wanted"
+            argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes"
         )
     return upload_id

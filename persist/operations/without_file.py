@@ -1,4 +1,4 @@
-"""Which writes need nothing of a store's file, so that they go on while somebody else has it."""
+"""Which writes need no look-up in a store's file, so that they go on while the file is leased."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from holdfast.protocol.limits import MAX_PENDING_CHUNK_BYTES
 
 
 def needs_file(store: Store, writer: bytes, operations: list[list[Any]]) -> bool:
-    """Tell if write operations have to look something up in the file: all may but those of a writer
-    that is known which only append, or only set keys or go on with uploads that the memtable
-    has."""
+    """Tell if write operations need to look something up in the file. The only ones that do
+    not are those of a known writer that just append, or set keys or continue uploads that
+    the memtable has."""
     if store.retention is not None or writer not in store.writers.known:
         return True
     memtable = store.contents.memtable
