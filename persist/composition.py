@@ -20,6 +20,7 @@ from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.past_states import PastStateJobs
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import Drainer
 from holdfast.persist.lifecycle.ending import Ending
 from holdfast.persist.lifecycle.giving_back import GivingBack
@@ -34,7 +35,6 @@ from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.reception import Reception
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.shared_disk.shared_disk_mode import SharedDiskMode
 from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
@@ -113,7 +113,7 @@ def compose(
     origins: Origins,
     server: str,
     incarnation: str,
-    mode: ModeSwitch,
+    phase: LifePhase,
     resources: contextlib.ExitStack,
 ) -> Parts:
     """Begin an incarnation, whose server's lock is held, and return its parts; `resources` end with
@@ -169,7 +169,7 @@ def compose(
         SettingAside(life, open_stores, path.releaser, storage.withdraw).run_pass,
         OpenLimits(options.idle_close_seconds, options.max_open_stores),
     )
-    giving_back = GivingBack(coordination, mode, tasks, one_by_one=storage.hands_over)
+    giving_back = GivingBack(coordination, phase, tasks, one_by_one=storage.hands_over)
     checkpointer.on_unwritten(giving_back.unwritten)
     tier = None
     if bucket is not None:
@@ -177,7 +177,7 @@ def compose(
             bucket, life, open_stores, path.inbox, threads.tier.cold_stores
         )
         snapshotter = Snapshotter(
-            bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, mode
+            bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, phase
         )
         cooler = Cooler(snapshotter, life, coordination, threads.tier.snapshots)
         tier = Tier(server, bucket, snapshotter, cooler, cold_stores)
@@ -195,7 +195,7 @@ def compose(
         stored,
     )
 
-    load = Load(life, mode, open_stores, storage.synced_log.log, tier, coordination)
+    load = Load(life, phase, open_stores, storage.synced_log.log, tier, coordination)
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
     openings = Openings(
         life,
@@ -211,19 +211,19 @@ def compose(
         open_stores,
         coordination,
         checkpointer,
-        mode,
+        phase,
         giving_back,
         openings,
         options.max_open_stores,
     )
     drainer = Drainer(
-        life, open_stores, path.releaser, checkpointer, coordination, giving_back, mode
+        life, open_stores, path.releaser, checkpointer, coordination, giving_back, phase
     )
-    leaving = Leaving(life, mode, storage, open_stores, openings, drainer, heartbeats)
+    leaving = Leaving(life, phase, storage, open_stores, openings, drainer, heartbeats)
     places = WaitingPlaces(
         path.inbox, open_stores, path.archive_reads, path.progress, stored, path.releaser
     )
-    ending = Ending(life, mode, storage, places, checkpointer, coordination)
+    ending = Ending(life, phase, storage, places, checkpointer, coordination)
     closer = StoreCloser(
         life,
         open_stores=open_stores,
@@ -235,7 +235,7 @@ def compose(
     )
     administrator = _administrator(life, options, tier, coordination, closer)
     request = tier.request if tier is not None else partial(_without_bucket, server)
-    commands = Commands(life, coordination, mode, request)
+    commands = Commands(life, coordination, phase, request)
     reception = Reception(
         life, path.inbox, open_stores, heartbeats, commands, administrator, tasks
     )

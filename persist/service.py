@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.persist.composition import Origins, compose
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.parts import Parts
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.threads.loop_watch import Turns
 from holdfast.protocol.bus.bus import Bus
@@ -65,7 +65,7 @@ class PersistServer:
         self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine())
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
-        self._mode = ModeSwitch(self.server)
+        self._phase = LifePhase(self.server)
         self._turns = Turns(server)
         #: What it is made of, once it runs.
         self.parts: Parts | None = None
@@ -78,11 +78,11 @@ class PersistServer:
     @property
     def lives_again(self) -> bool:
         """After a clean end the next life is to begin: see `leaving.py`."""
-        return self._mode.lives_again
+        return self._phase.lives_again
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns when everything is durable and released."""
-        self._mode.stop()
+        self._phase.stop()
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Live this incarnation until `stop`. Sets `ready` once frames are accepted.
@@ -95,7 +95,7 @@ class PersistServer:
             lock = disk.lock(home / "lock", f"server {self.server!r}")
             resources.callback(lock.release)
             parts = self.parts = compose(
-                self._origins, self.server, self.incarnation, self._mode, resources
+                self._origins, self.server, self.incarnation, self._phase, resources
             )
             try:
                 await self._live(parts, ready)
@@ -104,7 +104,7 @@ class PersistServer:
                 raise
 
     async def _live(self, parts: Parts, ready: asyncio.Event | None) -> None:
-        stopping, coordination = self._mode.stopping, parts.coordination
+        stopping, coordination = self._phase.stopping, parts.coordination
         await parts.reception.hear_coordinator()
         await parts.storage.begin()
         await coordination.begin()
@@ -137,7 +137,7 @@ class PersistServer:
 
     async def _maintain_until_stopped(self, parts: Parts) -> None:
         loop = asyncio.get_running_loop()
-        stopping, upkeep = self._mode.stopping, parts.open_stores.upkeep
+        stopping, upkeep = self._phase.stopping, parts.open_stores.upkeep
         turns = round(EXPIRY_CHECK_SECONDS / _MAINTENANCE_SECONDS)
         while not stopping.is_set():
             parts.inbox.expire_due(upkeep.expiring(turns), parts.life.clock_ms())

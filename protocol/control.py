@@ -55,7 +55,7 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
     vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
               released, and it lives on. A number that was used already changes nothing
 
-Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerMode:
+Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
      bucket_requests, cluster, loop_seconds}
@@ -103,8 +103,8 @@ class StoreState(IntEnum):
     DURABLE = 2
 
 
-class ServerMode(StrEnum):
-    """What a server says of itself."""
+class ServerPhase(StrEnum):
+    """The phase of an incarnation, as its server tells it: on the wire `state`."""
 
     RUNNING = "running"
     #: Opens nothing, releases what it has, and stays.
@@ -188,7 +188,7 @@ class Heartbeat(NamedTuple):
 
     server: str
     incarnation: str
-    state: str = ServerMode.RUNNING
+    state: str = ServerPhase.RUNNING
     open_stores: int = 0
     log_bytes: int = 0
     operations_per_second: float = 0.0
@@ -207,7 +207,7 @@ class Heartbeat(NamedTuple):
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Heartbeat:
         """Return the heartbeat in `fields`. Raises InvalidNameError, InvalidArgumentError."""
-        state = fields.get("state", ServerMode.RUNNING)
+        state = fields.get("state", ServerPhase.RUNNING)
         if type(state) is not str or len(state) > MAX_NAME_BYTES:
             raise InvalidArgumentError(argument="state", reason="a word is wanted")
         return cls(

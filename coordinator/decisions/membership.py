@@ -48,7 +48,7 @@ from holdfast.coordinator.decisions.events import (
     WriteFence,
 )
 from holdfast.coordinator.decisions.standby_heartbeats import Proof, StandbyHeartbeats
-from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
+from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
 #: Ended incarnations kept in memory, to stay silent to their heartbeats. An older one is asked to
@@ -320,8 +320,8 @@ class Membership:
         says = member.load.state
         if (
             member.doubt is _Doubt.FENCING
-            or says == ServerMode.STOPPING
-            or (says == ServerMode.DRAINING) == draining
+            or says == ServerPhase.STOPPING
+            or (says == ServerPhase.DRAINING) == draining
         ):
             return []
         return [TellToDrain(member.server, member.incarnation, draining)]
@@ -356,9 +356,9 @@ class Membership:
         member = self._probed(server, incarnation)
         if member is not None:
             member.doubt = _Doubt.NONE
-            mode = ServerMode.DRAINING if draining else ServerMode.RUNNING
-            if not (draining and member.load.state == ServerMode.STOPPING):
-                member.load = member.load._replace(state=mode)
+            phase = ServerPhase.DRAINING if draining else ServerPhase.RUNNING
+            if not (draining and member.load.state == ServerPhase.STOPPING):
+                member.load = member.load._replace(state=phase)
             self._hear(member, now)
         return []
 
@@ -492,7 +492,7 @@ class Membership:
         return member
 
     def _cause_of(self, member: _Member) -> _Cause:
-        leaving = member.load.state in (ServerMode.DRAINING, ServerMode.STOPPING)
+        leaving = member.load.state in (ServerPhase.DRAINING, ServerPhase.STOPPING)
         if leaving or member.server in self._drains:
             return _Cause.DRAINS
         return _Cause.RUNS

@@ -23,7 +23,7 @@ from holdfast.coordinator.decisions.events import (
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.bus.bus import NoRespondersError
-from holdfast.protocol.control import ServerMode
+from holdfast.protocol.control import ServerPhase
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
@@ -57,7 +57,7 @@ class Orders:
         # Another incarnation under this name says nothing about this one.
         if answer.get("incarnation") != incarnation:
             return ProbeFailed(server, incarnation, no_responders=False)
-        draining = answer.get("state") in (ServerMode.DRAINING, ServerMode.STOPPING)
+        draining = answer.get("state") in (ServerPhase.DRAINING, ServerPhase.STOPPING)
         return ProbeAnswered(server, incarnation, draining)
 
     async def fence_is_open(self, server: str, incarnation: str) -> bool:

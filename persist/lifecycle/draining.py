@@ -26,9 +26,9 @@ import logging
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
@@ -55,7 +55,7 @@ class Drainer:
         checkpointer: Checkpointer,
         coordination: Coordination,
         giving_back: GivingBack,
-        mode: ModeSwitch,
+        phase: LifePhase,
     ) -> None:
         self._server = life.server
         self._open_stores = open_stores
@@ -63,7 +63,7 @@ class Drainer:
         self._checkpointer = checkpointer
         self._coordination = coordination
         self._giving_back = giving_back
-        self._mode = mode
+        self._phase = phase
         self._one_at_a_time = asyncio.Lock()
         self._vacated_count = 0
         #: Stores handed over so far.
@@ -83,7 +83,7 @@ class Drainer:
 
         Returns whether the coordinator has answered. A later call repeats the same request.
         """
-        self._mode.vacating = True
+        self._phase.vacating = True
         try:
             await self._coordination.vacate(self._vacated_count + 1)
         except UnavailableError as error:
@@ -91,7 +91,7 @@ class Drainer:
             await asyncio.sleep(_RETRY_SECONDS)
             return False
         self._vacated_count += 1
-        self._mode.vacating = False
+        self._phase.vacating = False
         return True
 
     async def _hand_over(self, stores: list[Store]) -> int:

@@ -13,8 +13,8 @@ import logging
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.waiting_places import WaitingPlaces
@@ -32,14 +32,14 @@ class Ending:
     def __init__(
         self,
         life: Incarnation,
-        mode: ModeSwitch,
+        phase: LifePhase,
         storage: StorageMode,
         places: WaitingPlaces,
         checkpointer: Checkpointer,
         coordination: Coordination,
     ) -> None:
         self._life = life
-        self._mode = mode
+        self._phase = phase
         self._storage = storage
         self._places = places
         self._checkpointer = checkpointer
@@ -58,7 +58,7 @@ class Ending:
             logger.error("server.not_clean server=%s stores=%d", server, len(left))
             gate.fence_myself()
             return
-        if not self._mode.lives_again:
+        if not self._phase.lives_again:
             # The next life of a drained server takes the place of this one when it registers: one
             # that has released all counts as ended by itself, and drained no longer.
             try:

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.coordination import NOTHING_KNOWN, Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.errors import HoldfastError, UnavailableError
@@ -38,13 +38,13 @@ class GivingBack:
     def __init__(
         self,
         coordination: Coordination,
-        mode: ModeSwitch,
+        phase: LifePhase,
         tasks: SpawnedTasks,
         *,
         one_by_one: bool = True,
     ) -> None:
         self._coordination = coordination
-        self._mode = mode
+        self._phase = phase
         self._tasks = tasks
         self._one_by_one = one_by_one
         #: The epochs of stores that were given back and may still be this server's: a release that
@@ -106,6 +106,6 @@ class GivingBack:
                         "store.release_waits stores=%d reason=%s", len(stores), error
                     )
                     warned = True
-            if self._mode.gives_up:
+            if self._phase.gives_up:
                 return False
             await asyncio.sleep(_RETRY_SECONDS)

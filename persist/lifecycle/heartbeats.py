@@ -14,8 +14,8 @@ import asyncio
 import logging
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.coordination import Coordination, encode_heartbeat
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import Pipeline
@@ -33,14 +33,14 @@ class Load:
     def __init__(
         self,
         life: Incarnation,
-        mode: ModeSwitch,
+        phase: LifePhase,
         open_stores: OpenStores,
         log: Log,
         tier: Tier | None,
         coordination: Coordination,
     ) -> None:
         self._life = life
-        self._mode = mode
+        self._phase = phase
         self._open_stores = open_stores
         self._log = log
         self._tier = tier
@@ -52,7 +52,7 @@ class Load:
         return Heartbeat(
             self._life.server,
             self._life.id,
-            self._mode.mode,
+            self._phase.now,
             self._open_stores.open_count,
             self._log.size_bytes,
             operations_per_second,

@@ -16,13 +16,13 @@ import logging
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import Drainer
 from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.openings import Openings
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
-from holdfast.protocol.control import ServerMode
+from holdfast.protocol.control import ServerPhase
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -38,7 +38,7 @@ class Leaving:
     def __init__(
         self,
         life: Incarnation,
-        mode: ModeSwitch,
+        phase: LifePhase,
         storage: StorageMode,
         open_stores: OpenStores,
         openings: Openings,
@@ -46,7 +46,7 @@ class Leaving:
         heartbeats: Heartbeats,
     ) -> None:
         self._server = life.server
-        self._mode = mode
+        self._phase = phase
         self._hands_over = storage.hands_over
         self._open_stores = open_stores
         self._openings = openings
@@ -55,21 +55,21 @@ class Leaving:
 
     async def drain(self) -> None:
         """Hand over what is open whenever that is wanted, until cancelled or it ends this life."""
-        mode = self._mode
+        phase = self._phase
         while True:
-            await mode.changed.wait()
-            mode.changed.clear()
+            await phase.changed.wait()
+            phase.changed.clear()
             # At once: from the next heartbeat on the coordinator assigns nothing to this server.
             await self._heartbeats.beat()
             if (
                 not self._hands_over
                 and self._openings.has_opened
-                and mode.mode is ServerMode.DRAINING
+                and phase.now is ServerPhase.DRAINING
             ):
                 # The next life drains with nothing open.
-                mode.stop(lives_again=True)
+                phase.stop(lives_again=True)
                 return
-            while mode.mode is ServerMode.DRAINING or mode.vacating:
+            while phase.now is ServerPhase.DRAINING or phase.vacating:
                 if self._open_stores.open_count:
                     await self._drainer.step()
                 elif await self._vacate():
@@ -83,17 +83,17 @@ class Leaving:
     async def hand_over(self) -> None:
         """Let other servers have the open stores, few by few, as long as that gets on."""
         clock = asyncio.get_running_loop().time
-        mode = self._mode
+        phase = self._phase
         stop_at = clock() + _HAND_OVER_SECONDS
-        mode.give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
+        phase.give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
         await self._heartbeats.beat()
         if not self._hands_over:
             return
-        while self._open_stores.open_count and clock() < min(stop_at, mode.give_up_at):
+        while self._open_stores.open_count and clock() < min(stop_at, phase.give_up_at):
             before = self._drainer.released_count
             await self._drainer.step()
             if self._drainer.released_count > before:
-                mode.give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
+                phase.give_up_at = clock() + _HAND_OVER_PATIENCE_SECONDS
 
     async def _vacate(self) -> bool:
         async with self._openings.opens:

@@ -13,10 +13,10 @@ import logging
 from typing import Any, Final
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.control import Grant
@@ -49,7 +49,7 @@ class OpenQueue:
         open_stores: OpenStores,
         coordination: Coordination,
         checkpointer: Checkpointer,
-        mode: ModeSwitch,
+        phase: LifePhase,
         giving_back: GivingBack,
         openings: Openings,
         max_open_stores: int,
@@ -58,7 +58,7 @@ class OpenQueue:
         self._open_stores = open_stores
         self._coordination = coordination
         self._checkpointer = checkpointer
-        self._mode = mode
+        self._phase = phase
         self._giving_back = giving_back
         self._openings = openings
         self._max_open_stores = max_open_stores
@@ -89,7 +89,7 @@ class OpenQueue:
             for each, grant in zip(wanted, grants, strict=True):
                 if grant[0] is not None:
                     self._giving_back.granted(each.store)
-            if self._mode.opens_nothing:
+            if self._phase.opens_nothing:
                 await self._turn_away(wanted, grants)
                 return
             await self._openings.refresh_logs()

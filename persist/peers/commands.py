@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError, internal_error
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH
@@ -26,7 +26,7 @@ class Commands:
         self,
         life: Incarnation,
         coordination: Coordination,
-        mode: ModeSwitch,
+        phase: LifePhase,
         request_snapshots: Callable[[list[StoreId] | None], int],
     ) -> None:
         """`request_snapshots` has stores snapshotted soon, or all that are open, and returns how
@@ -34,7 +34,7 @@ class Commands:
         self._server = life.server
         self._incarnation = life.id
         self._coordination = coordination
-        self._mode = mode
+        self._phase = phase
         self._request_snapshots = request_snapshots
         self._mishaps = Mishaps(logger)
 
@@ -51,7 +51,7 @@ class Commands:
         return frames.encode_control(
             server=self._server,
             incarnation=self._incarnation,
-            state=self._mode.mode,
+            state=self._phase.now,
             term=self._coordination.term,
             **more,
         )
@@ -67,7 +67,7 @@ class Commands:
             case "drain" | "undrain" as command:
                 # Another incarnation's order was for the life before this one.
                 if fields.get("incarnation") == self._incarnation:
-                    self._mode.set_draining(command == "drain")
+                    self._phase.set_draining(command == "drain")
             case "snapshot":
                 return {"snapshots": self._request_snapshots(_stores(fields.get("stores")))}
             case unknown:

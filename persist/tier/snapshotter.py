@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.server_mode import ModeSwitch
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -89,7 +89,7 @@ class Snapshotter:
         pools: TierPools,
         open_stores: OpenStores,
         checkpointer: Checkpointer,
-        mode: ModeSwitch,
+        phase: LifePhase,
     ) -> None:
         """It hears from `checkpointer` of files that are closed."""
         self.bucket = bucket
@@ -101,7 +101,7 @@ class Snapshotter:
         self._run_in_thread = pools.snapshots
         self._open_stores = open_stores
         self._checkpointer = checkpointer
-        self._mode = mode
+        self._phase = phase
         self._hear_published: list[Callable[[StoreId, SnapshotVersion], None]] = []
         self._manifests: Manifests | None = None
         self.publisher = Publisher(
@@ -160,7 +160,7 @@ class Snapshotter:
 
     def leased(self, store: StoreId) -> AbstractContextManager[bool]:
         """Keep others from opening a closed store meanwhile; gives False if that cannot be."""
-        if self._mode.opens_nothing:
+        if self._phase.opens_nothing:
             return nullcontext(False)
         return self._open_stores.leases.of_closed(store)
 

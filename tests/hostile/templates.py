@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from holdfast.protocol import frames
-from holdfast.protocol.control import ServerMode
+from holdfast.protocol.control import ServerPhase
 from holdfast.protocol.names import StoreKind
 
 STREAMS: Final = tuple(f"s{number}" for number in range(6))
@@ -350,7 +350,7 @@ def heartbeat(rng: random.Random, world: World) -> dict[str, Any]:
     return {
         "server": server,
         "incarnation": world.incarnations.get(server, "none"),
-        "state": rng.choice([str(mode) for mode in ServerMode if mode is not ServerMode.RUNNING]),
+        "state": str(rng.choice([ServerPhase.DRAINING, ServerPhase.STOPPING])),
         "open_stores": rng.choice((0, 2**63)),
         "log_bytes": 0,
         "operations_per_second": 0.0,

@@ -40,7 +40,7 @@ from holdfast.coordinator.decisions.membership import (
     ServerStanding,
 )
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
-from holdfast.protocol.control import Heartbeat, ServerMode, ServerState
+from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import (
     HEARTBEAT_SECONDS,
     LOOP_STALL_SECONDS,
@@ -358,7 +358,7 @@ def test_a_server_that_the_standby_heard_gets_new_work_as_soon_as_it_takes_over(
 
 def test_a_server_that_was_heard_stopping_takes_no_new_stores_at_the_takeover() -> None:
     hearing = StandbyHeartbeats(100.0)
-    hearing.heartbeat(Heartbeat("a", "1", ServerMode.STOPPING), 100.0)
+    hearing.heartbeat(Heartbeat("a", "1", ServerPhase.STOPPING), 100.0)
     assert taken_over(hearing).state is ServerState.DRAINING
 
 
@@ -544,7 +544,7 @@ _EVENTS = st.one_of(
     st.builds(Registered, _NAMES, _INCARNATIONS),
     st.builds(
         HeartbeatArrived,
-        st.builds(Heartbeat, _NAMES, _INCARNATIONS, st.sampled_from(list(ServerMode))),
+        st.builds(Heartbeat, _NAMES, _INCARNATIONS, st.sampled_from(list(ServerPhase))),
     ),
     st.builds(DrainChanged, _NAMES, st.booleans()),
     st.builds(Suspected, _NAMES, _INCARNATIONS),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from support.write_path_parts import a_life
 
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.control import ServerMode
+from holdfast.protocol.control import ServerPhase
 from holdfast.protocol.errors import (
     DeposedError,
     FencedError,
@@ -39,13 +39,13 @@ class World:
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.mode = ModeSwitch("a")
+        self.phase = LifePhase("a")
         self.cluster = ""
         self.answer: bytes | None = None
         self.asked: list[Mapping[str, Any]] = []
         life = a_life(Layout(Path("/nowhere")), bus=bus)
         self.coordination = Coordination(life, lambda: self.cluster)
-        self.commands = Commands(life, self.coordination, self.mode, len)  # type: ignore[arg-type]
+        self.commands = Commands(life, self.coordination, self.phase, len)  # type: ignore[arg-type]
 
     def command(self, **fields: object) -> Mapping[str, Any]:
         return decode_control(self.commands.command(encode_control(**fields)))
@@ -81,7 +81,7 @@ def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed() -> None:
             with pytest.raises(DeposedError) as deposed:
                 world.command(term=6, **fields)
             assert deposed.value.fields == {"term": 6, "newer_term": 7}
-        assert world.mode.mode is ServerMode.RUNNING
+        assert world.phase.now is ServerPhase.RUNNING
         assert world.command(command="probe", term=8)["term"] == 8
 
     run(body)
@@ -97,7 +97,7 @@ def test_a_command_of_another_clusters_coordinator_is_refused_and_not_obeyed() -
         ):
             with pytest.raises(OtherClusterError, match="--prefix"):
                 world.command(term=9, cluster="badbad", **fields)
-        assert world.mode.mode is ServerMode.RUNNING
+        assert world.phase.now is ServerPhase.RUNNING
         assert world.command(command="probe", term=3, cluster="c0ffee")["term"] == 3
         assert world.command(command="probe", term=4)["term"] == 4
 
@@ -140,26 +140,26 @@ def test_a_drain_that_was_for_another_incarnation_is_not_obeyed() -> None:
     async def body(world: World) -> None:
         world.command(command="drain", term=1, incarnation="0")
         world.command(command="drain", term=1)
-        assert world.mode.mode is ServerMode.RUNNING
+        assert world.phase.now is ServerPhase.RUNNING
         world.command(command="drain", term=1, incarnation="1")
-        assert world.mode.mode is ServerMode.DRAINING
+        assert world.phase.now is ServerPhase.DRAINING
         world.command(command="undrain", term=1, incarnation="1")
-        assert world.mode.mode is ServerMode.RUNNING
+        assert world.phase.now is ServerPhase.RUNNING
 
     run(body)
 
 
 def test_a_probe_is_answered_with_the_mode() -> None:
     async def body(world: World) -> None:
-        changes: list[tuple[Callable[[], None], ServerMode]] = [
-            (lambda: world.mode.set_draining(False), ServerMode.RUNNING),
-            (lambda: world.mode.set_draining(True), ServerMode.DRAINING),
-            (world.mode.stop, ServerMode.STOPPING),
+        changes: list[tuple[Callable[[], None], ServerPhase]] = [
+            (lambda: world.phase.set_draining(False), ServerPhase.RUNNING),
+            (lambda: world.phase.set_draining(True), ServerPhase.DRAINING),
+            (world.phase.stop, ServerPhase.STOPPING),
         ]
-        for change, mode in changes:
+        for change, phase in changes:
             change()
             answer = world.command(command="probe", term=3)
-            assert answer == {"server": "a", "incarnation": "1", "state": mode, "term": 3}
+            assert answer == {"server": "a", "incarnation": "1", "state": phase, "term": 3}
 
     run(body)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.write_path_parts import WritePath, a_life
 
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -49,8 +49,8 @@ class World(WritePath):
         super().__init__(life, CommitLog(disk, layout.log("a", "1")), sync=self._run_sync)
         self.coordination = Coordination(life)
         checkpointer = self.new_checkpointer(self.coordination.created)
-        self.mode = ModeSwitch("a")
-        giving_back = GivingBack(self.coordination, self.mode, self.tasks)
+        self.phase = LifePhase("a")
+        giving_back = GivingBack(self.coordination, self.phase, self.tasks)
         self.drainer = Drainer(
             life,
             self.open_stores,
@@ -58,7 +58,7 @@ class World(WritePath):
             checkpointer,
             self.coordination,
             giving_back,
-            self.mode,
+            self.phase,
         )
         #: What the coordinator was asked: `(verb, stores)`; and whether it answers.
         self.asked: list[tuple[str, Any]] = []
@@ -222,7 +222,7 @@ def test_who_gives_up_waiting_never_serves_a_closed_store_again(tmp_path: Path) 
         world.append(store)
         await world.until(lambda: world.order == ["ack"])
         store.becomes(Standing.DURABLE)
-        world.mode.give_up_at = 0.0
+        world.phase.give_up_at = 0.0
         world.coordination.release = _Away().ask  # type: ignore[method-assign]
         await world.drainer.step()
         assert world.drainer.released_count == 0
@@ -266,10 +266,10 @@ def test_a_vacation_is_repeated_under_its_number_until_the_coordinator_has_heard
         vacate = world.coordination.vacate
         world.coordination.vacate = _Away().ask  # type: ignore[method-assign, assignment]
         assert not await world.drainer.vacate()
-        assert world.mode.vacating, "nothing may be opened meanwhile"
+        assert world.phase.vacating, "nothing may be opened meanwhile"
         world.coordination.vacate = vacate  # type: ignore[method-assign]
         assert await world.drainer.vacate()
-        assert not world.mode.vacating
+        assert not world.phase.vacating
         assert await world.drainer.vacate()
         assert world.asked == [("vacate", 1), ("vacate", 2)]
 

@@ -26,10 +26,10 @@ from holdfast.coordinator.answering.requests import (
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.persist.server_mode import ModeSwitch
-from holdfast.protocol.control import Heartbeat, ServerMode
+from holdfast.protocol.control import Heartbeat, ServerPhase
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.shared_fs.disk.disk import Disk
@@ -55,7 +55,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "release"): {**PEER, "stores": [["acme", 1, "one", 5, False, 5]]},
     ("_", "vacate"): {**PEER, "number": 1},
 }
-HEARTBEAT = Heartbeat("a", "a1", ServerMode.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
+HEARTBEAT = Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
 COMMANDS = [
     {"command": "probe", "term": 3},
     {"command": "register", "term": 3},
@@ -165,8 +165,8 @@ def test_whatever_a_server_is_commanded_it_answers() -> None:
         for message in mutations(command):
             life = a_life(Layout(Path("/nowhere")))
             coordination = Coordination(life)
-            mode = ModeSwitch("a")
-            commands = Commands(life, coordination, mode, lambda stores: len(stores or ()))
+            phase = LifePhase("a")
+            commands = Commands(life, coordination, phase, lambda stores: len(stores or ()))
             try:
                 decode_control(commands.command(message))
             except HoldfastError as error:

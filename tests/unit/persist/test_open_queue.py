@@ -13,10 +13,10 @@ import pytest
 from support.opening_world import STREAM, Life, new_layout
 from support.write_path_parts import a_life
 
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.openings import Openings
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
@@ -48,7 +48,7 @@ class World:
         self.opened: list[str] = []
         self.most_at_once = 0
         life = a_life(Layout(Path("/nowhere")), server="s1")
-        tasks, mode = SpawnedTasks(), ModeSwitch("s1")
+        tasks, phase = SpawnedTasks(), LifePhase("s1")
         inbox: Any = SimpleNamespace(submit_again=self._submitted)
         coordination: Any = SimpleNamespace(open=self._grant)
         checkpointer: Any = SimpleNamespace()
@@ -61,8 +61,8 @@ class World:
             self.open_stores,
             coordination,
             checkpointer,
-            mode,
-            GivingBack(coordination, mode, tasks),
+            phase,
+            GivingBack(coordination, phase, tasks),
             self.openings,
             max_open_stores,
         )

@@ -1,4 +1,4 @@
-"""Which way a server's life goes: it runs, is drained, or stops."""
+"""The phase of an incarnation: it runs, is drained, or stops."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import logging
 from math import inf
 
-from holdfast.protocol.control import ServerMode
+from holdfast.protocol.control import ServerPhase
 
 logger = logging.getLogger("holdfast.persist")
 
 
-class ModeSwitch:
-    """The mode of one incarnation: set from outside, by the coordinator and by itself."""
+class LifePhase:
+    """The phase of one incarnation, as the coordinator, the process and itself set it."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -30,15 +30,15 @@ class ModeSwitch:
         self.give_up_at = inf
 
     @property
-    def mode(self) -> ServerMode:
+    def now(self) -> ServerPhase:
         if self.stopping.is_set():
-            return ServerMode.STOPPING
-        return ServerMode.DRAINING if self._draining else ServerMode.RUNNING
+            return ServerPhase.STOPPING
+        return ServerPhase.DRAINING if self._draining else ServerPhase.RUNNING
 
     @property
     def opens_nothing(self) -> bool:
         """No store may be opened, nor sought for something to do."""
-        return self.mode is not ServerMode.RUNNING or self.vacating
+        return self.now is not ServerPhase.RUNNING or self.vacating
 
     @property
     def gives_up(self) -> bool:
