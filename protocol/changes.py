@@ -1,13 +1,13 @@
-"""The rows of changes on the wire, read by names.
+"""Changes on the wire: their numbers, and their rows, read by names.
 
-A change travels and is kept as an array, `[number, ...]`: `frames.py` lists what follows each
-number. Positions are fixed, trailing elements may be left out when nil, and more may follow in a
-later version. Here those positions are known; everybody else asks for a row by what it is:
+A change travels and is kept as an array, `[number, ...]`; the numbers below say what follows each.
+Positions are fixed, trailing elements may be left out when nil, and later versions may append
+elements. This module alone knows the positions; all others ask for a row by what it is:
 
     row = message_set(change)      row.seq, row.value, row.headers, row.msg_id, row.expires
 
-Each function expects a change of its own number: ask `number_of` first. What runs for each of many
-thousand plain appends stays with arrays as they are, and says which benchmark wants it so.
+Each function expects a change of its own number: ask `number_of` first. Code that runs for each of
+many thousand plain appends reads the arrays directly, and names the benchmark that justifies it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,63 @@ from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue, Me
 
 _Item = TypeVar("_Item")
 
-#: Returns which change it is: one of `frames.CHANGE_...`.
+# A change has the number of the operation that made it. Never renumber.
+#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
+CHANGE_SET_MESSAGE: Final = 1
+#: [CHANGE_DELETE_MESSAGES, [seq, ...]]
+CHANGE_DELETE_MESSAGES: Final = 3
+#: [CHANGE_TRIM, end_seq]
+CHANGE_TRIM: Final = 4
+#: [CHANGE_SET_ENTRY, key, value, headers, expires]
+CHANGE_SET_ENTRY: Final = 5
+#: [CHANGE_DELETE_ENTRIES, [key, ...]]
+CHANGE_DELETE_ENTRIES: Final = 6
+#: [CHANGE_CLEAR]
+CHANGE_CLEAR: Final = 7
+#: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
+CHANGE_CONFIGURE: Final = 9
+#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes
+#: no state, and is broadcast without its data.
+CHANGE_PUT_CHUNK: Final = 10
+#: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
+CHANGE_DROP_UPLOADS: Final = 11
+# Of consumers. They change no message; a consumer's id is the revision that made it.
+#: [CHANGE_CONSUMER_CONFIGURE, id, name, config, next_seq]
+CHANGE_CONSUMER_CONFIGURE: Final = 16
+#: [CHANGE_CONSUMER_FETCH, id, next_seq, deadline, [seq, ...], [[seq, delivery_count], ...],
+#: [seq, ...], [seq, ...]]: delivered first and again, found removed, given up
+CHANGE_CONSUMER_FETCH: Final = 17
+#: [CHANGE_CONSUMER_ACK, id, [seq, ...], [seq, ...], [[seq, deadline, delivery_count], ...]]: acked,
+#: given up, to be delivered again at another time
+CHANGE_CONSUMER_ACK: Final = 18
+#: [CHANGE_CONSUMER_DELETE, id]
+CHANGE_CONSUMER_DELETE: Final = 19
+
+#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now
+#: on, and no longer in the owner's file. Changes no state.
+CHANGE_ARCHIVE: Final = 20
+
+#: What concerns no message and no entry, and leaves nothing in a change log.
+UPLOAD_CHANGES: Final = frozenset((CHANGE_PUT_CHUNK, CHANGE_DROP_UPLOADS))
+#: What followers leave out: it changes no message and no entry.
+STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
+    CHANGE_CONFIGURE,
+    CHANGE_CONSUMER_CONFIGURE,
+    CHANGE_CONSUMER_FETCH,
+    CHANGE_CONSUMER_ACK,
+    CHANGE_CONSUMER_DELETE,
+    CHANGE_ARCHIVE,
+}
+
+#: Returns which change it is: one of `CHANGE_...`.
 number_of: Final = itemgetter(0)
 #: Elements of a set that has a value and nothing else.
 PLAIN_SET_ELEMENTS: Final = 3
 _VALUE_AND_HEADERS: Final = 4
 #: Changes that set a message or an entry.
-SETS: Final = frozenset((frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY))
+SETS: Final = frozenset((CHANGE_SET_MESSAGE, CHANGE_SET_ENTRY))
 #: Changes that delete messages or entries, each named in the change.
-DELETES: Final = frozenset((frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES))
+DELETES: Final = frozenset((CHANGE_DELETE_MESSAGES, CHANGE_DELETE_ENTRIES))
 
 _new: Final = tuple.__new__
 
@@ -206,27 +254,27 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
     """Return the change that an application sees. Raises MalformedFrameError."""
     try:
         number = wire[0]
-        if number == frames.CHANGE_SET_MESSAGE:
+        if number == CHANGE_SET_MESSAGE:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
             _check_set(wire, int, headers)
             message = Message(wire[1], wire[2], headers, time, revision)
             if type(wire[2]) is not bytes:
                 message = message._replace(value=b"", large=frames.large_value_from_wire(wire[2]))
             return Change(ChangeKind.SET, revision, time, message=message)
-        if number == frames.CHANGE_SET_ENTRY:
+        if number == CHANGE_SET_ENTRY:
             headers = wire[3] if len(wire) > 3 and wire[3] else {}
             _check_set(wire, str, headers)
             entry = Entry(wire[1], wire[2], headers, revision, time)
             if type(wire[2]) is not bytes:
                 entry = entry._replace(value=b"", large=frames.large_value_from_wire(wire[2]))
             return Change(ChangeKind.SET, revision, time, entry=entry)
-        if number == frames.CHANGE_DELETE_MESSAGES:
+        if number == CHANGE_DELETE_MESSAGES:
             return Change(ChangeKind.DELETE, revision, time, seqs=_all(int, wire[1]))
-        if number == frames.CHANGE_DELETE_ENTRIES:
+        if number == CHANGE_DELETE_ENTRIES:
             return Change(ChangeKind.DELETE, revision, time, keys=_all(str, wire[1]))
-        if number == frames.CHANGE_TRIM:
+        if number == CHANGE_TRIM:
             return Change(ChangeKind.TRIM, revision, time, end_seq=_all(int, [wire[1]])[0])
-        if number == frames.CHANGE_CLEAR:
+        if number == CHANGE_CLEAR:
             return Change(ChangeKind.TRIM, revision, time)
     except (LookupError, TypeError) as error:
         raise MalformedFrameError(reason=f"a change of the wrong shape: {error}") from error

@@ -159,54 +159,6 @@ VERB_NAK: Final = 1
 VERB_TERM: Final = 2
 VERB_IN_PROGRESS: Final = 3
 
-# Changes carry the number of the operation that made them
-#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
-CHANGE_SET_MESSAGE: Final = 1
-#: [CHANGE_DELETE_MESSAGES, [seq, ...]]
-CHANGE_DELETE_MESSAGES: Final = 3
-#: [CHANGE_TRIM, end_seq]
-CHANGE_TRIM: Final = 4
-#: [CHANGE_SET_ENTRY, key, value, headers, expires]
-CHANGE_SET_ENTRY: Final = 5
-#: [CHANGE_DELETE_ENTRIES, [key, ...]]
-CHANGE_DELETE_ENTRIES: Final = 6
-#: [CHANGE_CLEAR]
-CHANGE_CLEAR: Final = 7
-#: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
-CHANGE_CONFIGURE: Final = 9
-#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes
-#: no state, and is broadcast without its data.
-CHANGE_PUT_CHUNK: Final = 10
-#: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
-CHANGE_DROP_UPLOADS: Final = 11
-# Of consumers. They change no message; a consumer's id is the revision that made it.
-#: [CHANGE_CONSUMER_CONFIGURE, id, name, config, next_seq]
-CHANGE_CONSUMER_CONFIGURE: Final = 16
-#: [CHANGE_CONSUMER_FETCH, id, next_seq, deadline, [seq, ...], [[seq, delivery_count], ...],
-#: [seq, ...], [seq, ...]]: delivered first and again, found removed, given up
-CHANGE_CONSUMER_FETCH: Final = 17
-#: [CHANGE_CONSUMER_ACK, id, [seq, ...], [seq, ...], [[seq, deadline, delivery_count], ...]]: acked,
-#: given up, to be delivered again at another time
-CHANGE_CONSUMER_ACK: Final = 18
-#: [CHANGE_CONSUMER_DELETE, id]
-CHANGE_CONSUMER_DELETE: Final = 19
-
-#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now
-#: on, and no longer in the owner's file. Changes no state.
-CHANGE_ARCHIVE: Final = 20
-
-#: What concerns no message and no entry, and leaves nothing in a change log.
-UPLOAD_CHANGES: Final = frozenset((CHANGE_PUT_CHUNK, CHANGE_DROP_UPLOADS))
-#: What followers leave out: it changes no message and no entry.
-STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
-    CHANGE_CONFIGURE,
-    CHANGE_CONSUMER_CONFIGURE,
-    CHANGE_CONSUMER_FETCH,
-    CHANGE_CONSUMER_ACK,
-    CHANGE_CONSUMER_DELETE,
-    CHANGE_ARCHIVE,
-}
-
 WireChange = Sequence[Any]
 
 _first: Final = itemgetter(0)

@@ -39,7 +39,7 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
@@ -192,7 +192,7 @@ def make_stores(
             last_seq = 0
             for values in ticks:
                 changes = [
-                    (frames.CHANGE_SET_MESSAGE, seq, value)
+                    (CHANGE_SET_MESSAGE, seq, value)
                     for seq, value in enumerate(values, last_seq + 1)
                 ]
                 file.apply([AppliedBatch(last_seq, _START_MS + last_seq, changes)])

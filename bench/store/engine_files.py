@@ -20,6 +20,7 @@ from holdfast.bench.harness import Figures, timed
 from holdfast.bench.load import value_of
 from holdfast.bench.processes import BenchProcessError
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import MAX_PENDING_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord, encode_frame
@@ -126,7 +127,7 @@ def new_file(folder: Path, store: StoreId) -> StoreFile:
 
 def message_batches(count: int) -> list[AppliedBatch]:
     """Return `count` appended messages in batches, from the first of a stream."""
-    return batches([[frames.CHANGE_SET_MESSAGE, seq, value_of(seq)] for seq in range(1, count + 1)])
+    return batches([[CHANGE_SET_MESSAGE, seq, value_of(seq)] for seq in range(1, count + 1)])
 
 
 def batches(changes: Sequence[frames.WireChange]) -> list[AppliedBatch]:

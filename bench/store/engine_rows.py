@@ -27,7 +27,7 @@ from holdfast.bench.store.engine_files import (
     new_file,
 )
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.limits import PAGE_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
@@ -174,7 +174,7 @@ def _key(number: int) -> str:
 def _entry_batches(count: int) -> list[AppliedBatch]:
     return batches(
         [
-            [frames.CHANGE_SET_ENTRY, _key(number), value_of(number)]
+            [CHANGE_SET_ENTRY, _key(number), value_of(number)]
             for number in range(1, count + 1)
         ]
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.bench.processes import usage_of
 from holdfast.bench.store.engine_files import TIME_MS, open_made_files
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
@@ -45,7 +45,7 @@ def _used(file: StoreFile) -> Store:
     store.begin()
     store.time = TIME_MS
     seq = store.last_seq + 1
-    store.set_message(seq, 128, [frames.CHANGE_SET_MESSAGE, seq, bytes(128)])
+    store.set_message(seq, 128, [CHANGE_SET_MESSAGE, seq, bytes(128)])
     store.finish_tick(1, 1)
     store.materialise(1)
     rows = list(file.messages(1, None, seq))

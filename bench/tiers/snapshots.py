@@ -19,7 +19,7 @@ from typing import Final
 from holdfast.bench.harness import Figures
 from holdfast.bench.read_back import Checker
 from holdfast.bench.store.engine_files import BATCH_CHANGES, TIME_MS
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
@@ -41,7 +41,7 @@ def noise(number: int) -> bytes:
 def make_stores(folder: Path, stores: Sequence[StoreId], messages: int) -> None:
     """Make files of so many messages each, closed as a server leaves them."""
     folder.mkdir(parents=True, exist_ok=True)
-    changes = [(frames.CHANGE_SET_MESSAGE, seq, noise(seq)) for seq in range(1, messages + 1)]
+    changes = [(CHANGE_SET_MESSAGE, seq, noise(seq)) for seq in range(1, messages + 1)]
     for store in stores:
         with closing(StoreFile.create(path_of(folder, store), store, time=TIME_MS)) as file:
             file.take(1, "s1", "bench")

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
-from holdfast.protocol.changes import change_from_wire, number_of
+from holdfast.protocol.changes import STATELESS_CHANGES, change_from_wire, number_of
 from holdfast.protocol.errors import MalformedFrameError
-from holdfast.protocol.frames import STATELESS_CHANGES, ChangeBatch, WireChange
+from holdfast.protocol.frames import ChangeBatch, WireChange
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.messages import Change
 

@@ -21,14 +21,14 @@ from holdfast.client.following.merge import Broadcast, Merge
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol import changes
-from holdfast.protocol.frames import (
+from holdfast.protocol.changes import (
     CHANGE_CONSUMER_ACK,
     CHANGE_CONSUMER_CONFIGURE,
     CHANGE_CONSUMER_DELETE,
     CHANGE_CONSUMER_FETCH,
     CHANGE_SET_MESSAGE,
-    WireChange,
 )
+from holdfast.protocol.frames import WireChange
 
 #: Whatever consumer it is of.
 _NEWS: Final = frozenset({CHANGE_SET_MESSAGE, CHANGE_CONSUMER_CONFIGURE, CHANGE_CONSUMER_DELETE})

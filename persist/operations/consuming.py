@@ -22,6 +22,12 @@ from typing import Any, Final
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CONSUMER_ACK,
+    CHANGE_CONSUMER_CONFIGURE,
+    CHANGE_CONSUMER_DELETE,
+    CHANGE_CONSUMER_FETCH,
+)
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.errors import (
     InvalidArgumentError,
@@ -96,7 +102,7 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
         next_seq = first[-1] + 1 if first else consumer.next_seq
         deadline = now + config.ack_wait_ms
         change = [
-            frames.CHANGE_CONSUMER_FETCH,
+            CHANGE_CONSUMER_FETCH,
             consumer.id,
             next_seq,
             deadline,
@@ -109,7 +115,7 @@ def fetch(store: Store, operation: list[Any]) -> list[Any]:
     if dead:
         # Move their deadlines as `in progress` would, so that the client has the time to copy them.
         later = [[seq, now + config.ack_wait_ms, count] for seq, count in dead]
-        store.change_consumer([frames.CHANGE_CONSUMER_ACK, consumer.id, [], [], later])
+        store.change_consumer([CHANGE_CONSUMER_ACK, consumer.id, [], [], later])
     found = again + [[seq, 1] for seq in first]
     blocked = len(found) < limit and wanted < limit - len(again)
     answer = [found, store.revision, consumer.retry_after_ms(now), blocked]
@@ -149,7 +155,7 @@ def ack(store: Store, operation: list[Any]) -> list[Any]:
             moved[seq] = store.time + consumer.config.ack_wait_ms
     if acked or given_up or moved:
         later = [[seq, deadline, consumer.pending[seq][1]] for seq, deadline in moved.items()]
-        store.change_consumer([frames.CHANGE_CONSUMER_ACK, consumer.id, acked, given_up, later])
+        store.change_consumer([CHANGE_CONSUMER_ACK, consumer.id, acked, given_up, later])
     return [counted, store.revision]
 
 
@@ -157,7 +163,7 @@ def delete(store: Store, operation: list[Any]) -> list[Any]:
     """Delete a consumer by name, with its delivery state."""
     known = store.consumers.by_name.get(check_consumer(operation[1]))
     if known is not None:
-        store.change_consumer([frames.CHANGE_CONSUMER_DELETE, known.id])
+        store.change_consumer([CHANGE_CONSUMER_DELETE, known.id])
     return [int(known is not None), store.revision]
 
 
@@ -169,7 +175,7 @@ def _find(store: Store, id_: Any) -> ConsumerState:
 
 
 def _note_config(store: Store, id_: int, name: str, config: ConsumerConfig, next_seq: int) -> None:
-    store.change_consumer([frames.CHANGE_CONSUMER_CONFIGURE, id_, name, config.to_wire(), next_seq])
+    store.change_consumer([CHANGE_CONSUMER_CONFIGURE, id_, name, config.to_wire(), next_seq])
 
 
 def _check_integer(argument: str, value: Any, least: int, most: int) -> int:

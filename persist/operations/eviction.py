@@ -189,22 +189,22 @@ class _Unwritten:
 
     def _learn(self, change: frames.WireChange, revision: int, time: int) -> None:
         number, rows = changes.number_of(change), self.rows
-        if number == frames.CHANGE_SET_MESSAGE:
+        if number == changes.CHANGE_SET_MESSAGE:
             said = changes.message_set(change)
             self._set(said.seq, revision, time, message_bytes_of(change), said.expires)
-        elif number == frames.CHANGE_SET_ENTRY:
+        elif number == changes.CHANGE_SET_ENTRY:
             entry = changes.entry_set(change)
             self._set(entry.key, revision, time, entry_bytes_of(change), entry.expires)
         elif number in changes.DELETES:
             for key in changes.deleted(change):
                 rows.pop(key, None)
             self._touched.update(changes.deleted(change))
-        elif number == frames.CHANGE_TRIM:
+        elif number == changes.CHANGE_TRIM:
             end_seq = changes.trimmed_to(change)
             self._trimmed_to = max(self._trimmed_to, end_seq)
             for seq in [seq for seq in rows if seq <= end_seq]:
                 del rows[seq]
-        elif number == frames.CHANGE_CLEAR:
+        elif number == changes.CHANGE_CLEAR:
             self._cleared = True
             rows.clear()
 

@@ -25,6 +25,7 @@ from holdfast.persist.operations.arguments import (
 from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -244,7 +245,7 @@ def _set_message(
     expires = expires_at(store, ttl_seconds)
     if store.retention is not None:
         admit(store, size_bytes, store.contents.message_bytes(seq), value, headers)
-    change = [frames.CHANGE_SET_MESSAGE, seq, value]
+    change = [CHANGE_SET_MESSAGE, seq, value]
     if expires is not None:
         change += [headers or None, msg_id, expires]
     elif msg_id is not None:
@@ -307,7 +308,7 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
     if store.retention is not None:
         old = store.contents.entry_state(key)
         admit(store, size_bytes, None if old is None else old[1], value, headers)
-    change = [frames.CHANGE_SET_ENTRY, key, value]
+    change = [CHANGE_SET_ENTRY, key, value]
     if expires is not None:
         change += [headers or None, expires]
     elif headers:

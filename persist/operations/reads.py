@@ -341,7 +341,7 @@ def _filled_changes(dated: list[Any], bodies: Bodies) -> list[Any]:
         if _sets_message(change) and isinstance(changes.set_value(change), ArchivedMessage)
     ]
     filled = {
-        row[1]: [frames.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)
+        row[1]: [changes.CHANGE_SET_MESSAGE, row[0], *row[3:]] for row in _filled(rows, bodies)
     }
     return [
         (revision, time, filled.get(revision, change)) for revision, time, change in dated
@@ -352,7 +352,7 @@ def _bytes_of_change(change: frames.WireChange) -> int:
     if _sets_message(change):
         value = changes.set_value(change)
         if isinstance(value, ArchivedMessage):
-            return bytes_of(([frames.CHANGE_SET_MESSAGE, 0, b""],)) + value.size_bytes
+            return bytes_of(([changes.CHANGE_SET_MESSAGE, 0, b""],)) + value.size_bytes
     return bytes_of((change,))
 
 
@@ -364,7 +364,7 @@ def _message(row: Row | None, bodies: Bodies) -> tuple[Any, int]:
 
 
 def _sets_message(change: frames.WireChange) -> bool:
-    return bool(changes.number_of(change) == frames.CHANGE_SET_MESSAGE)
+    return bool(changes.number_of(change) == changes.CHANGE_SET_MESSAGE)
 
 
 def _page(rows: Any, row_limit: int) -> tuple[list[Any], int, bool]:

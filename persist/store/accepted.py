@@ -101,7 +101,7 @@ class Accepted:
         self.count += 1
         self.bytes += size_bytes
         self.changes_bytes += size_bytes + CHANGE_BYTES
-        self.changes.append((frames.CHANGE_SET_MESSAGE, seq, value))
+        self.changes.append((rows.CHANGE_SET_MESSAGE, seq, value))
         # The same as `Run._make`, in half the time.
         return tuple.__new__(frames.Run, (seq, revision, 1))
 
@@ -117,7 +117,7 @@ class Accepted:
         size_bytes = sum(sizes)
         seqs = range(seq, seq + count)
         self._memtable.messages.update(zip(seqs, sizes, strict=True))
-        self.changes.extend(zip(repeat(frames.CHANGE_SET_MESSAGE), seqs, values, strict=False))
+        self.changes.extend(zip(repeat(rows.CHANGE_SET_MESSAGE), seqs, values, strict=False))
         self.changes_bytes += size_bytes + CHANGE_BYTES * count
         self.last_seq += count
         self.count += count
@@ -156,7 +156,7 @@ class Accepted:
             self.count -= 1
             self.bytes -= size_bytes
             self._memtable.put(self._memtable.messages, seq, None)
-        self._accept([frames.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
+        self._accept([rows.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
 
     def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
         """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
@@ -164,7 +164,7 @@ class Accepted:
         self.count -= count
         self.bytes -= size_bytes
         self._memtable.trim(end_seq)
-        self._accept([frames.CHANGE_TRIM, end_seq], 0)
+        self._accept([rows.CHANGE_TRIM, end_seq], 0)
         self.pending.trims(PendingTrim(self.revision, end_seq, count, size_bytes))
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
@@ -209,7 +209,7 @@ class Accepted:
             self.count -= 1
             self.bytes -= old[1]
             self._memtable.put(self._memtable.entries, key, None)
-        change: frames.WireChange = [frames.CHANGE_DELETE_ENTRIES, keys]
+        change: frames.WireChange = [rows.CHANGE_DELETE_ENTRIES, keys]
         self._accept(change, variable_bytes(change))
 
     def clear(self) -> None:
@@ -217,7 +217,7 @@ class Accepted:
         assert not self.in_batch, "a clear is not part of a batch"
         self.count = self.bytes = 0
         self._memtable.clear()
-        self._accept([frames.CHANGE_CLEAR], 0)
+        self._accept([rows.CHANGE_CLEAR], 0)
 
     @property
     def config(self) -> StoreConfig:
@@ -226,7 +226,7 @@ class Accepted:
 
     def configure(self, config: StoreConfig) -> None:
         """Accept a new configuration."""
-        change = [frames.CHANGE_CONFIGURE, config.to_wire()]
+        change = [rows.CHANGE_CONFIGURE, config.to_wire()]
         self._accept(change, variable_bytes(change))
         has_ttl = self.retention is not None and self.retention.has_ttl
         self.retention = Retention.needed(config, has_ttl=has_ttl)
@@ -234,7 +234,7 @@ class Accepted:
 
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that `table` holds the values up to `end_seq`, which then leave the file."""
-        change = [frames.CHANGE_ARCHIVE, end_seq, table]
+        change = [rows.CHANGE_ARCHIVE, end_seq, table]
         self._accept(change, variable_bytes(change))
 
     def expect_expiry(self, expires: int | None) -> None:
@@ -251,7 +251,7 @@ class Accepted:
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
         """Accept the next chunk of an upload, or the first of a new one. `crc32` covers the
         whole upload so far."""
-        self._accept([frames.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
+        self._accept([rows.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
         upload = Upload(offset + len(data), crc32, self.time)
         self._memtable.put(self._memtable.uploads, upload_id, upload)
         self.has_chunks = True
@@ -262,7 +262,7 @@ class Accepted:
     def drop_uploads(self, upload_ids: list[bytes]) -> None:
         """Accept the removal of uploads. All of them exist, and no message or entry has
         one as its value."""
-        change = [frames.CHANGE_DROP_UPLOADS, upload_ids]
+        change = [rows.CHANGE_DROP_UPLOADS, upload_ids]
         self._accept(change, variable_bytes(change))
         for upload_id in upload_ids:
             self._memtable.put(self._memtable.uploads, upload_id, None)

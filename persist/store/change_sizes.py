@@ -44,22 +44,22 @@ def bytes_of(changes: Iterable[frames.WireChange]) -> int:
 def variable_bytes(change: frames.WireChange) -> int:
     """Return the size of a change's content, for any kind of change."""
     number = rows.number_of(change)
-    if number == frames.CHANGE_SET_MESSAGE:
+    if number == rows.CHANGE_SET_MESSAGE:
         _, value, headers, msg_id, _ = rows.message_set(change)
         size_bytes = _wire_bytes_of(value) + _headers_bytes(headers)
         return size_bytes if msg_id is None else size_bytes + len(msg_id.encode())
-    if number == frames.CHANGE_SET_ENTRY:
+    if number == rows.CHANGE_SET_ENTRY:
         key, value, headers, _ = rows.entry_set(change)
         return len(key.encode()) + _wire_bytes_of(value) + _headers_bytes(headers)
-    if number == frames.CHANGE_DELETE_MESSAGES:
+    if number == rows.CHANGE_DELETE_MESSAGES:
         return 9 * len(rows.deleted(change))
-    if number == frames.CHANGE_DELETE_ENTRIES:
+    if number == rows.CHANGE_DELETE_ENTRIES:
         return sum(len(key.encode()) + 5 for key in rows.deleted(change))
-    if number == frames.CHANGE_PUT_CHUNK:
+    if number == rows.CHANGE_PUT_CHUNK:
         return len(rows.chunk(change).data or b"")
-    if number == frames.CHANGE_ARCHIVE:
+    if number == rows.CHANGE_ARCHIVE:
         return len(rows.archived(change).table)
-    if number in frames.STATELESS_CHANGES:
+    if number in rows.STATELESS_CHANGES:
         return len(frames.pack(change))
     return 0
 

@@ -128,11 +128,11 @@ class Consumers:
     def apply(self, change: frames.WireChange) -> None:
         """Apply one change of the stream. Changes that concern no consumer do nothing."""
         number = changes.number_of(change)
-        if number == frames.CHANGE_CONSUMER_FETCH:
+        if number == changes.CHANGE_CONSUMER_FETCH:
             self._fetched(self.by_id[changes.consumer_id(change)], change)
-        elif number == frames.CHANGE_CONSUMER_ACK:
+        elif number == changes.CHANGE_CONSUMER_ACK:
             self._acked(self.by_id[changes.consumer_id(change)], change)
-        elif number == frames.CHANGE_CONSUMER_CONFIGURE:
+        elif number == changes.CHANGE_CONSUMER_CONFIGURE:
             id_, name, config, next_seq = changes.consumer_configured(change)
             known = self.by_id.get(id_)
             if known is not None:
@@ -140,7 +140,7 @@ class Consumers:
             else:
                 known = ConsumerState(id_, name, ConsumerConfig.from_wire(config), next_seq)
                 self.by_id[id_] = self.by_name[name] = known
-        elif number == frames.CHANGE_CONSUMER_DELETE:
+        elif number == changes.CHANGE_CONSUMER_DELETE:
             gone = self.by_id.pop(changes.consumer_id(change))
             del self.by_name[gone.name]
 

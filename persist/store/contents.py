@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.persist.store.memtable import Memtable, Upload
 from holdfast.persist.store.pending import PendingTick, contents_of
-from holdfast.protocol import changes, frames
+from holdfast.protocol import changes
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId
@@ -69,7 +69,7 @@ class Contents:
         found = 0
         for batch in unwritten:
             for revision, change in enumerate(batch.changes, batch.previous_revision + 1):
-                is_set = changes.number_of(change) == frames.CHANGE_SET_MESSAGE
+                is_set = changes.number_of(change) == changes.CHANGE_SET_MESSAGE
                 if is_set and changes.set_key(change) == seq:
                     found = revision
         if found or self.file is None:

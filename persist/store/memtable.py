@@ -129,30 +129,30 @@ class Memtable:
     def _take(self, change: frames.WireChange, revision: int, time: int) -> None:
         number = changes.number_of(change)
         self._take_upload(change, time)
-        if number == frames.CHANGE_SET_MESSAGE:
+        if number == changes.CHANGE_SET_MESSAGE:
             seq, _, _, msg_id, _ = changes.message_set(change)
             self.messages[seq] = message_bytes_of(change)
             if msg_id is not None:
                 self.msg_ids[msg_id] = (seq, revision, time)
-        elif number == frames.CHANGE_DELETE_MESSAGES:
+        elif number == changes.CHANGE_DELETE_MESSAGES:
             for seq in changes.deleted(change):
                 self.messages[seq] = None
-        elif number == frames.CHANGE_TRIM:
+        elif number == changes.CHANGE_TRIM:
             self.trim(changes.trimmed_to(change))
-        elif number == frames.CHANGE_SET_ENTRY:
+        elif number == changes.CHANGE_SET_ENTRY:
             self.entries[changes.set_key(change)] = (revision, entry_bytes_of(change))
-        elif number == frames.CHANGE_DELETE_ENTRIES:
+        elif number == changes.CHANGE_DELETE_ENTRIES:
             for key in changes.deleted(change):
                 self.entries[key] = None
-        elif number == frames.CHANGE_CLEAR:
+        elif number == changes.CHANGE_CLEAR:
             self.clear()
 
     def _take_upload(self, change: frames.WireChange, time: int) -> None:
         number = changes.number_of(change)
-        if number == frames.CHANGE_PUT_CHUNK:
+        if number == changes.CHANGE_PUT_CHUNK:
             upload_id, offset, data, crc32 = changes.chunk(change)
             self.uploads[upload_id] = Upload(offset + len(data or b""), crc32, time)
-        elif number == frames.CHANGE_DROP_UPLOADS:
+        elif number == changes.CHANGE_DROP_UPLOADS:
             self.uploads.update(dict.fromkeys(changes.dropped_uploads(change)))
         elif number in changes.SETS and (large := changes.large_value(change)) is not None:
             placed = Upload(large.size_bytes, large.crc32, time, is_placed=True)

@@ -309,7 +309,7 @@ class Tick:
 def _without_data(store: Store) -> list[frames.WireChange]:
     return [
         changes.without_data(change)
-        if changes.number_of(change) == frames.CHANGE_PUT_CHUNK
+        if changes.number_of(change) == changes.CHANGE_PUT_CHUNK
         else change
         for change in store.changes
     ]

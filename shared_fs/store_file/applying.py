@@ -145,7 +145,7 @@ def apply_to_kv(
         for change in batch.changes:
             revision += 1
             number = number_of(change)
-            if number == frames.CHANGE_SET_ENTRY:
+            if number == changes.CHANGE_SET_ENTRY:
                 key, value, headers_of_entry, expires = changes.entry_set(change)
                 headers = pack_headers(headers_of_entry) if headers_of_entry else None
                 if type(value) is bytes:
@@ -157,17 +157,17 @@ def apply_to_kv(
                     bodies.put_in_place(large, key, revision, time)
                     last[key] = (revision, key, time, b"", headers, expires, large.size_bytes)
                 continue
-            if number in frames.UPLOAD_CHANGES:
+            if number in changes.UPLOAD_CHANGES:
                 keep_upload(bodies, change, time)
                 continue
-            if number == frames.CHANGE_DELETE_ENTRIES:
+            if number == changes.CHANGE_DELETE_ENTRIES:
                 for key in changes.deleted(change):
                     last[key] = None
                     bodies.drop_at(key)
-            elif number == frames.CHANGE_CONFIGURE:
+            elif number == changes.CHANGE_CONFIGURE:
                 keep_config(cursor, changes.configured(change))
             else:
-                assert number == frames.CHANGE_CLEAR, number
+                assert number == changes.CHANGE_CLEAR, number
                 last.clear()
                 bodies.drop_all()
                 cursor.execute(schema.DELETE_ALL_ENTRIES)
@@ -199,7 +199,7 @@ def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
 
 def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
     """Apply a change that only concerns values which are still being uploaded."""
-    if number_of(change) == frames.CHANGE_PUT_CHUNK:
+    if number_of(change) == changes.CHANGE_PUT_CHUNK:
         upload_id, offset, data, crc32 = changes.chunk(change)
         assert data is not None
         bodies.put_chunk(upload_id, offset, data, crc32, time)
@@ -260,7 +260,7 @@ class _Stream:
             change = wires[0]
             if (
                 len(change) != _PLAIN_CHANGE_ELEMENTS
-                or change[0] != frames.CHANGE_SET_MESSAGE
+                or change[0] != changes.CHANGE_SET_MESSAGE
                 or change[1] != seq + 1
                 or type(change[2]) is not bytes
             ):
@@ -294,7 +294,7 @@ class _Stream:
             # Whole columns at once: `holdfast bench engine`, the rows of one stream.
             numbers, seqs, values = zip(*wires, strict=True)
             start = self._last_seq + 1
-            if numbers.count(frames.CHANGE_SET_MESSAGE) == len(wires) and seqs == tuple(
+            if numbers.count(changes.CHANGE_SET_MESSAGE) == len(wires) and seqs == tuple(
                 range(start, start + len(wires))
             ):
                 self._append(values)
@@ -302,12 +302,12 @@ class _Stream:
         for change in wires:
             self.revision += 1
             number = number_of(change)
-            if number == frames.CHANGE_SET_MESSAGE:
+            if number == changes.CHANGE_SET_MESSAGE:
                 self._set(change)
             elif number in CONSUMER_CHANGES:
                 # No news to a follower, so the change log, which is bounded, does not keep it.
                 self._consumers.apply(change)
-            elif number in frames.UPLOAD_CHANGES:
+            elif number in changes.UPLOAD_CHANGES:
                 keep_upload(self._bodies, change, self._time)
             else:
                 self._insert_waiting()
@@ -391,7 +391,7 @@ class _Stream:
 
     def _remove(self, change: frames.WireChange) -> None:
         number = number_of(change)
-        if number == frames.CHANGE_DELETE_MESSAGES:
+        if number == changes.CHANGE_DELETE_MESSAGES:
             seqs = changes.deleted(change)
             if self._archived.exists:
                 for archived_bytes in self._archived.remove(seqs):
@@ -405,13 +405,13 @@ class _Stream:
                     self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
                     self._bodies.drop_at(seq)
             return
-        if number == frames.CHANGE_ARCHIVE:
+        if number == changes.CHANGE_ARCHIVE:
             self._archived.archive(*changes.archived(change))
             return
-        if number == frames.CHANGE_CONFIGURE:
+        if number == changes.CHANGE_CONFIGURE:
             keep_config(self._cursor, changes.configured(change))
             return
-        assert number == frames.CHANGE_TRIM, number
+        assert number == changes.CHANGE_TRIM, number
         end_seq = changes.trimmed_to(change)
         archived = self._archived.trim(end_seq) if self._archived.exists else (0, 0)
         if end_seq >= self._last_seq:

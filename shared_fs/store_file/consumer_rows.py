@@ -21,10 +21,10 @@ from holdfast.shared_fs.store_file import schema
 #: The changes that `ConsumerRows` takes.
 CONSUMER_CHANGES: Final = frozenset(
     {
-        frames.CHANGE_CONSUMER_CONFIGURE,
-        frames.CHANGE_CONSUMER_FETCH,
-        frames.CHANGE_CONSUMER_ACK,
-        frames.CHANGE_CONSUMER_DELETE,
+        changes.CHANGE_CONSUMER_CONFIGURE,
+        changes.CHANGE_CONSUMER_FETCH,
+        changes.CHANGE_CONSUMER_ACK,
+        changes.CHANGE_CONSUMER_DELETE,
     }
 )
 
@@ -56,7 +56,7 @@ class ConsumerRows:
     def apply(self, change: frames.WireChange) -> None:
         """Take a change of a consumer."""
         number, id_ = changes.number_of(change), changes.consumer_id(change)
-        if number == frames.CHANGE_CONSUMER_FETCH:
+        if number == changes.CHANGE_CONSUMER_FETCH:
             said = changes.consumer_fetched(change)
             _, next_seq, deadline, first, again, gone, given_up = said
             for seq in first:
@@ -67,14 +67,14 @@ class ConsumerRows:
             self._drop(id_, given_up)
             sums = self._add(id_, len(first), len(again), 0, len(given_up))
             sums[0] = next_seq
-        elif number == frames.CHANGE_CONSUMER_ACK:
+        elif number == changes.CHANGE_CONSUMER_ACK:
             _, acked, given_up, moved = changes.consumer_acked(change)
             self._drop(id_, acked)
             self._drop(id_, given_up)
             for seq, deadline, count in moved:
                 self._deliveries[id_, seq] = (id_, seq, deadline, count)
             self._add(id_, 0, 0, len(acked), len(given_up))
-        elif number == frames.CHANGE_CONSUMER_CONFIGURE:
+        elif number == changes.CHANGE_CONSUMER_CONFIGURE:
             self.flush()
             for statement in schema.CREATE_CONSUMERS:
                 self._cursor.execute(statement)

@@ -94,7 +94,7 @@ def _is_large(change: frames.WireChange) -> bool:
     if number in changes.SETS:
         value = changes.set_value(change)
         return type(value) is bytes and len(value) >= schema.PAGE_BYTES
-    return bool(number == frames.CHANGE_PUT_CHUNK)
+    return bool(number == changes.CHANGE_PUT_CHUNK)
 
 
 def _build(

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
@@ -322,10 +323,10 @@ class StoreRows(ABC):
                 (schema.SELECT_APPENDED_AFTER, seq),
                 (schema.SELECT_REPLACED_AFTER, revision),
             ]
-            number = frames.CHANGE_SET_MESSAGE
+            number = CHANGE_SET_MESSAGE
         else:
             sources = [(schema.SELECT_ENTRIES_AFTER_REVISION, revision)]
-            number = frames.CHANGE_SET_ENTRY
+            number = CHANGE_SET_ENTRY
         found: list[tuple[int, int, frames.WireChange]] = []
         # A source that was cut short may hold more: what lies past its last row waits for it.
         complete_up_to: list[int] = []

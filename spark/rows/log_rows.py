@@ -126,7 +126,7 @@ class LogRows:
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange
     ) -> None:
         before = self._marks.get(store, Watermark(0, 0))
-        is_message = changes.number_of(change) == frames.CHANGE_SET_MESSAGE
+        is_message = changes.number_of(change) == changes.CHANGE_SET_MESSAGE
         seq = changes.message_set(change).seq if is_message else 0
         if revision > before.revision:
             self._marks[store] = Watermark(

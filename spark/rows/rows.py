@@ -66,22 +66,22 @@ class RowOrigin(NamedTuple):
 def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[ExportedRow]:
     """Return the rows of one change of the wire, of the log or of the change log of a file."""
     number = changes.number_of(change)
-    if number == frames.CHANGE_SET_MESSAGE:
+    if number == changes.CHANGE_SET_MESSAGE:
         seq, value, headers, _, _ = changes.message_set(change)
         return [ExportedRow(SET, revision, seq, None, time, headers, _held(value))]
-    if number == frames.CHANGE_SET_ENTRY:
+    if number == changes.CHANGE_SET_ENTRY:
         key, value, headers, _ = changes.entry_set(change)
         return [ExportedRow(SET, revision, None, key, time, headers, _held(value))]
-    if number == frames.CHANGE_DELETE_MESSAGES:
+    if number == changes.CHANGE_DELETE_MESSAGES:
         gone = changes.deleted(change)
         return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in gone]
-    if number == frames.CHANGE_DELETE_ENTRIES:
+    if number == changes.CHANGE_DELETE_ENTRIES:
         gone = changes.deleted(change)
         return [ExportedRow(DELETE, revision, None, key, time, None, None) for key in gone]
-    if number == frames.CHANGE_TRIM:
+    if number == changes.CHANGE_TRIM:
         end_seq = changes.trimmed_to(change)
         return [ExportedRow(TRIM, revision, end_seq, None, time, None, None)]
-    if number == frames.CHANGE_CLEAR:
+    if number == changes.CHANGE_CLEAR:
         return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
     # What else there is changes no message and no entry.
     return []

@@ -23,6 +23,7 @@ from holdfast.client import (
 )
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -320,7 +321,7 @@ def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
         [1, 0, 0, 7],
         ["1", 1, 0, []],
         [1, None, 0, []],
-        [9, 1, 0, [[frames.CHANGE_SET_MESSAGE, 2, b""], [frames.CHANGE_SET_MESSAGE, "3", b""]]],
+        [9, 1, 0, [[CHANGE_SET_MESSAGE, 2, b""], [CHANGE_SET_MESSAGE, "3", b""]]],
         [9, 1, 0, [None]],
     ]
 
@@ -364,7 +365,7 @@ def test_an_owner_that_makes_no_sense_is_an_error_for_as_long_as_it_lasts(
             for _ in range(2):
                 with pytest.raises(MalformedFrameError, match="unknown change 99"):
                     await take(changes, 1)
-            cluster.store(*STREAM).log[0] = (1, 0, [frames.CHANGE_SET_MESSAGE, 1, b"1"])
+            cluster.store(*STREAM).log[0] = (1, 0, [CHANGE_SET_MESSAGE, 1, b"1"])
             assert values(await take(changes, 1)) == [b"1"]
 
     run(nats, test)
@@ -439,7 +440,7 @@ def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
                 sizes = []
                 for tick in range(500):
                     # What a server says of a hundred keys overwritten in one turn.
-                    rows = [[frames.CHANGE_SET_ENTRY, str(i), b"%8d" % tick] for i in range(100)]
+                    rows = [[CHANGE_SET_ENTRY, str(i), b"%8d" % tick] for i in range(100)]
                     await cluster.bus.publish(
                         subject, frames.encode_changes(1, store.revision, 0, rows)
                     )

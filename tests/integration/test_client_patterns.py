@@ -26,6 +26,7 @@ from holdfast.client import (
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
+from holdfast.protocol.changes import CHANGE_TRIM
 from holdfast.protocol.limits import PATTERN_CATCH_UPS
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -309,7 +310,7 @@ def test_a_store_whose_revisions_go_on_is_heard_at_once_when_it_is_born_again(
             await take(changes, 1)
             if lost:
                 # The last that is heard of the former life does not follow on what came before it.
-                change = [frames.CHANGE_TRIM, 1]
+                change = [CHANGE_TRIM, 1]
                 cluster.broadcast(key, frames.encode_changes(1, 5, 0, [change]))
             cluster.delete(key)
             await until(lambda: bool(feed_of(changes)._line))

@@ -37,8 +37,8 @@ from holdfast.coordinator.answering.requests import (
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.membership import MemberView
 from holdfast.coordinator.state.state_file import open_state_file
+from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.recovery.takeover import DeadLogs
-from holdfast.persist.server_mode import ModeSwitch
 from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
@@ -48,7 +48,7 @@ from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.tier.tier_pools import TierPools
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.control import Grant, ServerState
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -219,7 +219,7 @@ class Server:
             TierPools(at_once),
             self.open_stores,
             checkpointer,
-            ModeSwitch("s1"),
+            LifePhase("s1"),
         )
         coordinator: Any = self
         self.cooler = Cooler(self.snapshotter, life, coordinator, at_once)
@@ -283,7 +283,7 @@ class Server:
         file = opened.file or opened.contents._create_file()
         opened.file = file
         revision = file.meta.revision
-        change = (frames.CHANGE_SET_MESSAGE, file.meta.last_seq + 1, value)
+        change = (CHANGE_SET_MESSAGE, file.meta.last_seq + 1, value)
         with self.steps.around("write"):
             file.apply([AppliedBatch(revision, 1000, [change])])
         with self.steps.around("checkpoint"):

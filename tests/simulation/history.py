@@ -239,7 +239,7 @@ def change_of(change: Change) -> ChangeOf | None:
 
 def change_of_wire(wire: frames.WireChange) -> ChangeOf:
     """Return what a change on the wire does."""
-    if wire[0] in frames.STATELESS_CHANGES:
+    if wire[0] in changes.STATELESS_CHANGES:
         return ChangeOf(What.CONFIGURE)
     found = change_of(changes.change_from_wire(wire, 0, 0))
     assert found is not None

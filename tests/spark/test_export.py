@@ -22,6 +22,12 @@ from support.bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_o
 from support.moto_server import running_moto
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CLEAR,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_TRIM,
+)
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError
@@ -36,10 +42,10 @@ from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
 
 HERE = Path(__file__).parent
-TRIM = frames.CHANGE_TRIM
-CLEAR = frames.CHANGE_CLEAR
-DELETE_MESSAGES = frames.CHANGE_DELETE_MESSAGES
-DELETE_ENTRIES = frames.CHANGE_DELETE_ENTRIES
+TRIM = CHANGE_TRIM
+CLEAR = CHANGE_CLEAR
+DELETE_MESSAGES = CHANGE_DELETE_MESSAGES
+DELETE_ENTRIES = CHANGE_DELETE_ENTRIES
 
 PATCHES = stream("project.42.patches")
 SETTINGS = kv("settings")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_PUT_CHUNK, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import Entry, LargeValue, Message
 from holdfast.protocol.names import StoreId, StoreKind
@@ -32,9 +32,9 @@ def test_an_image_gives_null_for_a_large_value_and_all_of_the_others(
 ) -> None:
     store = StoreId("acme", kind, "a")
     places: list[Any] = [1, 2, 3] if kind is StoreKind.STREAM else ["1", "2", "3"]
-    number = frames.CHANGE_SET_MESSAGE if kind is StoreKind.STREAM else frames.CHANGE_SET_ENTRY
+    number = CHANGE_SET_MESSAGE if kind is StoreKind.STREAM else CHANGE_SET_ENTRY
     changes = [
-        [frames.CHANGE_PUT_CHUNK, LARGE.upload_id, 0, VALUE, LARGE.crc32],
+        [CHANGE_PUT_CHUNK, LARGE.upload_id, 0, VALUE, LARGE.crc32],
         [number, places[0], b"one"],
         [number, places[1], list(LARGE)],
         [number, places[2], b""],

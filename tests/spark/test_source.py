@@ -18,7 +18,7 @@ from support.holdfast_up import RunningUp
 
 import holdfast.spark
 from holdfast.client import Client, connect
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
 
 TENANT = "reading"
 LARGE_ROWS = 6000
@@ -157,8 +157,8 @@ def test_a_bucket_is_read_as_its_newest_snapshots_have_it(
     for number in range(3):
         name = stream(f"doc.{number}")
         world.change(name, *(message(seq, b"%d" % seq, {"n": str(seq)}) for seq in range(1, 2001)))
-        world.change(name, message(7, b"replaced"), [frames.CHANGE_DELETE_MESSAGES, [9, 1000]])
-        world.change(name, [frames.CHANGE_TRIM, 3])
+        world.change(name, message(7, b"replaced"), [CHANGE_DELETE_MESSAGES, [9, 1000]])
+        world.change(name, [CHANGE_TRIM, 3])
     world.change(kv("settings"), entry("theme", b"dark", {"by": "ada"}), entry("size", b"12"))
     world.publish(packed=True)
     world.change(kv("settings"), entry("theme", b"light"))

@@ -21,7 +21,7 @@ from support.holdfast_up import RunningUp
 
 from holdfast.cli.command import holdfast
 from holdfast.client import connect
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.spark.errors import TableConflictError
@@ -122,7 +122,7 @@ def test_what_a_table_holds_comes_back_into_stores_and_a_repetition_adds_nothing
 ) -> None:
     world.change(PATCHES, *[message(seq, b"v%d" % seq) for seq in range(1, 51)])
     world.change(PATCHES, message(5, b"again", {"user": "ada"}))
-    world.change(PATCHES, [frames.CHANGE_TRIM, 3], [frames.CHANGE_DELETE_MESSAGES, [7, 8, 20]])
+    world.change(PATCHES, [CHANGE_TRIM, 3], [CHANGE_DELETE_MESSAGES, [7, 8, 20]])
     world.change(SETTINGS, entry("theme", b"dark", {"user": "ada"}), entry("", b"empty key"))
     world.publish()
     table = default_table(world.url)

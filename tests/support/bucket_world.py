@@ -12,6 +12,14 @@ import duckdb
 from deltalake import DeltaTable
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CLEAR,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import open_bucket
@@ -43,11 +51,11 @@ def kv(name: str, tenant: str = "acme") -> StoreId:
 
 
 def message(seq: int, value: bytes, headers: dict[str, str] | None = None) -> list[Any]:
-    return [frames.CHANGE_SET_MESSAGE, seq, value, *([headers] if headers else [])]
+    return [CHANGE_SET_MESSAGE, seq, value, *([headers] if headers else [])]
 
 
 def entry(key: str, value: bytes, headers: dict[str, str] | None = None) -> list[Any]:
-    return [frames.CHANGE_SET_ENTRY, key, value, *([headers] if headers else [])]
+    return [CHANGE_SET_ENTRY, key, value, *([headers] if headers else [])]
 
 
 @dataclass
@@ -151,17 +159,17 @@ class BucketWorld:
 
 def _note(held: Held, change: Sequence[Any]) -> None:
     number = change[0]
-    if number in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+    if number in (CHANGE_SET_MESSAGE, CHANGE_SET_ENTRY):
         headers = change[3] if len(change) > 3 else {}
         held.rows[change[1]] = (change[2], headers, held.revision)
-    elif number in (frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES):
+    elif number in (CHANGE_DELETE_MESSAGES, CHANGE_DELETE_ENTRIES):
         for name in change[1]:
             held.rows.pop(name, None)
-    elif number == frames.CHANGE_TRIM:
+    elif number == CHANGE_TRIM:
         for seq in [seq for seq in held.rows if seq <= change[1]]:
             del held.rows[seq]
     else:
-        assert number == frames.CHANGE_CLEAR, number
+        assert number == CHANGE_CLEAR, number
         held.rows.clear()
 
 

@@ -17,6 +17,12 @@ from typing import Any
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.changes import (
+    CHANGE_CLEAR,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidSeqError,
@@ -302,7 +308,7 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
             raise WrongRevisionError(key=rest[0], expected=rest[3], actual=actual)
         store.revision += 1
         store.entries[rest[0]] = (store.revision, now, rest[1], rest[2])
-        changes.append([frames.CHANGE_SET_ENTRY, *rest[:3]])
+        changes.append([CHANGE_SET_ENTRY, *rest[:3]])
         return [0, store.revision]
     if number in (frames.DELETE_MESSAGES, frames.DELETE_ENTRIES):
         rows: dict[Any, Any] = store.messages if store.kind == StoreKind.STREAM else store.entries
@@ -318,11 +324,11 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
         trimmed = [seq for seq in store.messages if seq <= end_seq]
         for seq in trimmed:
             del store.messages[seq]
-        return _deleted(store, changes, len(trimmed), [frames.CHANGE_TRIM, end_seq])
+        return _deleted(store, changes, len(trimmed), [CHANGE_TRIM, end_seq])
     assert number == frames.CLEAR
     count = len(store.entries)
     store.entries.clear()
-    return _deleted(store, changes, count, [frames.CHANGE_CLEAR])
+    return _deleted(store, changes, count, [CHANGE_CLEAR])
 
 
 def _set(
@@ -331,7 +337,7 @@ def _set(
     store.revision += 1
     store.last_seq = max(store.last_seq, seq)
     store.messages[seq] = (store.revision, now, value, headers)
-    changes.append([frames.CHANGE_SET_MESSAGE, seq, value, headers])
+    changes.append([CHANGE_SET_MESSAGE, seq, value, headers])
     return [seq, store.revision]
 
 
@@ -387,7 +393,7 @@ def _read(store: FakeStore, server: str, operation: list[Any]) -> Any:
         return [[], 0, 0, store.revision, True]
     found = [list(each) for each in store.log if each[0] > revision]
     page_changes = found[:PAGE_ROWS]
-    next_seq = max([seq, *(c[1] for _, _, c in page_changes if c[0] == frames.CHANGE_SET_MESSAGE)])
+    next_seq = max([seq, *(c[1] for _, _, c in page_changes if c[0] == CHANGE_SET_MESSAGE)])
     if len(found) <= PAGE_ROWS:
         return [page_changes, store.revision, store.last_seq, store.revision, False]
     return [page_changes, page_changes[-1][0], next_seq, store.revision, False]

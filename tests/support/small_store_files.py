@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -14,7 +14,7 @@ KV = StoreId("acme", StoreKind.KV, "a.b")
 
 
 def appends(start: int, count: int, size_bytes: int = 5) -> AppliedBatch:
-    changes = [[frames.CHANGE_SET_MESSAGE, start + i, bytes(size_bytes)] for i in range(count)]
+    changes = [[CHANGE_SET_MESSAGE, start + i, bytes(size_bytes)] for i in range(count)]
     return AppliedBatch(start - 1, 1000 + start, changes)
 
 

@@ -19,6 +19,7 @@ from holdfast.cli.doctor.checks import CHECKS, MAX_EXAMPLES, Check, Findings, Se
 from holdfast.cli.doctor.examination import Examination
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import fence
@@ -50,7 +51,7 @@ def make_store(layout: Layout, store: StoreId = NOTES, *, count: int = 3, epoch:
     path = layout.store(store)
     DISK.make_directory(path.parent)
     file = StoreFile.create(path, store, time=1)
-    changes = [[frames.CHANGE_SET_MESSAGE, 1 + i, bytes(100)] for i in range(count)]
+    changes = [[CHANGE_SET_MESSAGE, 1 + i, bytes(100)] for i in range(count)]
     file.apply([AppliedBatch(0, 5, changes)])
     file.take(epoch, "s1", "01")
     file.close()
@@ -89,7 +90,7 @@ def make_log(
     log = CommitLog(DISK, folder / "log")
     for tick, (previous, revision) in enumerate(revisions, start=1):
         changes = [
-            [frames.CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)
+            [CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)
         ]
         payload = frames.encode_changes(2, previous, 5, changes)
         log.append(tick, [LogRecord(store, 2, previous, revision, [payload], [])])

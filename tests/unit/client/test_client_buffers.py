@@ -8,7 +8,8 @@ from support.effort import examples
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
-from holdfast.protocol.frames import CHANGE_SET_MESSAGE, ChangeBatch
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
+from holdfast.protocol.frames import ChangeBatch
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 

@@ -9,7 +9,8 @@ from holdfast.client.following.listeners import Listeners
 from holdfast.client.following.merge import Broadcast
 from holdfast.protocol.bus.bus import BusCallback, BusMessage, BusSubscription
 from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
-from holdfast.protocol.frames import CHANGE_SET_MESSAGE, encode_changes
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
+from holdfast.protocol.frames import encode_changes
 
 KEY = (0, "s")
 SUBJECT = "hf.t.chg.s.s"

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from support.effort import examples
 
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
-from holdfast.protocol.errors import MalformedFrameError
-from holdfast.protocol.frames import (
+from holdfast.protocol.changes import (
     CHANGE_CONFIGURE,
     CHANGE_DELETE_MESSAGES,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
-    ChangeBatch,
-    WireChange,
 )
+from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.frames import ChangeBatch, WireChange
 
 
 def append(seq: int) -> WireChange:

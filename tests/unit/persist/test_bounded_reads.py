@@ -19,6 +19,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.releasing import Release
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.frames import Group
 from holdfast.protocol.limits import READ_SLICE_SECONDS
@@ -35,10 +36,10 @@ COUNT = 20_000
 def stream(root: Path, *, without: list[int] | None = None) -> Iterator[Store]:
     file = StoreFile.create(root / "chat.db", STREAM, time=1)
     changes: list[Any] = [
-        [frames.CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, COUNT + 1)
+        [CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, COUNT + 1)
     ]
     if without:
-        changes.append([frames.CHANGE_DELETE_MESSAGES, without])
+        changes.append([CHANGE_DELETE_MESSAGES, without])
     file.apply([AppliedBatch(0, 1, changes)])
     try:
         yield Store(STREAM, 1, file, lambda: pytest.fail("there is a file"))

@@ -17,6 +17,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path import checkpointing
 from holdfast.persist.write_path.checkpointing import OpenLimits, choose
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
@@ -93,7 +94,7 @@ class World(WritePath):
         self.tick += 1
         store.begin()
         seq = store.last_seq + 1
-        store.set_message(seq, 1, [frames.CHANGE_SET_MESSAGE, seq, b"v"])
+        store.set_message(seq, 1, [CHANGE_SET_MESSAGE, seq, b"v"])
         payload = frames.encode_changes(1, seq - 1, 1000, store.changes)
         record = LogRecord(store.id, 1, seq - 1, seq, [payload], [])
         store.finish_tick(self.tick, self.log.append(self.tick, [record]))

@@ -26,6 +26,12 @@ from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CONSUMER_ACK,
+    CHANGE_CONSUMER_FETCH,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_MESSAGE,
+)
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.frames import VERB_ACK, VERB_IN_PROGRESS, VERB_NAK, VERB_TERM
 from holdfast.protocol.limits import MAX_CONSUMERS
@@ -266,7 +272,7 @@ def test_followers_and_their_change_log_hear_nothing_of_consumers(owner: Owner) 
     owner.do(frames.DELETE_MESSAGES, [1])
     owner.store.materialise(owner.tick)
     [page] = reads.execute(owner.store, "s1", [[frames.CHANGES, 2, 2]])
-    assert page == [[(6, 1000, [frames.CHANGE_DELETE_MESSAGES, [1]])], 6, 2, 6, False]
+    assert page == [[(6, 1000, [CHANGE_DELETE_MESSAGES, [1]])], 6, 2, 6, False]
 
 
 def test_a_waiting_worker_asks_again_when_there_may_be_something_and_not_before() -> None:
@@ -279,13 +285,13 @@ def test_a_waiting_worker_asks_again_when_there_may_be_something_and_not_before(
         news.broadcast(frames.ChangeBatch(1, 10, 1000, list(changes)))
         return news.behind, news.due_at
 
-    assert hears([frames.CHANGE_SET_MESSAGE, 4, b""])[0]
-    assert hears([frames.CHANGE_CONSUMER_FETCH, 7, 5, 31_000, [4], [], [], []]) == (False, 80.0)
-    assert hears([frames.CHANGE_CONSUMER_FETCH, 8, 5, 31_000, [4], [], [], []])[1] == float("inf")
-    assert hears([frames.CHANGE_CONSUMER_ACK, 7, [4], [], []]) == (False, float("inf"))
-    assert hears([frames.CHANGE_CONSUMER_ACK, 7, [], [], [[4, 1000, 1]]]) == (False, now)
+    assert hears([CHANGE_SET_MESSAGE, 4, b""])[0]
+    assert hears([CHANGE_CONSUMER_FETCH, 7, 5, 31_000, [4], [], [], []]) == (False, 80.0)
+    assert hears([CHANGE_CONSUMER_FETCH, 8, 5, 31_000, [4], [], [], []])[1] == float("inf")
+    assert hears([CHANGE_CONSUMER_ACK, 7, [4], [], []]) == (False, float("inf"))
+    assert hears([CHANGE_CONSUMER_ACK, 7, [], [], [[4, 1000, 1]]]) == (False, now)
     news.blocked = True
-    assert hears([frames.CHANGE_CONSUMER_ACK, 7, [4], [], []])[0], "there is room again"
+    assert hears([CHANGE_CONSUMER_ACK, 7, [4], [], []])[0], "there is room again"
     news.behind = False
     news.head(11)
     assert not news.behind

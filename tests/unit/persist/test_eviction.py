@@ -12,6 +12,13 @@ from support.ticked_store import Bench, append, configure, put
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.retention import NEVER
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CONFIGURE,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
 from holdfast.protocol.names import StoreKind
 
@@ -60,13 +67,13 @@ def test_d13_evictions_name_the_keys_that_went(kv: Bench) -> None:
     for key in ("a", "b", "c"):
         kv.do(*put(key))
     assert kv.broadcasts[-1] == [
-        [frames.CHANGE_SET_ENTRY, "c", b"v"],
-        [frames.CHANGE_DELETE_ENTRIES, ["a"]],
+        [CHANGE_SET_ENTRY, "c", b"v"],
+        [CHANGE_DELETE_ENTRIES, ["a"]],
     ]
     kv.do(*put("d", b"v", 1))
     kv.time += 1000
     assert kv.read(frames.GET_ENTRY, "d") is None
-    assert kv.broadcasts[-1] == [[frames.CHANGE_DELETE_ENTRIES, ["d"]]]
+    assert kv.broadcasts[-1] == [[CHANGE_DELETE_ENTRIES, ["d"]]]
 
 
 @pytest.mark.parametrize("kind", StoreKind)
@@ -94,12 +101,12 @@ def test_the_lowest_seqs_go_in_the_tick_that_needs_their_room(stream: Bench) -> 
     configure(stream, max_messages=3)
     results = stream.tick(*[append(b"%d" % number) for number in range(5)])
     assert [result[0] for result in results] == [1, 2, 3, 4, 5]
-    assert stream.broadcasts[-1][-1] == [frames.CHANGE_TRIM, 2]
+    assert stream.broadcasts[-1][-1] == [CHANGE_TRIM, 2]
     assert stream.rows() == {3: b"2", 4: b"3", 5: b"4"}
     stream.do(*append(b"5"))
     assert stream.broadcasts[-1] == [
-        [frames.CHANGE_SET_MESSAGE, 6, b"5"],
-        [frames.CHANGE_TRIM, 3],
+        [CHANGE_SET_MESSAGE, 6, b"5"],
+        [CHANGE_TRIM, 3],
     ]
     assert stream.read(frames.HEAD)[:5] == [9, 4, 6, 3, 3]
 
@@ -133,8 +140,8 @@ def test_what_is_over_goes_when_the_limit_comes(stream: Bench) -> None:
     revision, config = configure(stream, max_messages=4)
     assert (revision, config) == (11, {"max_messages": 4})
     assert stream.broadcasts[-1] == [
-        [frames.CHANGE_CONFIGURE, {"max_messages": 4}],
-        [frames.CHANGE_TRIM, 6],
+        [CHANGE_CONFIGURE, {"max_messages": 4}],
+        [CHANGE_TRIM, 6],
     ]
 
 
@@ -197,7 +204,7 @@ def test_a_batch_pushes_older_keys_out_as_a_whole(kv: Bench) -> None:
     kv.tick(put("a"), put("b"))
     kv.do(frames.BATCH, [put("c"), put("d")])
     assert list(kv.rows()) == ["c", "d"]
-    assert kv.broadcasts[-1][-1] == [frames.CHANGE_DELETE_ENTRIES, ["a", "b"]]
+    assert kv.broadcasts[-1][-1] == [CHANGE_DELETE_ENTRIES, ["a", "b"]]
 
 
 def test_a_batch_is_judged_by_what_it_leaves(kv: Bench) -> None:
@@ -248,7 +255,7 @@ def test_each_ttl_ends_by_itself(stream: Bench) -> None:
     stream.reopen()
     stream.time += 1000
     assert list(stream.rows()) == [2]
-    assert stream.broadcasts[-1] == [[frames.CHANGE_TRIM, 1]]
+    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 1]]
     assert stream.store.retention is not None
     assert stream.store.retention.due_at == NEVER
 
@@ -270,7 +277,7 @@ def test_the_front_of_a_stream_ages_by_a_trim(stream: Bench) -> None:
         stream.time += 1000
     stream.time = 12_500
     assert list(stream.rows()) == [3, 4, 5]
-    assert stream.broadcasts[-1] == [[frames.CHANGE_TRIM, 2]]
+    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 2]]
 
 
 def test_a_replaced_message_ages_from_its_replacement_on(stream: Bench) -> None:
@@ -385,7 +392,7 @@ def test_a_follower_reads_the_configuration_among_the_changes(stream: Bench) -> 
     stream.do(*append())
     configure(stream, max_messages=9)
     changes = stream.read(frames.CHANGES, 1, 1)[0]
-    assert changes == [(2, 1000, [frames.CHANGE_CONFIGURE, {"max_messages": 9}])]
+    assert changes == [(2, 1000, [CHANGE_CONFIGURE, {"max_messages": 9}])]
 
 
 @pytest.mark.parametrize("wrong", [[None], [[]], [{"max_messages": 0}], [{"what": 1}], [7], []])

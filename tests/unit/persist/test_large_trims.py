@@ -19,6 +19,7 @@ from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import store_file as store_file_module
@@ -38,7 +39,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def filled(root: Path, count: int) -> Store:
     file = StoreFile.create(root / "chat.db", STREAM, time=1)
     file.take(1, "s1", "i1")
-    changes = [[frames.CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, count + 1)]
+    changes = [[CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, count + 1)]
     file.apply([AppliedBatch(0, 1, changes)])
     return Store(STREAM, 1, file, lambda: pytest.fail("there is a file"))
 

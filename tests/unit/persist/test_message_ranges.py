@@ -26,6 +26,7 @@ from holdfast.client.wire.link import Link
 from holdfast.persist.operations import reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_ARCHIVE, CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind, StoreName
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
@@ -72,13 +73,13 @@ def stream_of(deleted: set[int], archived_to: set[int]) -> Iterator[Owner]:
         file = StoreFile.create(Path(folder) / "s.db", STREAM, time=1)
         try:
             for seq in range(1, LAST_SEQ + 1):
-                change = [frames.CHANGE_SET_MESSAGE, seq, b"%d" % seq]
+                change = [CHANGE_SET_MESSAGE, seq, b"%d" % seq]
                 file.apply([AppliedBatch(file.meta.revision, 1000 + 10 * seq, [change])])
             for end_seq in sorted(archived_to):
-                change = [frames.CHANGE_ARCHIVE, end_seq, ""]
+                change = [CHANGE_ARCHIVE, end_seq, ""]
                 file.apply([AppliedBatch(file.meta.revision, 2000, [change])])
             if deleted:
-                change = [frames.CHANGE_DELETE_MESSAGES, sorted(deleted)]
+                change = [CHANGE_DELETE_MESSAGES, sorted(deleted)]
                 file.apply([AppliedBatch(file.meta.revision, 2000, [change])])
             yield Owner(file)
         finally:

@@ -13,6 +13,7 @@ from support.pipeline_world import World, run
 from holdfast.persist.operations import operations, reads
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_ARCHIVE
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.serving.mishaps import Mishaps
 
@@ -88,7 +89,7 @@ def test_changes_that_cannot_be_packed_are_refused_for_their_store_alone(
 ) -> None:
     def unpackable(store: Store, operation: list[Any]) -> list[Any]:
         store.archive(1, "t")
-        store.changes[-1] = [frames.CHANGE_ARCHIVE, 1 << 70, "t"]
+        store.changes[-1] = [CHANGE_ARCHIVE, 1 << 70, "t"]
         return [0, store.revision]
 
     monkeypatch.setitem(operations._HANDLERS[StoreKind.STREAM], frames.TRIM, unpackable)

@@ -26,6 +26,7 @@ from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk import locked_files
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -72,7 +73,7 @@ class Past:
         for name in names:
             owned = self.stores[name]
             assert owned.owner == incarnation
-            change = [frames.CHANGE_SET_MESSAGE, owned.revision + 1, name.encode()]
+            change = [CHANGE_SET_MESSAGE, owned.revision + 1, name.encode()]
             batch = AppliedBatch(owned.revision, 1000, [change])
             payload = frames.encode_changes(owned.epoch, owned.revision, 1000, [change])
             records.append(

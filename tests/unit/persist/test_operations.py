@@ -28,6 +28,13 @@ from holdfast.persist.operations import operations, reads
 from holdfast.persist.recovery.takeover import plan
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.compression import ENCODING_HEADER, compressed_always
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
 from holdfast.protocol.limits import (
@@ -558,13 +565,13 @@ class Model:
 def follow(rows: dict[Any, Any], changes: list[Any]) -> None:
     """Apply changes as a follower does."""
     for revision, time, (number, *change) in changes:
-        if number in (frames.CHANGE_SET_MESSAGE, frames.CHANGE_SET_ENTRY):
+        if number in (CHANGE_SET_MESSAGE, CHANGE_SET_ENTRY):
             headers = change[2] if len(change) > 2 else None
             rows[change[0]] = (revision, time, change[1], headers or None)
-        elif number in (frames.CHANGE_DELETE_MESSAGES, frames.CHANGE_DELETE_ENTRIES):
+        elif number in (CHANGE_DELETE_MESSAGES, CHANGE_DELETE_ENTRIES):
             for key in change[0]:
                 rows.pop(key, None)
-        elif number == frames.CHANGE_TRIM:
+        elif number == CHANGE_TRIM:
             for seq in [seq for seq in rows if seq <= change[0]]:
                 del rows[seq]
         else:

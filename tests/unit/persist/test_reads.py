@@ -15,6 +15,13 @@ from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_ARCHIVE,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+)
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
@@ -70,13 +77,13 @@ def kv(tmp_path: Path) -> Iterator[Bench]:
 
 def messages(count: int, size_bytes: int = 1, headers: dict[str, str] | None = None) -> Any:
     return [
-        [frames.CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)
+        [CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)
     ]
 
 
 def entries(count: int, key_bytes: int = 4, size_bytes: int = 0) -> list[list[Any]]:
     return [
-        [frames.CHANGE_SET_ENTRY, f"{number:0{key_bytes}d}", bytes(size_bytes)]
+        [CHANGE_SET_ENTRY, f"{number:0{key_bytes}d}", bytes(size_bytes)]
         for number in range(count)
     ]
 
@@ -186,7 +193,7 @@ def test_refusals_that_quote_much_are_answered_as_far_as_the_reply_goes(kv: Benc
 def test_changes_come_whole_in_pages_that_fit(kv: Bench) -> None:
     changes = entries(1500, 1000)
     kv.apply(*changes)
-    kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, [change[1]]] for change in changes[:600]])
+    kv.apply(*[[CHANGE_DELETE_ENTRIES, [change[1]]] for change in changes[:600]])
     revision = 0
     state_revision: int | None = None
     found: list[Any] = []
@@ -200,12 +207,12 @@ def test_changes_come_whole_in_pages_that_fit(kv: Bench) -> None:
             break
     assert [change[2][1] for change in found] == [change[1] for change in changes[600:]]
     page, revision, *_ = kv.read([frames.CHANGES, 1500, 0])[0]
-    assert page[0][2] == [frames.CHANGE_DELETE_ENTRIES, [changes[0][1]]]
+    assert page[0][2] == [CHANGE_DELETE_ENTRIES, [changes[0][1]]]
 
 
 def test_the_last_few_by_count_by_limit_and_by_time(stream: Bench) -> None:
     for seq in range(1, 7):
-        stream.apply([frames.CHANGE_SET_MESSAGE, seq, b"v"], time=1000 + seq)
+        stream.apply([CHANGE_SET_MESSAGE, seq, b"v"], time=1000 + seq)
 
     def seqs(*arguments: Any) -> list[int]:
         return [row[0] for row in stream.read([frames.GET_MESSAGES, *arguments])[0][0]]
@@ -271,7 +278,7 @@ def test_a_read_without_its_arguments_is_malformed(
 
 
 def test_a_follower_ahead_of_the_store_or_behind_the_horizon_starts_over(kv: Bench) -> None:
-    kv.apply(*[[frames.CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 10))
+    kv.apply(*[[CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 10))
     kv.file.forget(msg_ids_before=0, outcomes_before=0)
     head = kv.file.meta.revision
     assert kv.read([frames.CHANGES, 9, 0])[0] == [[], 0, 0, head, True]
@@ -311,9 +318,9 @@ def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
     stream: Bench, operation: list[Any], asked: list[int]
 ) -> None:
     values = {seq: b"value %d" % seq for seq in range(1, 11)}
-    stream.apply(*[[frames.CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
+    stream.apply(*[[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
     before = stream.read(operation)[0][0]
-    stream.apply([frames.CHANGE_ARCHIVE, 6, ""])
+    stream.apply([CHANGE_ARCHIVE, 6, ""])
     archive = Known(values)
     if asked:
         with pytest.raises(reads.ArchiveNeededError) as needed:
@@ -328,8 +335,8 @@ def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
 
 def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream: Bench) -> None:
     values = {seq: b"%d" % seq for seq in range(1, 21)}
-    stream.apply(*[[frames.CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
-    stream.apply([frames.CHANGE_ARCHIVE, 20, ""])
+    stream.apply(*[[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
+    stream.apply([CHANGE_ARCHIVE, 20, ""])
     archive = Known(values)
     operation = [frames.GET_MESSAGES, 1, None, None, 4]
     answers: list[Any] = []
@@ -346,7 +353,7 @@ def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream:
         except reads.ArchiveNeededError as needed:
             tries = len(archive.asked)
             if tries < 3:
-                stream.apply([frames.CHANGE_DELETE_MESSAGES, [tries + 1]])
+                stream.apply([CHANGE_DELETE_MESSAGES, [tries + 1]])
             archived_reads.want(arrival, needed.messages)
 
     inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=raise_it)

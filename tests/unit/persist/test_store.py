@@ -14,6 +14,7 @@ from support.effort import examples
 from holdfast.persist.store.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import WriterOutcome
@@ -39,7 +40,7 @@ class Bench:
         store = self.store
         store.begin()
         seq = store.last_seq + 1
-        store.set_message(seq, len(value), [frames.CHANGE_SET_MESSAGE, seq, value])
+        store.set_message(seq, len(value), [CHANGE_SET_MESSAGE, seq, value])
         store.outcomes.append(WriterOutcome(b"w", tick, tick, 1, b"o"))
         store.writer(b"w").record(tick, tick, b"o")
         store.finish_tick(tick, segment)
@@ -126,7 +127,7 @@ def test_what_a_tick_did_can_be_seen_and_taken_back_while_earlier_ones_wait(benc
     store = bench.store
     store.begin()
     store.delete_messages([1])
-    store.set_message(1, 3, [frames.CHANGE_SET_MESSAGE, 1, b"new"])
+    store.set_message(1, 3, [CHANGE_SET_MESSAGE, 1, b"new"])
     store.trim(1, 1, 3)
     assert (store.contents.message_bytes(1), store.count, store.bytes) == (None, 0, 0)
     store.fail_tick()
@@ -139,7 +140,7 @@ def test_materialising_during_a_tick_keeps_what_the_tick_sees(bench: Bench) -> N
     bench.append(1)
     store = bench.store
     store.begin()
-    store.set_message(2, 4, [frames.CHANGE_SET_MESSAGE, 2, b"four"])
+    store.set_message(2, 4, [CHANGE_SET_MESSAGE, 2, b"four"])
     store.materialise(1)
     store.validate()
     assert (store.contents.message_bytes(1), store.contents.message_bytes(2)) == (1, 4)

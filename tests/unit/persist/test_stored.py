@@ -10,6 +10,7 @@ import pytest
 from holdfast.persist.bucket_log.stored import StoredAnswer, StoredWrites
 from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.commit_log import LogRecord
 
@@ -18,7 +19,7 @@ B = StoreId("acme", 1, "b")
 
 
 def record(store: StoreId, revision: int, *, epoch: int = 1, value: bytes = b"v") -> LogRecord:
-    change = [frames.CHANGE_SET_MESSAGE, revision, value]
+    change = [CHANGE_SET_MESSAGE, revision, value]
     payload = frames.encode_changes(epoch, revision - 1, 1000, [change])
     return LogRecord(store, epoch, revision - 1, revision, [payload], [])
 

@@ -19,6 +19,7 @@ from holdfast.persist.recovery.takeover import (
     plan,
 )
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogContents, LogDamage, LogRecord
@@ -35,7 +36,7 @@ def record(
 ) -> LogRecord:
     """A record of one tick. `label` tells whose it is, in the values and the outcome."""
     values = [
-        [frames.CHANGE_SET_MESSAGE, number, f"{label}{epoch}:{number}".encode()]
+        [CHANGE_SET_MESSAGE, number, f"{label}{epoch}:{number}".encode()]
         for number in range(previous + 1, revision + 1)
     ]
     payloads = [frames.encode_changes(epoch, previous, 1000 + revision, values)] if values else []

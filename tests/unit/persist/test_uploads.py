@@ -23,6 +23,7 @@ from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_PUT_CHUNK
 from holdfast.protocol.limits import MAX_CHUNK_BYTES, MAX_STAGED_UPLOADS, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
@@ -340,7 +341,7 @@ def test_followers_are_told_of_chunks_without_their_bytes_and_the_log_has_them(
 ) -> None:
     bench.tick([frames.PUT_CHUNK, upload_id(1), 0, b"abc"])
     ((change,),) = bench.broadcasts
-    assert change == [frames.CHANGE_PUT_CHUNK, upload_id(1), 0, None, zlib.crc32(b"abc")]
+    assert change == [CHANGE_PUT_CHUNK, upload_id(1), 0, None, zlib.crc32(b"abc")]
     (record,) = bench.records
     assert b"abc" in record.payloads[0]
     bench.tick(put(bench, 1, b"abc"))

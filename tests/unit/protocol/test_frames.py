@@ -215,18 +215,18 @@ def test_each_change_becomes_what_applications_see() -> None:
     def seen(*wire: Any) -> Any:
         return changes.change_from_wire(list(wire), 9, 1000)
 
-    message = seen(frames.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
+    message = seen(changes.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
     assert message == (4, b"v", {"h": "x"}, 1000, 9, None)
-    assert seen(frames.CHANGE_SET_MESSAGE, 4, b"v", None, "id").message.headers == {}
-    assert seen(frames.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000, None)
-    assert seen(frames.CHANGE_DELETE_MESSAGES, [1, 2]).seqs == (1, 2)
-    assert seen(frames.CHANGE_DELETE_ENTRIES, ["a"]).keys == ("a",)
-    assert seen(frames.CHANGE_TRIM, 7).end_seq == 7
-    assert seen(frames.CHANGE_CLEAR).kind is ChangeKind.TRIM
+    assert seen(changes.CHANGE_SET_MESSAGE, 4, b"v", None, "id").message.headers == {}
+    assert seen(changes.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000, None)
+    assert seen(changes.CHANGE_DELETE_MESSAGES, [1, 2]).seqs == (1, 2)
+    assert seen(changes.CHANGE_DELETE_ENTRIES, ["a"]).keys == ("a",)
+    assert seen(changes.CHANGE_TRIM, 7).end_seq == 7
+    assert seen(changes.CHANGE_CLEAR).kind is ChangeKind.TRIM
     large = LargeValue(bytes(16), 5 << 20, bytes(32), 7)
     for wire in (
-        [frames.CHANGE_SET_MESSAGE, 4, list(large)],
-        [frames.CHANGE_SET_ENTRY, "k", list(large)],
+        [changes.CHANGE_SET_MESSAGE, 4, list(large)],
+        [changes.CHANGE_SET_ENTRY, "k", list(large)],
     ):
         change = seen(*wire)
         row = change.message or change.entry
@@ -246,7 +246,7 @@ def test_what_cannot_stand_for_a_large_value_is_malformed(wire: Any) -> None:
     with pytest.raises(MalformedFrameError):
         frames.large_value_from_wire(wire)
     with pytest.raises(MalformedFrameError):
-        changes.change_from_wire([frames.CHANGE_SET_MESSAGE, 1, wire], 1, 1)
+        changes.change_from_wire([changes.CHANGE_SET_MESSAGE, 1, wire], 1, 1)
 
 
 def test_operation_numbers_say_if_they_read_or_write() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_DELETE_ENTRIES
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     MAX_DELETE_COUNT,
@@ -44,7 +45,7 @@ def test_the_largest_entry_fits_in_one_frame_both_ways() -> None:
 def test_the_largest_delete_fits_in_one_broadcast() -> None:
     key_bytes = MAX_VALUE_BYTES // MAX_DELETE_COUNT
     keys = [f"{number:0{key_bytes}d}" for number in range(MAX_DELETE_COUNT)]
-    changes = frames.encode_changes(_HUGE, _HUGE, _HUGE, [[frames.CHANGE_DELETE_ENTRIES, keys]])
+    changes = frames.encode_changes(_HUGE, _HUGE, _HUGE, [[CHANGE_DELETE_ENTRIES, keys]])
     assert len(changes) < MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 
 

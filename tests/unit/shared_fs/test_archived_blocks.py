@@ -15,6 +15,12 @@ from support.effort import examples
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_ARCHIVE,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_file
@@ -46,7 +52,7 @@ class Model:
         self.set(self.last_seq + 1, value, headers)
 
     def set(self, seq: int, value: bytes, headers: dict[str, str] | None = None) -> None:
-        self.apply([frames.CHANGE_SET_MESSAGE, seq, value, headers])
+        self.apply([CHANGE_SET_MESSAGE, seq, value, headers])
         is_new = seq == self.last_seq + 1
         self.rows[seq] = (self.file.meta.revision, self.time, value, headers, not is_new)
         self.last_seq = max(self.last_seq, seq)
@@ -54,16 +60,16 @@ class Model:
     def delete(self, seqs: list[int]) -> None:
         present = [seq for seq in seqs if seq in self.rows]
         if present:
-            self.apply([frames.CHANGE_DELETE_MESSAGES, present])
+            self.apply([CHANGE_DELETE_MESSAGES, present])
             for seq in present:
                 del self.rows[seq]
 
     def trim(self, end_seq: int) -> None:
-        self.apply([frames.CHANGE_TRIM, end_seq])
+        self.apply([CHANGE_TRIM, end_seq])
         self.rows = {seq: row for seq, row in self.rows.items() if seq > end_seq}
 
     def archive(self, end_seq: int) -> None:
-        self.apply([frames.CHANGE_ARCHIVE, end_seq, "file:///table"])
+        self.apply([CHANGE_ARCHIVE, end_seq, "file:///table"])
 
     def filled(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a row of the file as if nothing of it were archived."""
@@ -218,7 +224,7 @@ def test_what_is_drafted_is_what_is_archived_block_by_block(
 
 def test_a_transaction_that_is_taken_back_archives_nothing(model: Model) -> None:
     fill(model, 10)
-    archive = [frames.CHANGE_ARCHIVE, 5, "file:///table"]
+    archive = [CHANGE_ARCHIVE, 5, "file:///table"]
     before = model.file.meta
     with model.file.preview([AppliedBatch(before.revision, 2000, [archive])]):
         assert model.file.has_archived
@@ -265,7 +271,7 @@ def test_limits_remove_archived_messages_like_others(model: Model) -> None:
     store.configure(StoreConfig(max_messages=8))
     eviction.evict(store)
     assert (store.count, store.bytes) == (8, 8)
-    assert store.changes[-1] == [frames.CHANGE_TRIM, 12]
+    assert store.changes[-1] == [CHANGE_TRIM, 12]
     assert store.sum_up_to(14) == (2, 2)
     assert store.contents.message_bytes(12) is None
     assert store.contents.message_bytes(13) == 1

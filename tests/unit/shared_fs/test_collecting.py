@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import FencedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -59,7 +59,7 @@ class World:
         file = StoreFile.create(path, store(name), time=self.now_ms)
         file.take(epoch, "s1", "i1")
         if revision:
-            changes = [[frames.CHANGE_SET_MESSAGE, seq, b"v"] for seq in range(1, revision + 1)]
+            changes = [[CHANGE_SET_MESSAGE, seq, b"v"] for seq in range(1, revision + 1)]
             file.apply([AppliedBatch(0, self.now_ms, changes)])
         file.checkpoint()
         image = take_image(file, path.with_suffix(".draft"))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.effort import examples
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
@@ -45,7 +46,7 @@ RECORDS = st.builds(
 
 
 def record(revision: int, value: bytes = b"v") -> LogRecord:
-    change = [frames.CHANGE_SET_MESSAGE, revision, value]
+    change = [CHANGE_SET_MESSAGE, revision, value]
     payload = frames.encode_changes(1, revision - 1, 1000, [change])
     return LogRecord(STORE, 1, revision - 1, revision, [payload], [])
 

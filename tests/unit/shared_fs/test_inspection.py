@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_PUT_CHUNK, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.disk import Disk
@@ -96,9 +96,9 @@ def open_store(layout: Layout, store: StoreId = STREAM, count: int = 300) -> Sto
     Disk().make_directory(path.parent)
     file = StoreFile.create(path, store, time=1)
     if store.kind == StoreKind.STREAM:
-        changes = [[frames.CHANGE_SET_MESSAGE, 1 + i, bytes(2000)] for i in range(count)]
+        changes = [[CHANGE_SET_MESSAGE, 1 + i, bytes(2000)] for i in range(count)]
     else:
-        changes = [[frames.CHANGE_SET_ENTRY, f"key{i}", bytes(2000)] for i in range(count)]
+        changes = [[CHANGE_SET_ENTRY, f"key{i}", bytes(2000)] for i in range(count)]
     file.apply([AppliedBatch(0, 5, changes)])
     file.take(3, "s1", "life")
     return file
@@ -277,9 +277,9 @@ def test_a_large_value_that_is_not_what_was_stored_is_noticed_when_all_of_it_is_
     upload_id, value = bytes(16), b"abcdef"
     large = [upload_id, len(value), hashlib.sha256(value).digest(), zlib.crc32(value)]
     changes = [
-        [frames.CHANGE_PUT_CHUNK, upload_id, 0, value[:3], zlib.crc32(value[:3])],
-        [frames.CHANGE_PUT_CHUNK, upload_id, 3, value[3:], zlib.crc32(value)],
-        [frames.CHANGE_SET_MESSAGE, 1, large],
+        [CHANGE_PUT_CHUNK, upload_id, 0, value[:3], zlib.crc32(value[:3])],
+        [CHANGE_PUT_CHUNK, upload_id, 3, value[3:], zlib.crc32(value)],
+        [CHANGE_SET_MESSAGE, 1, large],
     ]
     file = StoreFile.create(path, STREAM, time=1)
     file.apply([AppliedBatch(0, 1000, changes)], [])

@@ -12,6 +12,18 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CONFIGURE,
+    CHANGE_CONSUMER_ACK,
+    CHANGE_CONSUMER_CONFIGURE,
+    CHANGE_CONSUMER_DELETE,
+    CHANGE_CONSUMER_FETCH,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.errors import BusyError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
@@ -26,17 +38,17 @@ OWNER = (3, "s1", "i1")
 WRITER = b"w" * 12
 OUTCOMES = [WriterOutcome(WRITER, 1, 1, 1000, b"answer")]
 MESSAGES: list[frames.WireChange] = [
-    [frames.CHANGE_SET_MESSAGE, 1, b"one", {"user": "ada"}, "id-1"],
-    [frames.CHANGE_SET_MESSAGE, 2, b"two"],
-    [frames.CHANGE_SET_MESSAGE, 3, b"three"],
-    [frames.CHANGE_DELETE_MESSAGES, [2]],
-    [frames.CHANGE_SET_MESSAGE, 3, b"replaced"],
+    [CHANGE_SET_MESSAGE, 1, b"one", {"user": "ada"}, "id-1"],
+    [CHANGE_SET_MESSAGE, 2, b"two"],
+    [CHANGE_SET_MESSAGE, 3, b"three"],
+    [CHANGE_DELETE_MESSAGES, [2]],
+    [CHANGE_SET_MESSAGE, 3, b"replaced"],
 ]
 ENTRIES: list[frames.WireChange] = [
-    [frames.CHANGE_SET_ENTRY, "theme", b"dark"],
-    [frames.CHANGE_SET_ENTRY, "font", b"mono", {"a": "b"}],
-    [frames.CHANGE_DELETE_ENTRIES, ["theme"]],
-    [frames.CHANGE_SET_ENTRY, "size", b"12"],
+    [CHANGE_SET_ENTRY, "theme", b"dark"],
+    [CHANGE_SET_ENTRY, "font", b"mono", {"a": "b"}],
+    [CHANGE_DELETE_ENTRIES, ["theme"]],
+    [CHANGE_SET_ENTRY, "size", b"12"],
 ]
 
 
@@ -125,7 +137,7 @@ def test_a_sealed_one_that_is_closed_was_never_opened(path: Path) -> None:
 @pytest.mark.parametrize("use", ["message", "messages", "apply", "preview", "size_bytes", "image"])
 def test_whatever_needs_sqlite_opens_it(path: Path, use: str) -> None:
     file = written(path)
-    batch = AppliedBatch(5, 3000, [[frames.CHANGE_SET_MESSAGE, 4, b"four"]])
+    batch = AppliedBatch(5, 3000, [[CHANGE_SET_MESSAGE, 4, b"four"]])
     if use == "message":
         assert file.message(1) is not None
     elif use == "messages":
@@ -170,7 +182,7 @@ def test_what_somebody_else_has_written_is_not_gone_on_with(path: Path) -> None:
         other.take(4, "s2", "i2")
         with pytest.raises(StorageFailedError, match="another process"):
             file.hold()
-        other.apply([AppliedBatch(5, 3000, [[frames.CHANGE_SET_MESSAGE, 4, b"four"]])])
+        other.apply([AppliedBatch(5, 3000, [[CHANGE_SET_MESSAGE, 4, b"four"]])])
     with pytest.raises(StoreDamagedError, match="somebody else has written it, up to revision 6"):
         file.hold()
     assert file.is_sealed
@@ -210,10 +222,10 @@ def test_one_that_cannot_be_written_whole_is_not_there(path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        [frames.CHANGE_SET_MESSAGE, 1, b"x" * 1000],
-        [frames.CHANGE_SET_MESSAGE, 1, b"x" * 5000],
-        [frames.CHANGE_SET_MESSAGE, 1, b"x", {"long": "y" * 2000}],
-        [frames.CHANGE_SET_MESSAGE, 1, b"x", None, "id" * 200],
+        [CHANGE_SET_MESSAGE, 1, b"x" * 1000],
+        [CHANGE_SET_MESSAGE, 1, b"x" * 5000],
+        [CHANGE_SET_MESSAGE, 1, b"x", {"long": "y" * 2000}],
+        [CHANGE_SET_MESSAGE, 1, b"x", None, "id" * 200],
     ],
 )
 def test_what_does_not_fit_in_b_tree_pages_is_not_written_whole(change: frames.WireChange) -> None:
@@ -224,18 +236,18 @@ def test_what_does_not_fit_in_b_tree_pages_is_not_written_whole(change: frames.W
 @pytest.mark.parametrize(
     "change",
     [
-        [frames.CHANGE_TRIM, 0],
-        [frames.CHANGE_CONFIGURE, {"max_messages": 5}],
-        [frames.CHANGE_CONSUMER_CONFIGURE, 1, "workers", {}, 1],
-        [frames.CHANGE_CONSUMER_FETCH, 1, 1, 1000, [], [], [], []],
-        [frames.CHANGE_CONSUMER_ACK, 1, [], [], []],
-        [frames.CHANGE_CONSUMER_DELETE, 1],
+        [CHANGE_TRIM, 0],
+        [CHANGE_CONFIGURE, {"max_messages": 5}],
+        [CHANGE_CONSUMER_CONFIGURE, 1, "workers", {}, 1],
+        [CHANGE_CONSUMER_FETCH, 1, 1, 1000, [], [], [], []],
+        [CHANGE_CONSUMER_ACK, 1, [], [], []],
+        [CHANGE_CONSUMER_DELETE, 1],
     ],
 )
 def test_any_change_may_be_among_the_first(change: frames.WireChange, tmp_path: Path) -> None:
     path = tmp_path / "whole.db"
-    consumer: frames.WireChange = [frames.CHANGE_CONSUMER_CONFIGURE, 1, "jobs", {}, 1]
-    changes = [consumer, [frames.CHANGE_SET_MESSAGE, 1, b"one"], change]
+    consumer: frames.WireChange = [CHANGE_CONSUMER_CONFIGURE, 1, "jobs", {}, 1]
+    changes = [consumer, [CHANGE_SET_MESSAGE, 1, b"one"], change]
     new = image_of(STREAM, changes)
     assert new is not None
     whole = StoreFile.new(path, new)
@@ -252,9 +264,9 @@ def test_any_change_may_be_among_the_first(change: frames.WireChange, tmp_path: 
 @pytest.mark.parametrize("store", [STREAM, KV])
 def test_whatever_a_power_cut_takes_of_it_is_noticed(store: StoreId, path: Path) -> None:
     if store is STREAM:
-        changes = [[frames.CHANGE_SET_MESSAGE, seq, bytes(seq % 7 * 99)] for seq in range(1, 41)]
+        changes = [[CHANGE_SET_MESSAGE, seq, bytes(seq % 7 * 99)] for seq in range(1, 41)]
     else:
-        changes = [[frames.CHANGE_SET_ENTRY, f"k{n}", bytes(n % 7 * 99)] for n in range(40)]
+        changes = [[CHANGE_SET_ENTRY, f"k{n}", bytes(n % 7 * 99)] for n in range(40)]
     new = image_of(store, changes)
     assert new is not None
     content = new.image
@@ -274,7 +286,7 @@ def test_whatever_a_power_cut_takes_of_it_is_noticed(store: StoreId, path: Path)
 def test_an_image_has_nothing_of_another_store() -> None:
     first = image_of(STREAM, MESSAGES)
     secret = [
-        [frames.CHANGE_SET_MESSAGE, seq, b"secret" * 20, None, None, 5000] for seq in range(1, 60)
+        [CHANGE_SET_MESSAGE, seq, b"secret" * 20, None, None, 5000] for seq in range(1, 60)
     ]
     assert image_of(STREAM, secret) is not None
     with pytest.raises(AssertionError, match="follow"):

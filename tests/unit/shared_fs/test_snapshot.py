@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from support.faulty_bucket import Fault, FaultyBackend
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
@@ -64,7 +64,7 @@ class World:
     ) -> StoreFile:
         file = StoreFile.create(self.root / f"{store.name}.stream.1.db", store, time=1)
         changes = [
-            (frames.CHANGE_SET_MESSAGE, seq, value or os.urandom(100))
+            (CHANGE_SET_MESSAGE, seq, value or os.urandom(100))
             for seq in range(1, count + 1)
         ]
         if changes:
@@ -102,7 +102,7 @@ def test_a_store_comes_back_as_it_was(tmp_path: Path, small_bytes: int) -> None:
     restored.quick_check()
     assert (restored.meta, list(restored.messages(1, None, 1000))) == (meta, messages)
     assert not restored.was_left_open
-    restored.apply([AppliedBatch(300, 1001, [(frames.CHANGE_SET_MESSAGE, 301, b"more")])])
+    restored.apply([AppliedBatch(300, 1001, [(CHANGE_SET_MESSAGE, 301, b"more")])])
     restored.close()
     assert world.names() == [world.path.name]
 
@@ -128,7 +128,7 @@ def test_what_a_cached_page_says_does_not_reach_the_bucket(tmp_path: Path) -> No
     file = world.file(20)
     # In the cache: pages that were changed after they were read.
     list(file.messages(1, None, 100))
-    file.apply([AppliedBatch(20, 1001, [(frames.CHANGE_SET_MESSAGE, 21, b"more")])])
+    file.apply([AppliedBatch(20, 1001, [(CHANGE_SET_MESSAGE, 21, b"more")])])
     file.checkpoint()
     version = world.put(file)
     file.close()

@@ -15,6 +15,14 @@ from support.effort import examples
 from support.small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol import frames
+from holdfast.protocol.changes import (
+    CHANGE_CLEAR,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
 from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
@@ -49,9 +57,9 @@ def test_a_closed_file_is_one_file_and_comes_back_as_it_was(path: Path, kind: St
     file = StoreFile.create(path, store, time=1)
     file.take(3, "s1", "i1")
     change: list[Any] = (
-        [frames.CHANGE_SET_MESSAGE, 1, b"v", {"h": "x"}, "id"]
+        [CHANGE_SET_MESSAGE, 1, b"v", {"h": "x"}, "id"]
         if kind is StoreKind.STREAM
-        else [frames.CHANGE_SET_ENTRY, "k", b"v", {"h": "x"}]
+        else [CHANGE_SET_ENTRY, "k", b"v", {"h": "x"}]
     )
     file.apply([AppliedBatch(0, 1000, [change])], [WriterOutcome(b"w", 1, 1, 1000, b"o")])
     meta, rows = file.meta, rows_of(file)
@@ -168,7 +176,7 @@ def test_messages_that_came_one_by_one_keep_their_times_and_what_comes_between_t
 ) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     times = [7, 7, 1_763_751_000_123, 1_763_751_000_124, 5, (1 << 62) + 1, 9, 9, 10, 11]
-    changes = [[frames.CHANGE_SET_MESSAGE, seq, b"%d" % seq] for seq in range(1, len(times) + 1)]
+    changes = [[CHANGE_SET_MESSAGE, seq, b"%d" % seq] for seq in range(1, len(times) + 1)]
     changes[5].append({"h": "x"})
     file.apply(
         [
@@ -196,7 +204,7 @@ def test_an_epoch_never_goes_back(path: Path) -> None:
 
 def test_a_replaced_message_keeps_its_number_and_changes_the_bytes(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
-    replaced = [frames.CHANGE_SET_MESSAGE, 2, b"longer than before", {"a": "b"}]
+    replaced = [CHANGE_SET_MESSAGE, 2, b"longer than before", {"a": "b"}]
     file.apply([appends(1, 3), AppliedBatch(3, 2000, [replaced])])
     assert (file.meta.count, file.meta.last_seq, file.meta.revision) == (3, 3, 4)
     assert file.meta.bytes == file.sum_messages(1, 3)[1] == 5 + 5 + 18 + len(b"\x81\xa1a\xa1b")
@@ -226,7 +234,7 @@ def test_a_writers_outcomes_are_kept_from_its_floor_on(path: Path) -> None:
 def test_forgetting_keeps_what_is_young_enough(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     for number in (1, 2):
-        change = [frames.CHANGE_SET_MESSAGE, number, b"", None, f"id{number}"]
+        change = [CHANGE_SET_MESSAGE, number, b"", None, f"id{number}"]
         file.apply(
             [AppliedBatch(number - 1, number * 1000, [change])],
             [WriterOutcome(b"%d" % number, 1, 1, number * 1000, b"o")],
@@ -239,7 +247,7 @@ def test_forgetting_keeps_what_is_young_enough(path: Path) -> None:
 
 def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path: Path) -> None:
     file = StoreFile.create(path, KV, time=1)
-    changes = [[frames.CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 5)
+    changes = [[CHANGE_DELETE_ENTRIES, ["k"]]] * (MAX_CHANGE_LOG_ROWS + 5)
     file.apply([AppliedBatch(0, 1000, changes)])
     file.forget(msg_ids_before=0, outcomes_before=0)
     assert file.meta.changes_from == 5
@@ -275,13 +283,13 @@ def changes_of_a_stream(drawn: list[Any]) -> list[frames.WireChange]:
         if kind == "append":
             for _ in range(number):
                 last_seq += 1
-                changes.append([frames.CHANGE_SET_MESSAGE, last_seq, bytes(last_seq % 3), *headers])
+                changes.append([CHANGE_SET_MESSAGE, last_seq, bytes(last_seq % 3), *headers])
         elif kind == "set" and number <= last_seq:
-            changes.append([frames.CHANGE_SET_MESSAGE, number, b"replaced", *headers])
+            changes.append([CHANGE_SET_MESSAGE, number, b"replaced", *headers])
         elif kind == "delete":
-            changes.append([frames.CHANGE_DELETE_MESSAGES, number])
+            changes.append([CHANGE_DELETE_MESSAGES, number])
         elif kind == "trim" and number <= last_seq:
-            changes.append([frames.CHANGE_TRIM, number])
+            changes.append([CHANGE_TRIM, number])
     return changes
 
 
@@ -297,16 +305,16 @@ def test_changes_of_a_stream_do_the_same_together_and_one_by_one(
     st.lists(
         st.one_of(
             st.tuples(
-                st.just(frames.CHANGE_SET_ENTRY),
+                st.just(CHANGE_SET_ENTRY),
                 st.sampled_from(["", "a", "a\x00", "a\x00b", "é", "🪸", *"bcdefgh"]),
                 st.binary(max_size=3),
                 st.sampled_from([None, {"h": "x"}]),
             ),
             st.tuples(
-                st.just(frames.CHANGE_DELETE_ENTRIES),
+                st.just(CHANGE_DELETE_ENTRIES),
                 st.lists(st.sampled_from(["a", "a\x00", "b", "c"]), min_size=1, unique=True),
             ),
-            st.just((frames.CHANGE_CLEAR,)),
+            st.just((CHANGE_CLEAR,)),
         ),
         max_size=40,
     )

@@ -15,7 +15,7 @@ import pytest
 from support.faulty_vfs import FaultyVfs
 from support.small_store_files import KV, STREAM, appends, rows_of
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import BusyError, StorageFailedError
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -209,7 +209,7 @@ def test_a_large_batch_of_a_kv_leaves_the_cache_as_small_as_it_was(
 ) -> None:
     file = StoreFile.create(path, KV, time=1, vfs=vfs.name_of_it)
     before = file._connection.pragma("cache_size")
-    batch = AppliedBatch(0, 1000, [[frames.CHANGE_SET_ENTRY, f"k{n}", b"v"] for n in range(1000)])
+    batch = AppliedBatch(0, 1000, [[CHANGE_SET_ENTRY, f"k{n}", b"v"] for n in range(1000)])
     if fails:
         vfs.fail(3, apsw.SQLITE_FULL, "write")
         with pytest.raises(StorageFailedError):

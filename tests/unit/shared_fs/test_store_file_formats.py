@@ -10,7 +10,7 @@ import apsw
 import pytest
 from support.small_store_files import STREAM, appends, rows_of
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_CONFIGURE, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
@@ -83,11 +83,11 @@ def test_a_file_of_format_1_is_upgraded_when_it_is_opened(path: Path, kind: Stor
     assert [row[3] for row in before] == [b"a", b"b"]
     assert file.limits()[0] == {}
     change: list[Any] = (
-        [frames.CHANGE_SET_MESSAGE, 3, b"c", None, None, 5000]
+        [CHANGE_SET_MESSAGE, 3, b"c", None, None, 5000]
         if kind is StoreKind.STREAM
-        else [frames.CHANGE_SET_ENTRY, "l", b"c", None, 5000]
+        else [CHANGE_SET_ENTRY, "l", b"c", None, 5000]
     )
-    configure = [frames.CHANGE_CONFIGURE, {"max_messages": 9}]
+    configure = [CHANGE_CONFIGURE, {"max_messages": 9}]
     file.apply([AppliedBatch(2, 1000, [change, configure])])
     file.close()
     again = StoreFile.open(path, store)
@@ -136,7 +136,7 @@ def test_a_store_without_ttl_has_no_index_for_it(path: Path) -> None:
     file.apply([appends(1, 10)])
     assert not file.limits()[1]
     assert list(file.going(GoingOrder.EXPIRES)) == []
-    expiring = [frames.CHANGE_SET_MESSAGE, 11, b"v", None, None, 7]
+    expiring = [CHANGE_SET_MESSAGE, 11, b"v", None, None, 7]
     file.apply([AppliedBatch(10, 2000, [expiring])])
     assert file.limits()[1]
     plan = file._connection.execute(

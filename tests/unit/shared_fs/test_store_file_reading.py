@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.effort import examples
 from support.small_store_files import KV, STREAM, appends, rows_of
 
-from holdfast.protocol import frames
+from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE, CHANGE_TRIM
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
@@ -41,7 +41,7 @@ def test_a_page_holds_the_rows_that_fit_and_says_if_there_are_more(
 ) -> None:
     file = StoreFile.create(tmp_path_factory.mktemp("store") / "db", STREAM, time=1)
     changes: list[Any] = [
-        [frames.CHANGE_SET_MESSAGE, seq, bytes(size_bytes), {"h": "x"} if headers else None]
+        [CHANGE_SET_MESSAGE, seq, bytes(size_bytes), {"h": "x"} if headers else None]
         for seq, (size_bytes, headers) in enumerate(sizes, start=1)
     ]
     file.apply([AppliedBatch(0, 1000, changes)])
@@ -107,7 +107,7 @@ def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
 ) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     file.apply([appends(1, 6)])
-    file.apply([AppliedBatch(6, 2000, [[frames.CHANGE_SET_MESSAGE, 2, b"w"], [3, [4]]])])
+    file.apply([AppliedBatch(6, 2000, [[CHANGE_SET_MESSAGE, 2, b"w"], [3, [4]]])])
     found, complete = file.changes_after(
         0, 0, deletes_after=0, max_rows=bounds[0], max_bytes=bounds[1]
     )
@@ -181,7 +181,7 @@ def test_keys_of_a_prefix_come_in_pages_in_the_order_of_their_bytes(
     path: Path, prefix: str, page: int
 ) -> None:
     file = StoreFile.create(path, KV, time=1)
-    changes: list[Any] = [[frames.CHANGE_SET_ENTRY, key, key.encode()] for key in ODD_KEYS]
+    changes: list[Any] = [[CHANGE_SET_ENTRY, key, key.encode()] for key in ODD_KEYS]
     file.apply([AppliedBatch(0, 1000, changes)])
     expected = sorted((key for key in ODD_KEYS if key.startswith(prefix)), key=str.encode)
     found: list[str] = []
@@ -202,10 +202,10 @@ def test_first_last_and_the_last_few_of_a_stream(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     assert (file.first_seq(), file.seq_from_end(3)) == (1, 1)
     file.apply([appends(1, 6)])
-    file.apply([AppliedBatch(6, 2000, [[frames.CHANGE_TRIM, 2], [3, [4]]])])
+    file.apply([AppliedBatch(6, 2000, [[CHANGE_TRIM, 2], [3, [4]]])])
     assert file.first_seq() == 3
     assert [file.seq_from_end(count) for count in (1, 2, 3, 4)] == [6, 5, 3, 1]
-    file.apply([AppliedBatch(8, 2000, [[frames.CHANGE_TRIM, 6]])])
+    file.apply([AppliedBatch(8, 2000, [[CHANGE_TRIM, 6]])])
     assert (file.first_seq(), file.meta.last_seq, file.meta.count, file.meta.bytes) == (7, 6, 0, 0)
     file.close()
 
