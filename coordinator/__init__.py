@@ -1,1 +1,1 @@
-"""The coordinator: who of the persist servers lives, and which of them owns which store."""
+"""The coordinator decides which persist servers are alive and which of them owns each store."""

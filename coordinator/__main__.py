@@ -1,6 +1,6 @@
-"""`python -m holdfast.coordinator`: one coordinator process, until SIGTERM or SIGINT.
+"""`python -m holdfast.coordinator`: runs one coordinator process until SIGTERM or SIGINT.
 
-Exit codes are those of `protocol/serving/process.py`.
+The exit codes are those of `protocol/serving/process.py`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--disk",
         choices=("shared", "local"),
         default="shared",
-        help="local: --data is the coordinator's own, and the bucket has the servers' fences; use "
-        "one kind for all parts of a cluster; default: %(default)s",
+        help="local: --data belongs to the coordinator alone; the bucket has the servers' fences; "
+        "use the same mode for all parts of a cluster; default: %(default)s",
     )
     return run_server(parser, arguments, _serve)
 

@@ -1,7 +1,7 @@
-"""One term of the active coordinator: from the open state file to its last reply.
+"""One term of the active coordinator: from opening the state file to the last reply.
 
-Its parts are built in the order in which they depend on each other. What it knows is what the state
-file says and what the standby before it heard; no heartbeat is lost in between.
+The parts are built in the order in which they depend on each other. A term starts from the state
+file and from the heartbeats that were heard while standing by. No heartbeat is lost in between.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from holdfast.coordinator.survey import Survey
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: How finely silence is noticed.
+#: How often silent servers are looked for.
 TICK_SECONDS: Final = 0.1
 
 
 class ActiveTerm:
-    """What the holder of the lock does. `serve` it once."""
+    """The work of the coordinator that holds the lock. Call `serve` once."""
 
     def __init__(self, life: Life, cluster: str, feed: HeartbeatFeed, state: StateFile) -> None:
         self._life = life
@@ -50,7 +50,7 @@ class ActiveTerm:
         self._loop = RequestLoop(life, state, self._inbox, self._records, self._driver, replies)
 
     async def serve(self, heard: StandbyHeartbeats, ready: asyncio.Event | None) -> None:
-        """Answer until the coordinator is to end; set `ready` once requests are answered.
+        """Answer requests until the coordinator stops. Set `ready` once requests are answered.
 
         Raises OtherClusterError, DeposedError, StorageError, ConnectionFailedError.
         """
@@ -62,7 +62,8 @@ class ActiveTerm:
                     life.subjects.coordinator_pattern(), self._inbox.on_message
                 )
                 await life.bus.flush()
-                # No await between the two: a heartbeat is heard by one of them.
+                # No await between these two lines, so every heartbeat reaches
+                # exactly one of the listeners.
                 self._driver.take_over(recorded.servers, heard)
                 self._feed.hand_over(self._driver)
                 self._start_background(recorded)
@@ -101,7 +102,7 @@ class _Recorded(NamedTuple):
     """What a new coordinator finds in the state file."""
 
     servers: KnownServers
-    #: What is still to be surveyed.
+    #: Which parts of the survey are not done yet.
     files_pending: bool
     manifests_pending: bool
 

@@ -1,7 +1,7 @@
-"""What the coordinator does beside its loop: short tasks, and calls that block.
+"""Work beside the coordinator's loop: short tasks, and calls that block.
 
-All tasks live in one TaskGroup and end with it; an error that a task does not handle ends the
-service. A blocking call that was begun is always waited for, so that nothing is closed under it.
+All tasks run in one TaskGroup and end with it. An error that a task does not handle ends the
+service. A blocking call that has begun is always waited for, so nothing is closed while it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class RunBlocking(Protocol):
-    """Runs a blocking function somewhere else: `asyncio.to_thread`, or a simulator's."""
+    """Runs a blocking function elsewhere, as `asyncio.to_thread` or a simulator does."""
 
     def __call__(
         self, function: Callable[..., _Result], /, *arguments: Any
@@ -23,7 +23,7 @@ class RunBlocking(Protocol):
 
 
 class BackgroundTasks:
-    """A TaskGroup whose tasks have names. Tasks can be started between enter and exit."""
+    """A TaskGroup with named tasks. Start tasks between entering and leaving it."""
 
     def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
@@ -43,7 +43,7 @@ class BackgroundTasks:
         await self._group.__aexit__(error_type, error, traceback)
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` beside everything else."""
+        """Run `work` in the background."""
         task = self._group.create_task(work)
         self._names[task] = name
         task.add_done_callback(self._names.pop)
@@ -57,8 +57,10 @@ class BackgroundTasks:
             task.cancel()
 
     async def blocking(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Return what `function` returns, run elsewhere; also when cancelled, not before its
-        end."""
+        """Run `function` elsewhere and return its result.
+
+        If the caller is cancelled, the CancelledError is raised only after the function has ended.
+        """
         running = asyncio.ensure_future(self._run_blocking(function, *arguments))
         try:
             return await asyncio.shield(running)
@@ -66,6 +68,6 @@ class BackgroundTasks:
             if not running.done():
                 await asyncio.wait([running])
             if not running.cancelled():
-                # Nobody is left to hear of it, and asyncio would complain that nobody did.
+                # Retrieve the exception, or asyncio logs that it was never retrieved.
                 running.exception()
             raise

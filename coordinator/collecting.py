@@ -1,4 +1,4 @@
-"""Collecting garbage in the bucket, now and then, beside everything else."""
+"""Periodic garbage collection in the bucket."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Between two passes of the collector: with a million stores one is a dollar in 200 days.
+#: Time between two passes. With a million stores, this costs one dollar in 200 days.
 COLLECT_SECONDS: Final = 6 * 3600.0
 
 
 async def collect_garbage(life: Life, bucket: Bucket) -> None:
-    """Remove from the bucket what nobody needs, pass after pass, until cancelled."""
+    """Run garbage collection in the bucket every COLLECT_SECONDS, until cancelled."""
 
     def stopping() -> bool:
         return life.wakeup.stopping

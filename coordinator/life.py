@@ -1,4 +1,4 @@
-"""One life of a coordinator: who it is, and what it lives on."""
+"""One life of a coordinator: its id, and the resources that its parts share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast.protocol.subjects import Subjects
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """What nearly every part of a coordinator needs, made once and passed once."""
+    """What nearly every part of a coordinator needs. Made once and passed on."""
 
-    #: Tells this coordinator's messages to itself from any other's.
+    #: Distinguishes this coordinator's messages to itself from those of other coordinators.
     id: str
     bus: Bus
     subjects: Subjects
@@ -30,5 +30,5 @@ class Life:
     mishaps: Mishaps
 
     def now(self) -> float:
-        """Return the time by which silence is judged, in seconds, monotonic."""
+        """Return monotonic seconds; silence is measured with this clock."""
         return asyncio.get_running_loop().time()

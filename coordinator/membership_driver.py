@@ -1,7 +1,7 @@
-"""The shell of `membership.py`: events in, and what it wants done is carried out.
+"""The shell of `membership.py`: passes events in and carries out the effects.
 
-Orders to servers run beside everything else and end in an event. What is to be remembered goes into
-the next batch. Who waits for a decision is answered when there is one. It judges nobody itself.
+Orders to servers run in the background, and each ends in an event. Records go into the next batch.
+Requests that wait for a decision are answered once it is made. This module decides nothing itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger("holdfast.coordinator")
 
 
 class KnownServers(NamedTuple):
-    """What an earlier coordinator recorded of the servers. `ended` is in the order of ending."""
+    """The servers that an earlier coordinator recorded. `ended` is in the order of ending."""
 
     present: Collection[tuple[str, str]]
     ended: Collection[tuple[str, str]]
@@ -49,7 +49,7 @@ class KnownServers(NamedTuple):
 
 
 class MembershipDriver:
-    """The membership of one term, and what it does."""
+    """The membership of one term, and the execution of its effects."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class MembershipDriver:
         self._membership = Membership()
 
     def take_over(self, known: KnownServers, heard: StandbyHeartbeats) -> None:
-        """Go on from what is recorded and what was heard."""
+        """Start from what is recorded and what was heard."""
         self._membership.restore(known.present, known.ended, heard, self._life.now(), known.drains)
         self.step(Started())
 
@@ -75,10 +75,10 @@ class MembershipDriver:
         """Return the newest incarnation of each server, as seen now."""
         return self._membership.members(self._life.now())
 
-    # Who waits for a decision.
+    # Requests that wait for a decision.
 
     async def register(self, server: str, incarnation: str, reply_to: str) -> None:
-        """Let an incarnation in, unless its fence says that it has ended."""
+        """Admit an incarnation, unless its fence says that it has ended."""
         if self._membership.standing(server, incarnation) is ServerStanding.UNKNOWN:
             try:
                 fence_is_open = await self._orders.fence_is_open(server, incarnation)
@@ -95,27 +95,28 @@ class MembershipDriver:
         self.step(Registered(server, incarnation))
 
     def suspect(self, server: str, incarnation: str, reply_to: str) -> None:
-        """Find out if an incarnation lives, for a client that found nobody listening."""
+        """Find out whether an incarnation is alive, for a client that got no responders."""
         self._waiting.suspect(server, incarnation, reply_to)
         self.step(Suspected(server, incarnation))
 
     def settle_waiting(self) -> None:
-        """Answer whoever waits for a decision that has been made."""
+        """Answer the requests whose decisions are made."""
         self._waiting.settle(self._membership, self._records.unrecorded())
 
     def recording_failed(self, records: Iterable[Record], error: StorageError) -> None:
-        """Records are not durable: who was to be let in by one of them may ask again."""
+        """Fail the registrations whose records are not durable; their senders may ask again."""
         for record in records:
             if isinstance(record, RecordLive):
                 self._waiting.recording_failed(record.server, record.incarnation, error)
 
-    # What is heard: see `heartbeat_feed.Listener`.
+    # What is heard: see `heartbeat_feed.HeartbeatListener`.
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         self._hear(HeartbeatArrived(heartbeat))
 
     def own_message(self, number: int, sent_at: float) -> None:
-        # Also while it stops: one that works off its queue and does not hear itself would be deaf.
+        # Handled while stopping, too: otherwise a coordinator that works off
+        # its queue would count as deaf.
         self.step(OwnMessageArrived(number, sent_at))
 
     def missing_own_messages(self, number: int) -> int:
@@ -131,7 +132,7 @@ class MembershipDriver:
     # Events in, effects out.
 
     def step(self, event: Event) -> None:
-        """Let the membership see `event`, and begin what it wants done."""
+        """Pass `event` to the membership and start the effects."""
         for effect in self._membership.handle(event, self._life.now()):
             self._begin(effect)
         if self._records or self._waiting:

@@ -1,8 +1,9 @@
-"""The loop of an active coordinator: all that arrived since its last turn in one transaction.
+"""The loop of an active coordinator: one transaction for all requests
+that arrived since the last turn.
 
-It lets the membership see what it must know, has the batch done (`batch.py`), and only then sends
-the replies: nothing is answered before what it says is durable. A failing disk fails requests, and
-the service goes on.
+A turn first tells the membership what it must know, then executes the batch (`batch.py`), and only
+then sends the replies, so no reply precedes the durable state that it reports. If the disk fails,
+requests fail and the service continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holdfast.protocol.errors import HoldfastError
 
 
 class RequestLoop:
-    """Takes requests and records, and answers."""
+    """Takes requests and records, executes them and answers."""
 
     def __init__(
         self,
@@ -41,10 +42,10 @@ class RequestLoop:
         self._replies = replies
 
     async def run(self) -> None:
-        """Answer until the coordinator is to end."""
+        """Answer requests until the coordinator stops."""
         while not self._life.wakeup.stopping:
             await self._life.wakeup.wait()
-            # Let all that came in with the same read of the socket be taken together.
+            # Yield once, so that all requests of one read of the socket are taken together.
             await asyncio.sleep(0)
             await self._turn()
             while self._inbox:
@@ -80,7 +81,7 @@ class RequestLoop:
         await self._replies.send()
 
     def _tell_membership(self, asked: list[Asked]) -> list[Asked]:
-        """Return what is for the state file; tell the membership what it must know before."""
+        """Tell the membership what it must know first; return the requests for the state file."""
         for_state: list[Asked] = []
         for each in asked:
             request = each.request

@@ -1,12 +1,13 @@
-"""The life of a coordinator: it stands by, is the active one, and ends.
+"""The life of a coordinator: it stands by, becomes the active one, and ends.
 
     stand by   wait for the lock, and listen to the heartbeats (`standby_heartbeats.py`) meanwhile
     start      with the lock: refuse to start beside another cluster, open the state file
     serve      `active_term.py`
     end        stopped, or deposed by a later term, or deaf: close the state file, release the lock
 
-One coordinator at a time: the lock is held from before the state file is opened until after it is
-closed. What it does not do: judge who lives (`membership.py`), choose owners (`assignment.py`).
+The lock is held from before the state file is opened until after it is closed, so at most
+one coordinator is active. Whether a server is alive is decided in `membership.py`, and
+who owns a store in `assignment.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from holdfast.shared_fs.disk.disk import LockFile
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: How often a standby tries the lock.
+#: How often a standby tries to take the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
 
 
@@ -44,7 +45,7 @@ def _wall_clock_ms() -> int:
 
 
 class Coordinator:
-    """One coordinator. `run` it once."""
+    """One coordinator. Call `run` once."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class Coordinator:
         run_blocking: RunBlocking = asyncio.to_thread,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """`new_id` tells this coordinator's messages to itself from any other's."""
+        """`new_id` makes the id that distinguishes this coordinator's
+        messages to itself from others'."""
         self._life = Life(
             id=new_id(),
             bus=bus,
@@ -73,9 +75,9 @@ class Coordinator:
         self._replace_damaged_state = replace_damaged_state
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Serve until `stop`; set `ready` once requests are answered.
+        """Serve until `stop`. Set `ready` once requests are answered.
 
-        Raises AlreadyRunningError (not as a standby, which waits), OtherClusterError, DeposedError,
+        Raises AlreadyRunningError (a standby waits instead), OtherClusterError, DeposedError,
         StoreDamagedError, NewerFormatError, StorageFailedError, ConnectionFailedError.
         """
         life = self._life
@@ -94,7 +96,8 @@ class Coordinator:
                 others = OtherClusters(life, await blocking(storage.cluster_id))
                 feed.ignore(others)
                 await others.refuse()
-                # Whoever had the lock is a past by the time that it is free.
+                # A coordinator that held the lock meanwhile may have left a past
+                # that `has_past` did not see.
                 state = await blocking(self._open_state, had_past or had_waited)
                 try:
                     await ActiveTerm(life, others.cluster, feed, state).serve(heard, ready)
@@ -107,11 +110,11 @@ class Coordinator:
         logger.info("coordinator.stopped term=%s", state.term)
 
     def stop(self) -> None:
-        """Ask `run` to finish what it is answering, close the state file and return."""
+        """Ask `run` to finish the current requests, close the state file and return."""
         self._life.wakeup.stop()
 
     async def _take_lock(self, feed: HeartbeatFeed) -> tuple[LockFile | None, bool]:
-        """Return the lock, or None if stopped before; and whether another coordinator had it."""
+        """Return the lock, or None if stopped first; and whether another coordinator held it."""
         life = self._life
         waited = False
         while not life.wakeup.stopping:

@@ -1,4 +1,4 @@
-"""Where a cluster keeps what must not be lost, as its coordinator sees it."""
+"""The places where a cluster keeps what must not be lost, as its coordinator sees them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from holdfast.shared_fs.disk.layout import Layout
 
 
 class Storage:
-    """The disk with the coordinator's folder, the fences of the servers, and the bucket if there is
-    one. All methods block."""
+    """The disk with the coordinator's folder, the fences of the
+    servers, and the bucket if there is one.
+
+    All methods block.
+    """
 
     def __init__(
         self,
@@ -23,33 +26,35 @@ class Storage:
         bucket: Bucket | None = None,
         fences: Fences | None = None,
     ) -> None:
-        """`bucket` has what the store files have not; a coordinator that lost its state looks there
-        too. `fences` are by default those under `layout`."""
+        """`bucket` has the cold stores; a coordinator that lost its state looks for them there.
+
+        `fences` are by default those under `layout`.
+        """
         self.layout = layout
         self.disk = disk
         self.bucket = bucket
         self.fences = fences or FileFences(disk, layout)
 
     def has_past(self) -> bool:
-        """Tell if there was a coordinator or a store here before; to be asked before `lock`."""
+        """Tell whether a coordinator or a store was here before. Ask before `lock`."""
         return has_past(self.layout, self.disk, self.fences)
 
     def make_folder(self) -> None:
-        """Make the coordinator's folder, unless it is there."""
+        """Create the coordinator's folder if it is missing."""
         self.disk.make_directory(self.layout.coordinator)
 
     def lock(self) -> LockFile:
-        """Return the lock of the active coordinator. Raises AlreadyRunningError."""
+        """Take the lock of the active coordinator and return it. Raises AlreadyRunningError."""
         return self.disk.lock(self.layout.coordinator / "lock", "a coordinator")
 
     def cluster_id(self) -> str:
-        """Return the id of this cluster, made if it has none; under the lock."""
+        """Return the id of this cluster; make one if it has none. Call it under the lock."""
         if self.bucket is not None and isinstance(self.fences, BucketFences):
             return bucket_cluster_id(self.bucket)
         return make_cluster_id(self.disk, self.layout)
 
     def open_state(self, *, had_past: bool, replace_damaged: bool, now_ms: int) -> StateFile:
-        """Return the open state file; under the lock. Raises as `open_state_file` does."""
+        """Open the state file; call it under the lock. Raises as `open_state_file` does."""
         return open_state(
             self.layout,
             self.disk,

@@ -1,7 +1,7 @@
-"""The survey: finding the stores again after the coordinator's state was lost (`lost_state.py`).
+"""The survey: finds the stores again after the coordinator's state was lost (`lost_state.py`).
 
-Beside the service's work, a few stores at a time, each slice recorded before the next is looked
-for. That it is done is recorded too: until then it begins anew with each coordinator.
+It runs beside the service, a few stores at a time, and records each slice before it looks for the
+next. Its end is recorded too; until then, each new coordinator starts it over.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from holdfast.protocol.errors import StorageError
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Stores that the survey finds between two breaths: some 10 ms of the state file.
+#: Stores found between two pauses: about 10 ms of work in the state file.
 SURVEY_STORES: Final = 512
 SURVEY_PAUSE_SECONDS: Final = 0.02
-#: A survey that the file system cuts short begins anew after this long.
+#: How long to wait before starting over after an error of the file system.
 SURVEY_RETRY_SECONDS: Final = 5.0
 
 _Found = TypeVar("_Found")
@@ -49,8 +49,7 @@ class Survey:
         self._records = records
 
     async def run(self, files_pending: bool) -> None:
-        """Look where it is still to be done: among the files if `files_pending`, and in the
-        bucket."""
+        """Survey the files if `files_pending`, and then the bucket's manifests."""
         logger.info("coordinator.survey_started")
         count = 0
         if files_pending:
@@ -60,7 +59,7 @@ class Survey:
             await self._records.record(RecordSurveyed())
         bucket = self._storage.bucket
         if bucket is not None:
-            # After the files: what has one is hot.
+            # After the files: a store that has a file is hot.
             count += await self._look_until_done(lambda: stores_in(bucket), RecordFoundCold)
             await self._records.record(RecordSurveyed(with_manifests=True))
         logger.info("coordinator.survey_done stores=%d", count)

@@ -1,4 +1,4 @@
-"""What wakes the coordinator's loop: work, or the wish that it ends."""
+"""What wakes the coordinator's loop: new work, or the request to stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Wakeup:
-    """Set by whoever has work for the loop; waited for by the loop alone."""
+    """Anyone with work for the loop sets it; only the loop waits for it."""
 
     def __init__(self) -> None:
         self._work = asyncio.Event()
@@ -14,23 +14,23 @@ class Wakeup:
 
     @property
     def stopping(self) -> bool:
-        """Tell if the coordinator is to end."""
+        """Tell whether the coordinator is to stop."""
         return self._stop.is_set()
 
     def set(self) -> None:
-        """There is work."""
+        """Wake the loop: there is work."""
         self._work.set()
 
     def stop(self) -> None:
-        """The coordinator is to end, for good."""
+        """Ask the coordinator to stop, for good."""
         self._stop.set()
         self._work.set()
 
     async def wait(self) -> None:
-        """Return once there is work, or the coordinator is to end."""
+        """Return once there is work or the coordinator is to stop."""
         await self._work.wait()
         self._work.clear()
 
     async def stopped(self) -> None:
-        """Return once the coordinator is to end."""
+        """Return once the coordinator is to stop."""
         await self._stop.wait()

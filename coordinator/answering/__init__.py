@@ -1,1 +1,1 @@
-"""Requests of peers: parsed, queued in fair turns, done in batches, answered."""
+"""Requests of peers: parsed, queued fairly among tenants, executed in batches, answered."""

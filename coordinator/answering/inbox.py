@@ -1,8 +1,8 @@
-"""Requests that wait for the next batch: bounded, tenants in turns, parsed when they are taken.
+"""Requests that wait for the next batch. Bounded; tenants take turns.
 
-None can fill the queue alone: a tenant may have as much in it as is still free, and beyond that the
-answer is `busy`. Whatever is malformed is refused by itself, and so is what raises an exception
-that nobody expected.
+No tenant can fill the queue alone: each may use as much of it as is still free, and gets `busy`
+beyond that. Requests are parsed when they are taken. A malformed request, or one that raises an
+unexpected exception, fails alone.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
-#: Requests that wait, by their bytes or for the membership's judgement; a client has one in flight,
-#: so this is a burst of as many clients.
+#: At most this many requests wait, in the queue or for a decision of the membership. A client has
+#: one request in flight, so this is a burst of as many clients.
 MAX_WAITING_REQUESTS: Final = 16384
-#: What a request takes besides its payload, at least: so many of them fill the inbox.
+#: A request takes at least this much of the inbox besides its payload, so that
+#: MAX_WAITING_REQUESTS empty ones fill it.
 _REQUEST_BYTES: Final = MAX_INBOX_BYTES // MAX_WAITING_REQUESTS
-#: Stores that a tenant may ask for before another tenant's turn: what a client asks for at once.
+#: How many stores a tenant may ask for before the next tenant's turn: as
+#: many as one client request may name.
 TENANT_TURN_STORES: Final = 1024
-#: Stores of one transaction: at most some 0.3 s of work, far below a client's patience.
+#: Stores in one transaction: about 0.3 s of work at most, far less than a client waits.
 MAX_BATCH_STORES: Final = 8192
 
 
 class Asked(NamedTuple):
-    """A request, and where its answer goes."""
+    """A request, and the subject that its answer goes to."""
 
     request: Request
     reply_to: str
 
 
 class RequestInbox:
-    """What was asked and is not looked at yet."""
+    """The requests that have arrived and have not been taken yet."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class RequestInbox:
         return bool(self._queue)
 
     def on_message(self, message: BusMessage) -> None:
-        """A request arrived."""
+        """Queue a request that has arrived, or refuse it with `busy`."""
         if self._wakeup.stopping or not self._subjects.may_answer(message.subject, message.reply):
             return
         tenant = self._subjects.tenant_of(message.subject)
@@ -76,7 +78,7 @@ class RequestInbox:
             self._replies.refuse(message.reply, BusyError(what="the coordinator's queue"))
 
     def take(self) -> list[Asked]:
-        """Return what goes into the next transaction. What makes no sense is answered here."""
+        """Return the requests of the next transaction. Malformed ones are answered here."""
         asked: list[Asked] = []
         stores = 0
         while self._queue and stores < MAX_BATCH_STORES:
@@ -96,7 +98,7 @@ class RequestInbox:
         return asked
 
     def _parse(self, tenant: str, message: BusMessage) -> Request | None:
-        """Return what is asked; None if it was refused."""
+        """Return the request, or None if it was refused."""
         verb = message.subject.rpartition(".")[2]
         try:
             return parse(tenant, verb, message.payload, self._cluster)

@@ -1,4 +1,4 @@
-"""What the state file is to remember with the next batch, in its order."""
+"""Records that the next batch writes to the state file, in this order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.protocol.errors import StorageError
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: How long a failed record waits for its next attempt.
+#: How long to wait after a failed write before the next attempt.
 RECORD_RETRY_SECONDS: Final = 0.1
 
 
@@ -31,7 +31,7 @@ class RecordQueue:
         return bool(self._records)
 
     def add(self, record: Record) -> None:
-        """Have `record` written with the next batch."""
+        """Write `record` with the next batch."""
         self._records.append(record)
         self._wakeup.set()
 
@@ -44,11 +44,12 @@ class RecordQueue:
             await self._recorded.wait()
 
     def due(self, now: float) -> tuple[Record, ...]:
-        """Return what is to be written now: everything, or nothing shortly after a failure."""
+        """Return what to write now: all records, or none shortly after a failure."""
         return tuple(self._records) if now >= self._due_at else ()
 
     def settle(self, records: Sequence[Record], failure: StorageError | None, now: float) -> None:
-        """The oldest records, which were due, are durable, or failed."""
+        """Remove the oldest records, which were just written; on
+        `failure`, keep them for a retry."""
         if failure is None:
             del self._records[: len(records)]
             self._recorded.set()
@@ -57,7 +58,7 @@ class RecordQueue:
             self._due_at = now + RECORD_RETRY_SECONDS
 
     def unrecorded(self) -> set[tuple[str, str]]:
-        """Return the incarnations that have joined and are not recorded yet."""
+        """Return the incarnations that have joined but are not recorded yet."""
         return {
             (record.server, record.incarnation)
             for record in self._records

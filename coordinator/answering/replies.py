@@ -1,4 +1,5 @@
-"""Replies that are to be sent, each packed as it is made: one that cannot be packed fails alone."""
+"""Replies that wait to be sent. Each is packed when it is added, so one
+that cannot be packed fails alone."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from holdfast.protocol.serving.mishaps import Mishaps
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Refusals that wait to be sent; the ones beyond are dropped, and their askers time out.
+#: Refusals that may wait to be sent. Further ones are dropped, and their senders time out.
 MAX_WAITING_REFUSALS: Final = 16384
 
 
 class Replies:
-    """The replies of one active coordinator, in their order."""
+    """The replies of one active coordinator, in order."""
 
     def __init__(self, bus: Bus, cluster: str, mishaps: Mishaps, wakeup: Wakeup) -> None:
         self._bus = bus
@@ -32,7 +33,7 @@ class Replies:
         self._packed: deque[tuple[str, bytes]] = deque()
 
     def add(self, reply_to: str, reply: Reply) -> None:
-        """Answer a request that was taken."""
+        """Answer a request that was taken from the inbox."""
         try:
             if isinstance(reply, HoldfastError):
                 payload = encode_control_error(reply, cluster=self._cluster)
@@ -49,17 +50,17 @@ class Replies:
         self._wakeup.set()
 
     def refuse(self, reply_to: str, error: HoldfastError) -> None:
-        """Answer a request that was not taken, unless too many such answers wait."""
+        """Answer a request that was not taken, unless too many replies wait already."""
         if len(self._packed) < MAX_WAITING_REFUSALS:
             self.add(reply_to, error)
 
     async def send(self) -> None:
-        """Send all that wait."""
+        """Send all replies that wait."""
         while self._packed:
             subject, payload = self._packed.popleft()
             try:
                 async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
                     await self._bus.publish(subject, payload)
             except TimeoutError:
-                # The asker asks again, as after any loss.
+                # The client asks again, as after any lost reply.
                 logger.warning("coordinator.reply_lost subject=%s", subject)

@@ -1,6 +1,6 @@
-"""Who waits until the membership has decided: incarnations that register, and clients that suspect.
+"""Requests that wait for a decision: servers that register, and clients that suspect a server.
 
-Pure: what the membership thinks goes in, replies come out.
+Pure: the decisions of the membership go in, replies come out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Key = tuple[str, str]
 
 
 class WaitingReplies:
-    """Where to send the answers about each (server, incarnation)."""
+    """The subjects to answer for each (server, incarnation)."""
 
     def __init__(self, replies: Replies, term: int, clock_ms: Callable[[], int]) -> None:
         self._replies = replies
@@ -30,17 +30,18 @@ class WaitingReplies:
         return self._count
 
     def register(self, server: str, incarnation: str, reply_to: str) -> None:
-        """An incarnation is to hear if it is let in."""
+        """Answer `reply_to` once it is decided whether the incarnation is admitted."""
         self._registering.setdefault((server, incarnation), []).append(reply_to)
         self._count += 1
 
     def suspect(self, server: str, incarnation: str, reply_to: str) -> None:
-        """A client is to hear if an incarnation lives."""
+        """Answer `reply_to` once it is decided whether the incarnation is alive."""
         self._suspecting.setdefault((server, incarnation), []).append(reply_to)
         self._count += 1
 
     def settle(self, membership: Membership, unrecorded: Collection[_Key]) -> None:
-        """Answer those of whom the membership has decided; nobody is let in who is not recorded."""
+        """Answer the requests that are decided. An incarnation is
+        admitted only once it is recorded."""
         for key in tuple(self._registering):
             standing = membership.standing(*key)
             if standing is ServerStanding.PRESENT and key not in unrecorded:
@@ -58,12 +59,11 @@ class WaitingReplies:
                 self._answer(self._suspecting, key, {"alive": alive})
 
     def recording_failed(self, server: str, incarnation: str, error: HoldfastError) -> None:
-        """An incarnation that was let in could not be recorded."""
+        """Fail the registration of an incarnation that was admitted but could not be recorded."""
         self._answer(self._registering, (server, incarnation), error)
 
     def fence_failed(self, server: str, incarnation: str, error: HoldfastError) -> None:
-        """An incarnation could not be fenced: whoever waits for its place, or to hear of it, may
-        ask again."""
+        """Fail the requests that waited for this fence; their senders may ask again."""
         for key in tuple(self._registering):
             if key[0] == server:
                 self._answer(self._registering, key, error)

@@ -1,1 +1,1 @@
-"""Pure decisions: who is alive, who owns what."""
+"""Pure decisions: which servers are alive, and which one owns a store."""

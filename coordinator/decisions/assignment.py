@@ -1,15 +1,15 @@
-"""Which server gets a store.
+"""Decides which server gets a store. Pure and deterministic.
 
-Pure and deterministic. Kept:
+Invariants:
 
 - An assignment changes only when its owner's incarnation has ended or has released the store.
-- The epoch of a name grows with each change of owner, also where its row went meanwhile:
-  `first_epoch` is above the epochs of all rows that went.
-- New work goes to the least loaded server that takes new stores, ties by name; a burst is spread,
-  since each choice counts at once.
+- The epoch of a name grows with each change of owner, even if the row of the name was deleted in
+  between: `first_epoch` is above the epochs of all deleted rows.
+- New stores go to the least loaded server that takes new stores; ties are broken by name. Each
+  choice counts at once, so a burst is spread.
 
-Whether an incarnation has ended is a recorded fact that comes in with the assignment; whether a
-server lives is `membership.py`'s.
+Whether an incarnation has ended is recorded with the assignment. Whether a server is alive is
+decided in `membership.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.control import Owner, ServerState
 
-#: How many operations per second weigh as much as one assigned store. Stores are mostly idle, so
-#: counts alone would pile busy ones up; operations alone would send a whole burst to one server.
+#: This many operations per second weigh as much as one assigned store. Most stores are idle, so
+#: counting stores alone would pile busy ones on one server; counting operations alone would send a
+#: whole burst of new stores to one server.
 OPERATIONS_PER_STORE: Final = 10.0
 
 
@@ -37,7 +38,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is recorded of a store. `owner_ended` also of a store that was released: then server and
+    """The recorded owner of a store. After a release, `owner_ended` is true, and server and
     incarnation are empty."""
 
     server: str
@@ -48,14 +49,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The recorded owner stays."""
+    """The recorded owner keeps the store."""
 
     owner: Owner
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Record this owner, then say so."""
+    """Record this owner, then answer with it."""
 
     owner: Owner
 
@@ -71,7 +72,7 @@ class NotOwner:
 
 
 class Balancer:
-    """Chooses the least loaded candidate, again and again: O(log servers) for each choice."""
+    """Chooses the least loaded candidate repeatedly; each choice takes O(log servers)."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._heap = [
@@ -85,7 +86,7 @@ class Balancer:
         heapq.heapify(self._heap)
 
     def choose(self) -> tuple[str, str] | None:
-        """Return server and incarnation, and count one more store for it; None without any."""
+        """Return (server, incarnation) and count one more store for it; None without candidates."""
         if not self._heap:
             return None
         load, server, incarnation = self._heap[0]
@@ -96,7 +97,7 @@ class Balancer:
 def decide(
     current: Assignment | None, balancer: Balancer, first_epoch: int = 1
 ) -> Keep | Assign | NoServer:
-    """Return who serves a store that a client asks for; `current` is None of a new one."""
+    """Decide who serves a store that a client asks for. `current` is None for a new store."""
     if current is not None and not current.owner_ended:
         return Keep(Owner(current.server, current.incarnation, current.epoch))
     chosen = balancer.choose()
@@ -112,9 +113,10 @@ def decide_open(
     state: ServerState | None,
     first_epoch: int = 1,
 ) -> Keep | Assign | NotOwner:
-    """Return if a server may open a store. `state` is the asker's, None if it is not present.
+    """Decide whether a server may open a store. `state` is that of the asking
+    server; None if it is not present.
 
-    A store that nobody was ever asked for goes to the server that a client took it to.
+    A store that no client has resolved goes to the server that a client used it on.
     """
     if state is None or state is ServerState.DEAD:
         return NotOwner()
@@ -130,9 +132,10 @@ def decide_open(
 def decide_adopt(
     current: Assignment | None, server: str, incarnation: str, state: ServerState | None
 ) -> Keep | Assign | NotOwner:
-    """Return if a server may have a store that nobody asks for. `state` is as in `decide_open`.
+    """Decide whether a server may adopt a store that no client asks
+    for. `state` is as in `decide_open`.
 
-    Only one that exists, has no owner any more, and is not for another server to be resolved to.
+    Allowed only if the store exists, its owner has ended, and the asking server is live.
     """
     if current is not None and current.owner_ended and state is ServerState.LIVE:
         return Assign(Owner(server, incarnation, current.epoch + 1))

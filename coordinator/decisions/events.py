@@ -1,7 +1,7 @@
-"""What happens to the membership, and what it wants done: the vocabulary of `membership.py`.
+"""The events that `membership.py` takes, and the effects that it returns.
 
-Events come from the shell, effects go to it. Each names one incarnation, since whatever is late
-must not be taken for its successor's.
+Events come from the shell, effects go to it. Each names one incarnation, so that a late one is
+never mistaken for one of its successor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.protocol.control import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An incarnation says that it starts. The shell has checked that its fence is open."""
+    """An incarnation registers at its start. The shell has checked that its fence is open."""
 
     server: str
     incarnation: str
@@ -26,7 +26,7 @@ class HeartbeatArrived:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A client found nobody listening."""
+    """A client found no responders on the server's subject."""
 
     server: str
     incarnation: str
@@ -41,7 +41,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """No answer in time, or (`no_responders`) the definite word that nobody listens."""
+    """The probe timed out, or, with `no_responders`, certainly nobody listens."""
 
     server: str
     incarnation: str
@@ -64,7 +64,7 @@ class FenceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The incarnation closed everything and ends."""
+    """The incarnation has released all its stores and is ending."""
 
     server: str
     incarnation: str
@@ -72,7 +72,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class DrainChanged:
-    """An operator wants a server drained, or no longer; recorded already."""
+    """An operator drained a server, or ended its drain. This is already recorded."""
 
     server: str
     draining: bool
@@ -80,20 +80,23 @@ class DrainChanged:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The coordinator is the active one from now on."""
+    """This coordinator is now the active one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The bus was connected again; `last_number` is that of the last own message before."""
+    """The bus reconnected. `last_number` is the number of the last own message sent before that."""
 
     last_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnMessageArrived:
-    """A message of this coordinator itself came back: it heard all that arrived before `sent_at`,
-    if none is missing between it and the last."""
+    """A message of this coordinator to itself came back.
+
+    If no message between it and the previous one is missing, the coordinator has heard everything
+    that arrived before `sent_at`.
+    """
 
     number: int
     sent_at: float
@@ -101,7 +104,7 @@ class OwnMessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """`hearing` is false while the bus is away, when silence says nothing."""
+    """`hearing` is false while the bus is disconnected: then silence proves nothing."""
 
     hearing: bool = True
 
@@ -125,7 +128,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask for a sign of life; ProbeAnswered or ProbeFailed must follow."""
+    """Ask the incarnation for a sign of life. ProbeAnswered or ProbeFailed must follow."""
 
     server: str
     incarnation: str
@@ -133,7 +136,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WriteFence:
-    """Fence the incarnation durably; FenceWritten or FenceFailed must follow."""
+    """Fence the incarnation durably. FenceWritten or FenceFailed must follow."""
 
     server: str
     incarnation: str
@@ -142,7 +145,7 @@ class WriteFence:
 
 @dataclass(frozen=True, slots=True)
 class RecordLive:
-    """Remember the incarnation before it gets work or an answer."""
+    """Record the incarnation before it gets work or an answer."""
 
     server: str
     incarnation: str
@@ -150,7 +153,7 @@ class RecordLive:
 
 @dataclass(frozen=True, slots=True)
 class RecordDead:
-    """Remember that the incarnation ended; its stores may go elsewhere from then on."""
+    """Record that the incarnation ended. From then on, its stores may go to other servers."""
 
     server: str
     incarnation: str
@@ -160,14 +163,15 @@ class RecordDead:
 
 @dataclass(frozen=True, slots=True)
 class AskToRegister:
-    """An incarnation that is not known sends heartbeats."""
+    """An unknown incarnation sends heartbeats; ask it to register."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class TellToDrain:
-    """An incarnation does not do what the operator wants: release its stores, or take stores."""
+    """Tell an incarnation to release its stores, or to take stores again: its state is not the one
+    that the operator wants."""
 
     server: str
     incarnation: str

@@ -1,16 +1,16 @@
-"""What a coordinator hears of the servers before it is the active one.
+"""What a coordinator hears of the servers before it becomes the active one.
 
-A standby listens to the heartbeats, so when it takes over it knows who has been silent and for how
-long: a server that stopped or died shortly before its coordinator did is found out as if nothing
-had happened to the coordinator, also when several die one after the other.
+A standby listens to the heartbeats. When it takes over, it knows which servers are silent and since
+when. So a server that died shortly before its coordinator is found as fast as if the coordinator
+had lived on, even when several servers die in a row.
 
-It must have proof that it hears at all: a connection may deliver nothing and look well. So each
-coordinator, also a standby, publishes numbered messages where the heartbeats arrive, and what comes
-back proves that all that arrived before it was sent was delivered. Silence counts only as far as
-that.
+A connection may look healthy and deliver nothing, so a coordinator must prove that it hears.
+Each coordinator, also a standby, publishes numbered messages on the heartbeats' subject. A
+message that comes back proves that everything that arrived before it was sent was delivered.
+Silence counts only up to that point.
 
-Pure; forgets everything when the bus was away, since silence said nothing meanwhile. Bounded.
-Judges nobody: that is `membership.py`'s, once this process is active.
+Pure and bounded. All heartbeats are forgotten after a disconnection, since silence proved nothing
+meanwhile. This module does not judge servers: `membership.py` does, once this process is active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.control import Heartbeat
 
-#: Servers remembered; beyond it, those heard longest ago go. They count as not heard, see `since`.
+#: How many servers are remembered. Beyond that, those heard longest ago are dropped and count as
+#: not heard; see `since`.
 MAX_HEARD: Final = 4096
 
 
@@ -31,16 +32,18 @@ class Heard(NamedTuple):
 
 
 class Proof:
-    """Until when a coordinator has proof that it hears: its own messages come back, none
-    missing."""
+    """The time up to which the coordinator has proof that it hears: all its own
+    messages up to then came back."""
 
     def __init__(self, now: float) -> None:
         self.until = now
         self._number = 0
 
     def arrived(self, number: int, sent_at: float) -> float:
-        """An own message came back. Return for how long before it nothing is proven: those between
-        are missing, and with them perhaps heartbeats."""
+        """Take an own message that came back; return how many seconds before it are unproven.
+
+        Messages in between are missing, and heartbeats may be missing with them.
+        """
         if number <= self._number:
             return 0.0
         unproven_seconds = sent_at - self.until if number > self._number + 1 else 0.0
@@ -49,12 +52,12 @@ class Proof:
         return max(0.0, unproven_seconds)
 
     def restart(self, now: float, number: int) -> None:
-        """The bus was connected again, and `number` was the last message before."""
+        """Start again after a reconnection; `number` is that of the last message sent before it."""
         self.until = now
         self._number = max(self._number, number)
 
     def missing(self, number: int) -> int:
-        """Return how many messages have not come back, of `number` that were sent."""
+        """Return how many of the `number` messages sent have not come back."""
         return number - self._number
 
 
@@ -63,13 +66,14 @@ class StandbyHeartbeats:
 
     def __init__(self, now: float) -> None:
         self.proof = Proof(now)
-        #: When it began to listen: who is not remembered has been silent since, or for longer.
+        #: When listening began. A server that is not in `_heard` has
+        #: been silent at least since then.
         self.since = now
-        #: In the order of hearing.
+        #: Ordered by time of arrival.
         self._heard: dict[str, Heard] = {}
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """A heartbeat arrived."""
+        """Remember a heartbeat that arrived."""
         if heartbeat.hangs:
             return
         self._heard.pop(heartbeat.server, None)
@@ -78,16 +82,18 @@ class StandbyHeartbeats:
             del self._heard[next(iter(self._heard))]
 
     def own_message(self, number: int, sent_at: float) -> None:
-        """A message of this coordinator itself came back."""
+        """Take a message of this coordinator that came back."""
         if self.proof.arrived(number, sent_at):
             self._forget(sent_at)
 
     def missing_own_messages(self, number: int) -> int:
-        """Return how many messages of this coordinator have not come back, of `number` sent."""
+        """Return how many of the `number` messages that this
+        coordinator sent have not come back."""
         return self.proof.missing(number)
 
     def connected(self, now: float, last_number: int = 0) -> None:
-        """The bus was connected again; `last_number` is that of the last message before."""
+        """Start again after a reconnection; `last_number` is that of the
+        last message sent before it."""
         self.proof.restart(now, last_number)
         self._forget(now)
 
@@ -96,6 +102,7 @@ class StandbyHeartbeats:
         self.since = now
 
     def of(self, server: str, incarnation: str) -> Heard | None:
-        """Return the last heartbeat of an incarnation; None if another came after it."""
+        """Return the last heartbeat of an incarnation; None if a different
+        incarnation was heard later."""
         heard = self._heard.get(server)
         return heard if heard is not None and heard.heartbeat.incarnation == incarnation else None

@@ -1,1 +1,1 @@
-"""What the coordinator says to servers and to other coordinators, and hears of them."""
+"""The coordinator's messages to servers and to other coordinators, and theirs to it."""

@@ -1,8 +1,9 @@
-"""The heartbeats' subject: what servers and coordinators say there, and what this coordinator says.
+"""The heartbeats' subject: hears servers and other coordinators, and
+sends this coordinator's messages.
 
-It speaks to itself, in numbered messages, to have proof that it hears (`standby_heartbeats.py`). It
-judges nobody: the listener does, which is `StandbyHeartbeats` first and `MembershipDriver` once
-this coordinator is the active one.
+The coordinator sends numbered messages to itself to prove that it hears (`standby_heartbeats.py`).
+This module does not judge servers. The listener does: first `StandbyHeartbeats`, and then
+`MembershipDriver` once this coordinator is the active one.
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ from holdfast.protocol.limits import MAX_ARRAY_LENGTH
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Own messages in a row that do not come back on a connection that stands: 5 s of an active
-#: coordinator's. Then it hears nothing, can judge nobody, and must make room for one that hears.
+#: If this many own messages in a row do not come back on a connection that stands (5 s of
+#: an active coordinator), the coordinator hears nothing. It can judge nobody and must
+#: end, so that another one takes over.
 MAX_MISSING_OWN_MESSAGES: Final = 50
-#: How long an own message may wait for the connection; the next one follows it.
+#: How long an own message may wait for the connection. The next one follows soon.
 OWN_MESSAGE_TIMEOUT_SECONDS: Final = 0.1
 
 
 class HeartbeatListener(Protocol):
-    """Who judges by what is heard."""
+    """Takes what is heard on the subject."""
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """A heartbeat of a server of this cluster arrived."""
 
     def own_message(self, number: int, sent_at: float) -> None:
-        """A message of this coordinator itself came back."""
+        """A message of this coordinator to itself came back."""
 
     def missing_own_messages(self, number: int) -> int:
-        """Return how many messages of this coordinator have not come back, of `number` sent."""
+        """Return how many of the `number` messages that this
+        coordinator sent have not come back."""
 
     def connected(self, now: float, last_number: int) -> None:
-        """The bus was connected again; `last_number` is that of the last message before."""
+        """The bus reconnected; `last_number` is the number of the last
+        own message sent before that."""
 
 
 class HeartbeatFeed:
@@ -51,24 +55,27 @@ class HeartbeatFeed:
     def __init__(self, life: Life, listener: HeartbeatListener) -> None:
         self._life = life
         self._listener = listener
-        #: Known once the lock is held.
+        #: Set once the lock is held.
         self._others: OtherClusters | None = None
-        #: Since when this coordinator has been the active one.
+        #: When this coordinator became the active one.
         self._active_since: float | None = None
         self._own_message_count = 0
 
     def ignore(self, others: OtherClusters) -> None:
-        """From now on it is known which cluster this is, and others are ignored."""
+        """Ignore other clusters from now on; `others` knows the id of this one."""
         self._others = others
 
     def hand_over(self, listener: HeartbeatListener) -> None:
-        """This coordinator is the active one from now on, and `listener` judges."""
+        """Make `listener` the judge: this coordinator is the active one from now on."""
         self._listener = listener
         self._active_since = self._life.now()
 
     async def prove_hearing(self) -> None:
-        """Send the next message to this coordinator itself. Raises ConnectionFailedError if so many
-        have not come back that it hears nothing."""
+        """Send the next message to this coordinator itself.
+
+        Raises ConnectionFailedError if so many have not come back that
+        this coordinator hears nothing.
+        """
         bus = self._life.bus
         if not bus.connected:
             return
@@ -76,7 +83,7 @@ class HeartbeatFeed:
         if count >= MAX_MISSING_OWN_MESSAGES:
             logger.error("coordinator.deaf missing=%d", count)
             reason = (
-                f"it is connected and delivers nothing: {count} messages of this coordinator to "
+                f"it is connected but delivers nothing: {count} messages of this coordinator to "
             )
             raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
         self._own_message_count += 1
@@ -94,11 +101,11 @@ class HeartbeatFeed:
             logger.debug("coordinator.own_message_waits")
 
     def on_connected(self) -> None:
-        """The bus was connected again."""
+        """Note that the bus reconnected."""
         self._listener.connected(self._life.now(), self._own_message_count)
 
     def on_message(self, message: BusMessage) -> None:
-        """Something arrived on the subject; what makes no sense is dropped."""
+        """Take a message of the subject. Malformed ones are dropped."""
         try:
             fields = decode_control(message.payload, max_length=MAX_ARRAY_LENGTH)
             if "coordinator" in fields:
@@ -112,7 +119,7 @@ class HeartbeatFeed:
             self._listener.heartbeat(heartbeat, self._life.now())
 
     def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
-        """A coordinator speaks to itself: this one, or another one."""
+        """Take a message that a coordinator sent to itself: this one or another one."""
         if fields["coordinator"] == self._life.id:
             self._listener.own_message(int(fields["number"]), float(fields["sent_at"]))
         else:

@@ -1,8 +1,8 @@
-"""What the coordinator does to one server: probes it, fences it, tells it to register or to drain.
+"""The coordinator's orders to one server: probe, fence, register, drain.
 
-Each order is one request or one write, with a deadline, and ends in an event for `membership.py` or
-in nothing. A server that has heard of a later coordinator refuses, and DeposedError ends the
-service: see `term.py`, and `progress.py` for when that coordinator began on no disk of ours.
+Each order is one request or one write, with a deadline, and may end in an event for
+`membership.py`. A server that has heard of a later coordinator refuses; the DeposedError ends the
+service. See `term.py`, and `progress.py` for a later coordinator that began on another disk.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class Orders:
         except HoldfastError as error:
             logger.info("coordinator.probe_failed server=%s reason=%s", server, error)
             return ProbeFailed(server, incarnation, no_responders=False)
-        # Another incarnation under this name says nothing about this one.
+        # An answer of another incarnation of this server proves nothing about this one.
         if answer.get("incarnation") != incarnation:
             return ProbeFailed(server, incarnation, no_responders=False)
         draining = answer.get("state") in (ServerPhase.DRAINING, ServerPhase.STOPPING)
         return ProbeAnswered(server, incarnation, draining)
 
     async def fence_is_open(self, server: str, incarnation: str) -> bool:
-        """Tell if an incarnation has not been fenced. Raises StorageError."""
+        """Tell whether an incarnation has not been fenced. Raises StorageError."""
         return await self._background_tasks.blocking(self._fences.is_open, server, incarnation)
 
     async def write_fence(
         self, order: WriteFence
     ) -> FenceWritten | tuple[FenceFailed, StorageError]:
-        """Fence durably, or return why not. Raises DeposedError: who has a successor fences
-        nobody."""
+        """Fence durably, or return why that failed. Raises DeposedError if this coordinator has a
+        successor; then it fences nobody."""
         server, incarnation = order.server, order.incarnation
         logger.info(
             "coordinator.fencing server=%s incarnation=%s reason=%s",
@@ -89,17 +89,18 @@ class Orders:
         return FenceWritten(server, incarnation)
 
     async def ask_to_register(self, server: str) -> None:
-        """Ask an incarnation that is not known to register. Raises DeposedError."""
+        """Ask an unknown incarnation to register. Raises DeposedError."""
         try:
             await self._command(server, CONTROL_TIMEOUT_SECONDS, command="register")
         except DeposedError:
             raise
         except HoldfastError as error:
-            # It is asked again at its next heartbeat.
+            # Its next heartbeat makes the coordinator ask again.
             logger.info("coordinator.not_registered server=%s reason=%s", server, error)
 
     async def tell_to_drain(self, order: TellToDrain) -> None:
-        """Have an incarnation release its stores, or take stores again. Raises DeposedError."""
+        """Tell an incarnation to release its stores, or to take
+        stores again. Raises DeposedError."""
         command = "drain" if order.draining else "undrain"
         try:
             await self._command(
@@ -111,7 +112,7 @@ class Orders:
         except DeposedError:
             raise
         except HoldfastError as error:
-            # It is told again at its next heartbeat that says otherwise.
+            # The server is told again when its next heartbeat still has the wrong state.
             logger.info("coordinator.not_told server=%s reason=%s", order.server, error)
 
     async def _command(

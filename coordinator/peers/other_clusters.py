@@ -1,9 +1,9 @@
-"""Parts of other clusters that are heard under the same prefix: a mistake of an operator.
+"""Other clusters that use the same prefix, which is a mistake of an operator.
 
-- A coordinator does not start where that of another cluster answers: that one was first.
-- Of two active ones that meet, the one that has been active for longer stays. If that is not clear,
-  it is the one whose cluster has the lower id: both come to the same result.
-- Heartbeats of another cluster's servers are ignored, and the log tells of each server once.
+- A coordinator does not start while the coordinator of another cluster answers.
+- If two active ones meet, the one that has been active for longer stays. If the lead is not clear,
+  the one whose cluster has the lower id stays. Both come to the same result.
+- Heartbeats from servers of other clusters are ignored; each such server is logged once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holdfast.protocol.limits import PROBE_TIMEOUT_SECONDS
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: Of two clusters' coordinators that meet, the one that has been active for so much longer stays.
+#: If two clusters' coordinators meet, the one with a lead of at least this much stays.
 CLEAR_LEAD_SECONDS: Final = 5.0
-#: Servers of other clusters of which the log tells.
+#: How many servers of other clusters are logged.
 MAX_STRANGERS: Final = 64
 
 
@@ -29,7 +29,7 @@ class OtherClusters:
     """All clusters but this one."""
 
     def __init__(self, life: Life, cluster: str) -> None:
-        """`cluster` is the id of this one."""
+        """`cluster` is the id of this cluster."""
         self.cluster = cluster
         self._life = life
         self._strangers: set[str] = set()
@@ -50,8 +50,10 @@ class OtherClusters:
     def rival(
         self, cluster: object, active_seconds: float, own_seconds: float
     ) -> OtherClusterError | None:
-        """Return why this coordinator, active for `own_seconds`, must make room for one that says
-        that it has been active for `active_seconds`; None if it stays."""
+        """Return why this coordinator, active for `own_seconds`, must end; None if it stays.
+
+        The other coordinator says that it has been active for `active_seconds`.
+        """
         if type(cluster) is not str or not cluster or cluster == self.cluster:
             return None
         if not active_seconds > 0:
@@ -64,7 +66,7 @@ class OtherClusters:
         return None if stays else self._error("another coordinator, which stays,", cluster)
 
     def is_stranger(self, heartbeat: Heartbeat) -> bool:
-        """Tell if a server belongs to another cluster."""
+        """Tell whether a server belongs to another cluster."""
         if not heartbeat.cluster or heartbeat.cluster == self.cluster:
             return False
         if heartbeat.server not in self._strangers and len(self._strangers) < MAX_STRANGERS:

@@ -1,1 +1,1 @@
-"""What the coordinator knows for good: its state file, its term, its progress."""
+"""What the coordinator keeps on disk: its state file, its term, its progress."""

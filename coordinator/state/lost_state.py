@@ -1,22 +1,22 @@
-"""When the state file is lost: how a coordinator starts with an empty one and nothing is lost by
-it.
+"""How a coordinator starts without its state file, and why nothing is lost by that.
 
-- Who owned what is not known any more, so nobody may go on as an owner: every incarnation that is
-  found on disk is fenced before the new file appears. Their supervisors start them again.
-- Epochs never go back: they are in the store files and logs. A server that finds an epoch at or
-  above the one that it was granted says so (`known_epoch`) and is granted a higher one.
-- The stores are found again by a survey of their files, in the background and in slices. Each is
-  recorded as durable and without an owner, so it is listed, and noticed if its file goes missing.
-  But for a file that is to the byte as it was made: nothing was ever checkpointed into it, so the
-  logs still hold all of the store, and what a power cut leaves of the file says nothing.
-  A store that is asked for before its turn works all the same. A survey that is cut short begins
-  anew with the next coordinator.
-- Cold stores have no file: they are found in the bucket's manifests, after the files. Until that is
-  done, by a coordinator that knows the bucket, servers look there before they begin a new store.
+- Ownership is unknown, so nobody may continue as an owner: every incarnation found on disk is
+  fenced before the new file appears. The servers' supervisors restart them.
+- Epochs never go back, because the store files and logs contain them. A server that finds an epoch
+  at or above the one it was granted reports it (`known_epoch`) and is granted a higher one.
+- A survey of the files finds the stores again, in the background and in slices. Each store is
+  recorded as durable and without an owner, so it is listed, and its file is missed if it
+  disappears. The exception is a file whose bytes are still those of a new one: nothing was ever
+  checkpointed into it, the logs still hold the whole store, and what a power cut leaves of the file
+  means nothing. A store that is requested before the survey reaches it works all the same. An
+  interrupted survey starts over with the next coordinator.
+- Cold stores have no file. They are found in the bucket's manifests, after the
+  files. Until a coordinator that knows the bucket has done that, servers look in the
+  bucket before they create a new store.
 
-Lost is a file that is missing although there is a past, and one that is older than what was last
-committed (`progress.py`): it goes to quarantine. One that is damaged is refused, unless the
-operator has it replaced: then it goes to quarantine and counts as missing.
+The state is lost if the file is missing although there is a past, or if the file is older than what
+was last committed (`progress.py`); an old file goes to quarantine. A damaged file is refused,
+unless the operator has it replaced: then it goes to quarantine and counts as missing.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from holdfast.shared_fs.store_file.store_image import empty_store_image
 logger = logging.getLogger("holdfast.coordinator")
 
 _STORE_FILE: Final = re.compile(r"(.+)\.(stream|kv)\.([0-9]{1,9})\.db")
-#: Where state files go, in the folder of the quarantined: no tenant is named so.
+#: The subfolder of the quarantine for state files. No tenant can have this name.
 _QUARANTINE: Final = "_coordinator"
 #: Stores recorded in one transaction.
 _WRITTEN_STORES: Final = 8192
 
 
 class SurveyedStore(NamedTuple):
-    """A store that has a file: the file's generation, which no owner's epoch was below, and what
-    the file says of its state."""
+    """A store that has a file.
+
+    `generation` is the file's; no owner's epoch was below it. `state` is what the file tells.
+    """
 
     store: StoreId
     generation: int
@@ -60,8 +62,11 @@ class SurveyedStore(NamedTuple):
 
 
 def has_past(layout: Layout, disk: Disk, fences: Fences) -> bool:
-    """Tell if there was a coordinator or a store here before. To be asked before the lock is taken,
-    which leaves its file behind: servers that started first are no past."""
+    """Tell whether a coordinator or a store was here before.
+
+    Ask before taking the lock, which leaves its file behind.
+    Servers that started first are no past.
+    """
     folder = layout.coordinator
     paths = (folder / "lock", folder / "term", layout.root / "stores")
     return any(disk.exists(path) for path in paths) or fences.tell_of_a_past()
@@ -76,7 +81,7 @@ def open_state(
     replace_damaged: bool,
     now_ms: int,
 ) -> StateFile:
-    """Open the state file, or start with an empty one if it is lost, or older than it was.
+    """Open the state file; start with an empty one if it is lost or out of date.
 
     The caller holds the coordinator's lock. Raises as `open_state_file` does.
     """
@@ -91,7 +96,7 @@ def open_state(
             )
             with state.transaction():
                 if not state.cluster.surveying():
-                    # A new cluster may find a bucket that has stores of the one before.
+                    # A new cluster may be given a bucket that has stores of an earlier one.
                     state.cluster.set_surveying(False)
             return state
         state = open_state_file(path, disk, progress=progress)
@@ -100,23 +105,23 @@ def open_state(
         return state
     except OldStateError as error:
         logger.error("coordinator.state_old reason=%s", error)
-        # Before it is moved: a start that is cut short finds it old again, and so it is also
-        # without its WAL.
+        # Fence before moving the files: a start that is interrupted here finds the file old again,
+        # with or without its WAL.
         _fence_everyone(fences)
         _set_aside(layout, disk, now_ms, ("state.db-wal", "state.db-journal", "state.db"))
     except StoreDamagedError as error:
         if not replace_damaged:
             raise
         logger.error("coordinator.state_damaged reason=%s", error)
-        # The file first: with its WAL alone the next start refuses, where with the file alone it
-        # might open it as it was before the last changes.
+        # Move the file before its WAL. If this is interrupted, the next start refuses a WAL alone,
+        # but it might open a file alone as it was before the last changes.
         _set_aside(layout, disk, now_ms, ("state.db", "state.db-wal", "state.db-journal"))
         _fence_everyone(fences)
     return open_state_file(path, disk, surveying=True, progress=progress)
 
 
 def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) -> None:
-    """Move the files of a state that is replaced to quarantine, in this order."""
+    """Move the files of a replaced state to quarantine, in this order."""
     folder = layout.quarantine / _QUARANTINE / f"state.db.{now_ms}"
     logger.error("coordinator.state_replaced folder=%s", folder)
     disk.make_directory(folder)
@@ -126,9 +131,9 @@ def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) ->
 
 
 def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
-    """Yield each store that has a file, once for each generation. What is not ours is passed over,
-    and so are files of deleted stores, whose removal was cut short.
+    """Yield each store that has a file, once for each generation.
 
+    Foreign files are skipped, and so are files of deleted stores whose removal was interrupted.
     Blocking; lists one folder at a time. Raises StorageFailedError.
     """
     root = layout.root / "stores"
@@ -156,10 +161,10 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
 
 
 def stores_in(bucket: Bucket) -> Iterator[tuple[StoreId, int, int | None]]:
-    """Yield each store that has a snapshot in a bucket, with epoch and revision of the newest, and
-    each that was deleted, with its last epoch and None.
+    """Yield each store of the bucket: (store, epoch, revision) of its newest snapshot.
 
-    Blocking; reads one manifest at a time. Raises StorageError.
+    A deleted store comes with its last epoch and None. Blocking; reads one manifest at a time.
+    Raises StorageError.
     """
     for store, entry in open_manifests(bucket).entries():
         if entry.newest is not None:
@@ -169,30 +174,32 @@ def stores_in(bucket: Bucket) -> Iterator[tuple[StoreId, int, int | None]]:
 
 
 def _is_deleted(layout: Layout, disk: Disk, store: StoreId) -> bool:
-    """Tell if all files of a store are of one that was deleted. Raises StorageFailedError."""
+    """Tell whether all files of a store belong to a deleted store. Raises StorageFailedError."""
     try:
         return not layout.generations(disk, store)
     except StoreDamagedError:
-        # Whoever opens it is refused, and hears why.
+        # Do not decide here: opening the store fails and says why.
         return False
 
 
 def _state_of(disk: Disk, store: StoreId, path: Path) -> StoreState:
-    """Tell if a file may ever have been durable: of one that was not, everything is in its WAL and
-    in the logs. The first checkpoint brings the meta row, and a row stays. Raises
-    StorageFailedError."""
+    """Tell whether a file may ever have been durable. Raises StorageFailedError.
+
+    The first checkpoint adds the meta row, which is never removed. Without it, everything is in the
+    WAL and in the logs.
+    """
     made = empty_store_image(StoreKind(store.kind))
     try:
         if disk.size_bytes(path) == len(made) and disk.read_patiently(path) == made:
             return StoreState.CREATED
     except FileNotFoundError:
-        # Its owner put another in its place, or it was removed: that it was there is known.
+        # Its owner replaced it, or it was removed; in both cases it existed.
         pass
     return StoreState.DURABLE
 
 
 def _store_of(tenant: str, file_name: str) -> tuple[StoreId, int] | None:
-    """Return the store that a file is of, and its generation."""
+    """Return the store of a file and the file's generation; None for a foreign name."""
     match = _STORE_FILE.fullmatch(file_name)
     if match is None:
         return None
@@ -216,8 +223,10 @@ def _fence_everyone(fences: Fences) -> None:
 def write_state(
     layout: Layout, disk: Disk, stores: Iterable[tuple[StoreId, int, int | None]]
 ) -> None:
-    """Make the state file of a cluster of which the bucket has everything: stores as `stores_in`
-    yields them, cold, and nobody's. Nothing may be there yet.
+    """Write the state file of a cluster whose data is all in the bucket.
+
+    `stores` is what `stores_in` yields; each is recorded as cold and without an
+    owner. No state file may exist yet.
 
     Raises AlreadyRunningError, StoreDamagedError, StorageFailedError.
     """
@@ -239,7 +248,7 @@ def write_state(
                             state.stores.found_deleted(store, epoch)
                         else:
                             state.stores.found_cold(store, epoch, revision)
-            # Last: a state that was cut short has its stores surveyed.
+            # Last, so that an interrupted write leaves a state whose stores will be surveyed.
             with state.transaction():
                 state.cluster.set_surveying(False)
                 state.cluster.set_manifests_surveyed()

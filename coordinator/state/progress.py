@@ -1,15 +1,15 @@
-"""How far the state has come: what tells a `state.db` of today from one that a backup brought back.
+"""The progress of the state, which tells a current `state.db` from one that a backup brought back.
 
-An older `state.db` is sound in itself, and deadly: it names owners that have long had successors,
-so a coordinator that believed it would make two owners of one store. The file
-`coordinator.progress` lies beside the coordinator's folder, so that a folder that is restored as a
-whole does not bring its own along.
+An old `state.db` is sound in itself, and deadly: it names owners that have long had
+successors, so a coordinator that believed it would make two owners of one store. The file
+`coordinator.progress` lies beside the coordinator's folder, so that restoring the whole
+folder does not restore this file too.
 
-- `state.db` counts its commits. After each, and before anybody is told of it, the count is written
-  here, durably. So `state.db` is never behind this file, unless it is an older one.
-- A power cut between the commit and this file leaves `state.db` ahead, which is as it should be.
-- A coordinator that hears of a higher term from a server, while nobody has begun one on its disk,
-  writes that term here: its state is the older one, and the next start finds it so.
+- `state.db` counts its commits. After each commit, and before anybody is told of it, the count is
+  written here, durably. So only an old `state.db` is ever behind this file.
+- A power cut between the commit and this write leaves `state.db` ahead, which is fine.
+- If a coordinator hears of a higher term from a server, and nobody has begun that term on its disk,
+  it writes that term here: its own state is the old one, and the next start finds that out.
 
 A state that is behind counts as lost (`lost_state.py`).
 """
@@ -23,11 +23,11 @@ from holdfast.shared_fs.disk.disk import Disk
 
 
 class OldStateError(Exception):
-    """The file is sound, and an older one: what was committed after it is missing."""
+    """The file is sound but old: commits that followed it are missing."""
 
 
 class Progress(NamedTuple):
-    """How far a state has come; a later one is greater."""
+    """How far a state has come; later ones are greater."""
 
     term: int
     commits: int
@@ -37,14 +37,15 @@ _DIGITS: Final = 20
 
 
 class ProgressFile:
-    """The file, as the active coordinator reads it at its start and writes it."""
+    """The file `coordinator.progress`: the active coordinator reads it
+    at its start, then writes it."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
 
     def read(self) -> Progress | None:
-        """Return what is recorded; None if there is no file, or a torn one. Raises
+        """Return the recorded progress; None if the file is missing or torn. Raises
         StorageFailedError."""
         try:
             words = self._disk.read(self._path).split()
@@ -55,8 +56,9 @@ class ProgressFile:
         return Progress(int(words[0]), int(words[1]))
 
     def write(self, progress: Progress) -> None:
-        """Record it durably. Raises StorageFailedError."""
-        # Always of one length, so that it can be overwritten in place: see Disk.overwrite_durably.
+        """Record `progress` durably. Raises StorageFailedError."""
+        # The length never changes, so the file can be overwritten in place: see
+        # Disk.overwrite_durably.
         content = b"%0*d %0*d\n" % (_DIGITS, progress.term, _DIGITS, progress.commits)
         try:
             self._disk.overwrite_durably(self._path, content)

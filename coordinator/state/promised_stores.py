@@ -1,6 +1,7 @@
-"""Stores that clients were sent to a server for, and that no server has asked for yet.
+"""Stores whose clients were sent to a server that has not asked for them yet.
 
-Held in memory, bounded: nothing of them is in the file, so a client may ask for names without end.
+They are held in memory only, and bounded: nothing is in the file, so
+clients may ask for any number of names.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ MAX_PROMISED_STORES: Final = 16_384
 
 
 class PromisedStores:
-    """The newest of them. The oldest go first: a client that asks for one of these is sent to
-    another server, and whoever asks the first one learns that it is not the owner."""
+    """The newest promised stores.
+
+    When the oldest is dropped, a client that asks for it may be sent to another server. A client
+    that was sent to the first server learns there that it is not the owner.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[StoreId, Owner] = {}
 
     def add(self, store: StoreId, owner: Owner) -> None:
-        """Remember for a while whom clients are told to ask."""
+        """Remember for a while which owner clients are sent to."""
         self._owners.pop(store, None)
         if len(self._owners) >= MAX_PROMISED_STORES:
             del self._owners[next(iter(self._owners))]
         self._owners[store] = owner
 
     def get(self, store: StoreId) -> Owner | None:
-        """Return whom clients are told to ask."""
+        """Return the owner that clients are sent to."""
         return self._owners.get(store)
 
     def discard(self, store: StoreId) -> None:
-        """Forget a store: what is recorded of it counts from now on."""
+        """Forget a store, which is recorded in the file from now on."""
         self._owners.pop(store, None)
 
     def counts(self) -> Counter[tuple[str, str]]:

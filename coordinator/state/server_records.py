@@ -1,5 +1,4 @@
-"""What is recorded of the servers: their incarnations, and which of them an operator has
-drained."""
+"""The recorded servers: their incarnations, and which servers an operator has drained."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from holdfast.protocol.control import StoreState
 
 
 class IncarnationState(StrEnum):
-    """What is recorded of an incarnation. The words are in the file: never rename."""
+    """The recorded state of an incarnation. These words are in the file: never rename them."""
 
     PRESENT = "present"
     #: Fenced.
     DEAD = "dead"
-    #: Ended by itself, with everything released.
+    #: Ended by itself, after it released everything.
     RELEASED = "released"
 
 
@@ -28,7 +27,7 @@ _DELETE_DRAIN: Final = "DELETE FROM drains WHERE server = ?"
 _PRESENT: Final = (
     "SELECT server, incarnation, assigned_stores FROM incarnations WHERE state = 'present'"
 )
-# In the order of ids, which is that of registering; read once, at the start.
+# Ordered by id, which is the order of registration; read once, at the start.
 _ENDED: Final = """SELECT server, incarnation FROM incarnations WHERE state <> 'present'
     ORDER BY id DESC LIMIT ?"""
 _INCARNATION: Final = (
@@ -40,7 +39,7 @@ _END_INCARNATION: Final = """INSERT INTO incarnations(
         server, incarnation, state, registered_ms, ended_ms) VALUES (?1, ?2, ?3, ?4, ?4)
     ON CONFLICT DO UPDATE SET state = excluded.state, ended_ms = excluded.ended_ms
     WHERE state = 'present'"""
-# No incarnation is named with a dot, so what is renamed so can never be taken for one.
+# An incarnation's name never contains a dot, so the new name cannot be one.
 _RETIRE: Final = """UPDATE incarnations
     SET incarnation = incarnation || '.' || ?3, state = 'released', ended_ms = ?4
     WHERE server = ?1 AND incarnation = ?2 AND state = 'present' AND NOT EXISTS (
@@ -55,14 +54,14 @@ _FORGET_OF: Final = f"""DELETE FROM stores WHERE state = {StoreState.UNKNOWN:d} 
 
 
 class ServerRecords:
-    """Reads and writes them, always within a transaction."""
+    """Reads and writes the records of the servers, always within a transaction."""
 
     def __init__(self, execute: Execute, promised: PromisedStores) -> None:
         self._execute = execute
         self._promised = promised
 
     def present(self) -> dict[tuple[str, str], int]:
-        """Return the number of assigned stores of each (server, incarnation) that is present."""
+        """Return the number of assigned stores of each present (server, incarnation)."""
         promised = self._promised.counts()
         return {
             (server, incarnation): count + promised[server, incarnation]
@@ -74,25 +73,30 @@ class ServerRecords:
         return [(row[0], row[1]) for row in self._execute(_ENDED, (limit,))][::-1]
 
     def get(self, server: str, incarnation: str) -> tuple[IncarnationState, int] | None:
-        """Return the state and the number of assigned stores; None of an unknown one."""
+        """Return the state and the number of assigned stores; None for an unknown incarnation."""
         for state, count in self._execute(_INCARNATION, (server, incarnation)):
             return IncarnationState(state), count
         return None
 
     def add(self, server: str, incarnation: str, now_ms: int) -> None:
-        """Record an incarnation as present; one that is recorded already stays as it is."""
+        """Record an incarnation as present. If it is recorded already, nothing changes."""
         self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
 
     def end(self, server: str, incarnation: str, state: IncarnationState, now_ms: int) -> None:
-        """Record for ever that an incarnation ended. Its stores are not touched, but for those that
-        nobody ever wrote to, of which it had some open at the most."""
+        """Record for ever that an incarnation ended.
+
+        Its stores keep their rows, except those never written to; it had at most some of them open.
+        """
         self._execute(_FORGET_EPOCH_OF, (server, incarnation))
         self._execute(_FORGET_OF, (server, incarnation))
         self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))
 
     def vacate(self, server: str, incarnation: str, number: int, now_ms: int) -> None:
-        """Record that all stores of a present incarnation are released, and that it lives on; for a
-        `number` that was used already, nothing. O(1): the stores stay with a row that has ended."""
+        """Record that a present incarnation released all its stores and lives on.
+
+        Does nothing for a `number` that was used already. O(1): the stores keep pointing to the old
+        row, which now has ended.
+        """
         if self._execute(_RETIRE, (server, incarnation, number, now_ms)):
             self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
 
@@ -101,5 +105,5 @@ class ServerRecords:
         return {server for (server,) in self._execute(_DRAINS, ())}
 
     def set_drain(self, server: str, draining: bool) -> None:
-        """Record that a server is to be drained, or no longer."""
+        """Record that a server is drained, or no longer."""
         self._execute(_ADD_DRAIN if draining else _DELETE_DRAIN, (server,))

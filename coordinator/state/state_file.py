@@ -1,22 +1,21 @@
 """What the coordinator must not forget: one SQLite file, `coordinator/state.db`.
 
 It holds the incarnations of the servers, the owner and epoch of each store, which servers are
-drained, and the term. Kept:
+drained, and the term. Invariants:
 
 - What `transaction` committed survives a power cut (WAL with synchronous=FULL).
-- A coordinator that has a successor writes nothing and says nothing (`term.py`).
-- Nothing per store is held in memory, and opening does not depend on how many stores there are. But
-  for those of which only clients have asked: some of them are held in memory, and none is in the
-  file.
-- A file that is older than what was last committed is refused: see `progress.py`. So is one that is
-  not ours, or damaged: see `state_format.py`.
-- After an error whose effect is unknown (an I/O error at a commit) the file is closed, and opened
-  again before it is used next: only what is then read counts (`state_connection.py`).
+- A coordinator that has a successor writes nothing and answers nothing (`term.py`).
+- No data per store is held in memory, and the time to open does not depend on the number of stores.
+  The exception are stores that only clients have asked for: a bounded number of them is held in
+  memory, and none is in the file.
+- A file that is older than what was last committed is refused (`progress.py`), and so is a foreign
+  or damaged one (`state_format.py`).
+- After an error whose effect is unknown (an I/O error at a commit), only what is read after opening
+  the file again counts (`state_connection.py`).
 
-What it holds is read and written by `cluster_record.py`, `server_records.py` and
-`store_records.py`, within a transaction. It decides nothing. One thread at a time may use it. The
-file must not be opened by other means while it is open here: closing any descriptor of it would
-drop SQLite's lock.
+`cluster_record.py`, `server_records.py` and `store_records.py` read and write the content, within a
+transaction. This module decides nothing. One thread at a time may use it. Do not open the file by
+other means while it is open here: closing any descriptor of it would drop SQLite's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from holdfast.shared_fs.disk.disk import Disk
 
 
 class StateFile:
-    """The open file of the active coordinator. Made by `open_state_file`."""
+    """The open file of the active coordinator, made by `open_state_file`."""
 
     def __init__(self, path: Path, disk: Disk, progress: Path) -> None:
         self._path = path
@@ -56,16 +55,18 @@ class StateFile:
         return self._terms.term
 
     def check_term(self) -> None:
-        """Raise DeposedError if this coordinator has a successor, StorageFailedError if that cannot
-        be found out."""
+        """Raise DeposedError if this coordinator has a successor.
+
+        Raises StorageFailedError if that cannot be found out.
+        """
         self._terms.check()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit durably what the block does, or nothing of it.
+        """Commit all that the block does durably, or nothing of it.
 
-        Raises StorageFailedError, after which the effect is unknown until read again,
-        StoreDamagedError, and DeposedError, after which nothing may be said of the effect.
+        Raises StorageFailedError, after which the effect is unknown until it is read again;
+        StoreDamagedError; and DeposedError, after which the effect must not be reported to anybody.
         """
         with self._connection.storage_errors():
             self._terms.check()
@@ -87,7 +88,7 @@ class StateFile:
             self._connection.checkpoint_if_due()
 
     def check_content(self) -> None:
-        """Look through the whole file. Raises StoreDamagedError, and then it is closed."""
+        """Check the whole file. Raises StoreDamagedError, after which the file is closed."""
         with self.transaction():
             found = [str(row[0]) for row in self._connection.execute("PRAGMA quick_check(1)", ())]
         if found != ["ok"]:
@@ -95,9 +96,9 @@ class StateFile:
             raise StoreDamagedError(store=str(self._path), reason=found[0])
 
     def close(self) -> None:
-        """Checkpoint and close; a deposed coordinator's is closed as it is.
+        """Checkpoint and close. A deposed coordinator closes without a checkpoint.
 
-        Raises StorageFailedError; closed all the same.
+        Raises StorageFailedError; the file is closed all the same.
         """
         with self._connection.storage_errors():
             if self._connection.is_open:
@@ -108,18 +109,20 @@ class StateFile:
             self._connection.close()
 
     def start_term(self) -> None:
-        """Begin the next term, durably: above all that are known. Raises OldStateError, and then it
-        is closed."""
+        """Begin the next term durably, above all known ones.
+
+        Raises OldStateError, after which the file is closed.
+        """
         recorded = self._progress.read()
         known_term = self._terms.found()
         term = self._terms.begin(recorded.term + 1 if recorded is not None else 1)
         try:
             with self.transaction():
                 found = self.cluster.progress()
-                # Without a record the term alone tells. It is behind also after a crash between the
-                # two, and then everybody is fenced in vain.
+                # Without a progress file, only the term tells. It is also behind after a crash
+                # between the two writes; then everybody is fenced needlessly.
                 expected = recorded or Progress(known_term, 0)
-                # One that was only just made is as it should be.
+                # A state that was only just made is never old.
                 if found.commits + found.term > 0 and found < expected:
                     raise OldStateError(
                         f"term {found.term}, commit {found.commits}, but it was at term "
@@ -132,8 +135,11 @@ class StateFile:
         self._terms.raise_to(term)
 
     def fall_behind(self, newer_term: int) -> None:
-        """A server has heard a later coordinator. If that did not begin on this disk, this file is
-        an older one, and the next start finds it so. Raises DeposedError, StorageFailedError."""
+        """Note a newer term that a server has heard of.
+
+        If nobody began that term on this disk, this file is the old one, and the next start finds
+        that out. Raises DeposedError, StorageFailedError.
+        """
         self._terms.check()
         self._progress.write(Progress(newer_term, 0))
         raise DeposedError(term=self.term, newer_term=newer_term)
@@ -142,18 +148,18 @@ class StateFile:
 def open_state_file(
     path: Path, disk: Disk, *, surveying: bool = False, progress: Path | None = None
 ) -> StateFile:
-    """Open `path`, made if it is missing (`surveying` then), and begin the next term. `progress` is
-    the file of `progress.py`, by default beside it.
+    """Open `path` and begin the next term. If it is missing, create it with `surveying`.
 
-    The caller holds the coordinator's lock. Raises StoreDamagedError for an empty, foreign or
-    corrupt file, OldStateError, NewerFormatError, StorageFailedError.
+    `progress` is the file of `progress.py`, by default beside `path`. The caller holds the
+    coordinator's lock. Raises StoreDamagedError for an empty, foreign or corrupt file,
+    OldStateError, NewerFormatError, StorageFailedError.
     """
     if is_missing(path, disk):
         create(path, disk, surveying)
     elif disk.size_bytes(path) == 0:
         raise StoreDamagedError(store=str(path), reason="it is empty")
     else:
-        # The coordinator before may have written it on another host.
+        # Another host may have written it, with the coordinator before this one.
         disk.refresh(path)
         write_ahead_log = path.with_name(path.name + "-wal")
         if disk.exists(write_ahead_log):

@@ -1,7 +1,7 @@
-"""The format of `state.db`: its schema, how the file is made, upgraded and opened.
+"""The format of `state.db`: its schema, and how the file is created, upgraded and opened.
 
-- A file that is empty, foreign, corrupt or of a later format is refused and left alone.
-- A new one appears whole, by a rename, or not at all.
+- An empty, foreign or corrupt file, or one of a later format, is refused and left alone.
+- A new file appears whole, by a rename, or not at all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.shared_fs.disk.disk import Disk
 APPLICATION_ID: Final = 0x6866436F
 FORMAT_VERSION: Final = 5
 
-#: Of stores that were only read, and that do not exist: they are forgotten when their owner ends.
+#: Of stores that were only read and do not exist: they are forgotten when their owner ends.
 _UNWRITTEN_INDEX: Final = "CREATE INDEX stores_unwritten ON stores(owner) WHERE state = 0"
 _SCHEMA: Final = (
-    # surveying: 1 while the store files are still to be looked through (`lost_state.py`), 2 while
-    # only the manifests in the bucket are. commits: of transactions that changed anything. base:
-    # the commits that the file itself had when the WAL was begun. forgotten_epoch: the highest of a
-    # store whose row went, so that no epoch of a name is ever used twice.
+    # surveying: 1 while the store files are still to be surveyed (`lost_state.py`), 2 while only
+    # the manifests in the bucket are. commits: the number of transactions that changed anything.
+    # base: the commits that were in the file itself when the WAL was begun. forgotten_epoch: the
+    # highest epoch of all deleted rows of stores, so that no epoch of a name is ever used twice.
     """CREATE TABLE cluster(
         id INTEGER PRIMARY KEY CHECK (id = 1),
         term INTEGER NOT NULL,
@@ -71,7 +71,7 @@ _SCHEMA: Final = (
     END""",
 )
 
-#: From each format to the one after it.
+#: The statements that bring each format to the next one.
 _UPGRADES: Final = {
     1: (
         "ALTER TABLE cluster ADD COLUMN surveying INTEGER NOT NULL DEFAULT 0",
@@ -88,8 +88,8 @@ _UPGRADES: Final = {
 }
 
 COMMITS: Final = "SELECT commits FROM cluster"
-#: What the file system or the file can do to us; other apsw errors are bugs here and end the
-#: process.
+#: Errors that the file system or the file can cause. Other apsw errors
+#: are bugs here and end the process.
 DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
 REFUSALS: Final = (
     apsw.IOError,
@@ -105,7 +105,7 @@ REFUSALS: Final = (
 
 
 def is_missing(path: Path, disk: Disk) -> bool:
-    """Tell if `path` would be made anew. Raises StoreDamagedError if only its log is there."""
+    """Tell whether the file must be created. Raises StoreDamagedError if only its WAL exists."""
     if disk.exists(path):
         return False
     write_ahead_log = path.with_name(path.name + "-wal")
@@ -117,7 +117,8 @@ def is_missing(path: Path, disk: Disk) -> bool:
 
 
 def create(path: Path, disk: Disk, surveying: bool) -> None:
-    """Make the file aside and rename it into place, so that a crash leaves no half of it."""
+    """Create the file under another name and rename it, so that a
+    crash never leaves half a file."""
     new = path.with_name(path.name + ".new")
     for leftover in (new, new.with_name(new.name + "-journal")):
         disk.remove(leftover)
@@ -139,11 +140,14 @@ def create(path: Path, disk: Disk, surveying: bool) -> None:
 
 
 def connect(path: Path, vfs: str | None) -> apsw.Connection:
-    """Open and lock the file, and bring an older format up to this one. Raises StoreDamagedError,
-    NewerFormatError, StorageFailedError, or an error of SQLite."""
+    """Open and lock the file, and upgrade an older format.
+
+    Raises StoreDamagedError, NewerFormatError, StorageFailedError, or an error of SQLite.
+    """
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
     try:
-        # Before the first access: then no shared memory is used, which network file systems lack.
+        # Set before the first access: then SQLite needs no shared memory,
+        # which network file systems lack.
         connection.pragma("locking_mode", "EXCLUSIVE")
         connection.pragma("synchronous", "FULL")
         application_id = connection.pragma("application_id")
@@ -165,8 +169,11 @@ def connect(path: Path, vfs: str | None) -> apsw.Connection:
 
 
 def commits_alone(path: Path, vfs: str | None) -> int | None:
-    """Return the commits that the file has without its WAL; None if there is none, or the file is
-    of a format that does not count them. Before it is locked: closing this would drop the lock."""
+    """Return the number of commits in the file without its WAL.
+
+    None if there is no count: a foreign file, an older format, or a torn checkpoint. Call it before
+    the file is locked: closing this connection would drop the lock.
+    """
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags, vfs=vfs)
     try:
@@ -176,7 +183,7 @@ def commits_alone(path: Path, vfs: str | None) -> int | None:
             return None
         return int(connection.execute(COMMITS).get)
     except (*DAMAGE, apsw.SQLError):
-        # A checkpoint that a power cut tore: with its WAL the file is whole.
+        # A power cut tore a checkpoint; together with its WAL, the file is whole.
         return None
     finally:
         connection.close(True)

@@ -1,6 +1,6 @@
-"""What is recorded of the stores: the owner and the epoch of each, and what is known of its file.
+"""The recorded stores: the owner and the epoch of each, and what is known of its file.
 
-No more than a page of them is ever in memory.
+At most one page of them is in memory at a time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from holdfast.protocol.names import StoreId, StoreKind
 
 
 class StoreRow(NamedTuple):
-    """What is recorded of a store. `server` and `incarnation` are empty once it was released by
-    itself; an owner that ended is still named."""
+    """What is recorded of a store.
+
+    `server` and `incarnation` are empty after the store was released by itself. An
+    owner that ended is still named.
+    """
 
     server: str
     incarnation: str
     owner_ended: bool
     epoch: int
     state: int
-    #: The revision at which it went cold; None of a hot one.
+    #: The revision at which the store went cold; None for a hot store.
     cold: int | None = None
-    #: Only told to clients so far, and not in the file: no server has asked for it.
+    #: True if clients were only told of it: no server has asked for it, and it is not in the file.
     promised: bool = False
-    #: Its file and what the logs add to it are at least at this revision, if it is durable.
+    #: If the store is durable, its file together with the logs has at least this revision.
     revision: int = 0
 
 
@@ -55,7 +58,7 @@ _FOUND_COLD: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, st
 _FOUND: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, ?, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
-#: The epoch stays: whoever has the name next has a higher one.
+#: The epoch stays, so the next store of this name gets a higher one.
 _SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, revision = 0,
         state = {StoreState.UNKNOWN:d}
     WHERE tenant = ? AND kind = ? AND name = ?"""
@@ -71,7 +74,8 @@ _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation,
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
         AND s.state <> 0
     ORDER BY s.name LIMIT ?7"""
-# Skips from tenant to tenant, a look into the primary key each, however many stores they have.
+# Skips from tenant to tenant with one lookup in the primary key
+# each, however many stores they have.
 _TENANTS: Final = """WITH RECURSIVE found(tenant) AS (
         SELECT min(tenant) FROM stores WHERE tenant > ?1
         UNION ALL
@@ -83,7 +87,7 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 
 
 class StoreRecords:
-    """Reads and writes them, always within a transaction."""
+    """Reads and writes the records of the stores, always within a transaction."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class StoreRecords:
         self._promised = promised
 
     def get(self, store: StoreId) -> StoreRow | None:
-        """Return what is recorded of a store."""
+        """Return what is recorded of a store, or promised."""
         for server, incarnation, owner_state, epoch, state, cold, revision in self._execute(
             _STORE, store
         ):
@@ -114,16 +118,17 @@ class StoreRecords:
         return StoreRow(*owner[:2], ended, owner.epoch, unknown, promised=True)
 
     def promise(self, store: StoreId, owner: Owner) -> None:
-        """Remember for a while whom clients are told to ask for a store that nobody has opened."""
+        """Remember for a while which owner clients are sent to, for a
+        store that nobody has opened."""
         self._promised.add(store, owner)
 
     def assign(self, store: StoreId, owner: Owner) -> None:
-        """Record the owner, a known incarnation; what is known of the file stays."""
+        """Record the owner, a known incarnation. What is known of the file stays."""
         self._promised.discard(store)
         self._execute(_ASSIGN, (*store, owner.server, owner.incarnation, owner.epoch))
 
     def found(self, store: StoreId, epoch: int, state: StoreState) -> None:
-        """Record that a store's file is there, made in an epoch; who owns it stays."""
+        """Record that a store's file was found, made in `epoch`. Its owner stays."""
         self._execute(_FOUND, (*store, epoch, int(state)))
 
     def found_cold(self, store: StoreId, epoch: int, revision: int) -> None:
@@ -131,7 +136,7 @@ class StoreRecords:
         self._execute(_FOUND_COLD, (*store, epoch, revision))
 
     def found_deleted(self, store: StoreId, epoch: int) -> None:
-        """Record that the bucket knows a store as deleted in an epoch."""
+        """Record that the bucket marks a store as deleted in `epoch`."""
         self._execute(_FOUND_DELETED, (*store, epoch))
 
     def raise_state(self, store: StoreId, state: int) -> None:
@@ -139,28 +144,29 @@ class StoreRecords:
         self._execute(_RAISE_STATE, (*store, int(state)))
 
     def raise_revision(self, store: StoreId, revision: int) -> None:
-        """Record that the file of a store is durable at a revision; it never goes back."""
+        """Record that a store is durable up to a revision; it never goes back."""
         self._execute(_RAISE_REVISION, (*store, revision))
 
     def set_cold(self, store: StoreId, revision: int) -> None:
-        """Record that the bucket has all of a store, up to a revision, and its file may go."""
+        """Record that the bucket has all of a store up to a revision, so
+        that its file may be removed."""
         self._execute(_SET_COLD, (*store, revision))
 
     def set_hot(self, store: StoreId, revision: int) -> None:
-        """Record that the file of a store must be there, if it is beyond what went cold."""
+        """Record that a store's file must exist, if `revision` is above the one that went cold."""
         self._execute(_SET_HOT, (*store, revision))
 
     def set_deleted(self, store: StoreId) -> None:
-        """Record that there is nothing of a store any more, and that nobody owns it."""
+        """Record that a store was deleted and has no owner."""
         self._execute(_SET_DELETED, store)
 
     def release(self, store: StoreId) -> None:
-        """Record that nobody owns the store; epoch and state stay."""
+        """Record that nobody owns the store. Epoch and state stay."""
         self._promised.discard(store)
         self._execute(_RELEASE, store)
 
     def forget(self, store: StoreId, epoch: int) -> None:
-        """Keep nothing of a store that nobody owns and that does not exist, but its epoch."""
+        """Delete the row of a store that does not exist and has no owner; keep only its epoch."""
         self._execute(_FORGET, store)
         self._cluster.forget_epoch(epoch)
 
@@ -172,14 +178,14 @@ class StoreRecords:
         after: tuple[str, int] | None,
         limit: int,
     ) -> tuple[list[StoreInfo], tuple[str, int] | None]:
-        """Return one page in order of (name, kind), and what to pass as `after` for the next.
+        """Return one page in order of (name, kind), and what to pass as `after` for the next page.
 
-        At most `limit` rows and PAGE_BYTES. Each kind is one range of the primary key.
+        A page has at most `limit` rows and PAGE_BYTES. Each kind is one range of the primary key.
         """
         found: list[StoreInfo] = []
         for each in StoreKind if kind is None else (StoreKind(kind),):
             last_name, last_kind = after if after is not None else ("", 0)
-            # Of the two stores of one name, the later kind comes after the earlier.
+            # If both kinds have a store of one name, the higher kind comes second.
             bounds = (prefix, prefix + _LAST_CHARACTER, last_name, each > last_kind, limit + 1)
             rows = self._execute(_PAGE, (tenant, int(each), *bounds))
             found.extend(
@@ -199,8 +205,10 @@ class StoreRecords:
         return page, None
 
     def tenants(self, after: str, limit: int) -> tuple[list[str], str | None]:
-        """Return the names above `after` of tenants that have or had stores, in order, at most
-        `limit`; and what to pass as `after` for the next page."""
+        """Return the names above `after` of tenants that have or had stores, in order.
+
+        At most `limit`; also returns what to pass as `after` for the next page.
+        """
         found = [str(row[0]) for row in self._execute(_TENANTS, (after, limit + 1))]
         if len(found) > limit:
             return found[:limit], found[limit - 1]
