@@ -184,11 +184,11 @@ __all__ = [
 
 __version__: str
 
-# Type checkers would take every name for one that is here.
+# Type checkers would accept every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> str:
-        """Look the version up when it is asked for: most applications never do."""
+        """Look the version up only when it is asked for: most applications never ask."""
         if name == "__version__":
             return _version()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

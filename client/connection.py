@@ -49,7 +49,7 @@ class Client:
         self._link = link
         self._follower = follower
         self._owns_bus = owns_bus
-        #: Those that are open, by their id: they are compared by what they hold.
+        #: Open replicas by `id()`, because replicas compare by what they hold.
         self._replicas: dict[int, LiveReplica[Any, Any]] = {}
 
     @property
@@ -416,7 +416,7 @@ class Connecting:
 def _check_inboxes(prefix: object, tenant: str) -> None:
     inboxes = inboxes_of(tenant)
     if not isinstance(prefix, str) or not f"{prefix}.".startswith(f"{inboxes}."):
-        reason = f"{inboxes!r} or deeper, since servers reply to nobody else"
+        reason = f"must be {inboxes!r} or below, because servers reply to nobody else"
         raise InvalidArgumentError(argument="inbox_prefix", reason=reason)
 
 

@@ -81,9 +81,9 @@ def connect(
       With False nothing is compressed, but compressed values can still be read.
     - `nats_options` are the options of nats-py's `connect` for identity and security: `user`,
       `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and similar ones.
-      Callbacks among them are called on the background's thread. `connect_timeout` is the number of
-      seconds after which connecting is given up, 5 by default. `inbox_prefix` restricts replies to
-      a part of the tenant's inboxes, `_INBOX.<tenant>.>`.
+      Callbacks among them run on the background thread. `connect_timeout` is the number of seconds
+      after which connecting is given up, 5 by default. `inbox_prefix` restricts replies to a part
+      of the tenant's inboxes, `_INBOX.<tenant>.>`.
 
     Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError if NATS cannot be
     reached.
@@ -103,7 +103,8 @@ def connect(
     serving = background()
 
     async def connected() -> Client:
-        # Kept from here on: a caller who is interrupted has it closed at the exit at least.
+        # Registered at once: if the caller is interrupted, the client is closed at the exit at
+        # least.
         client = Client(serving, await connecting)
         serving.opened(client._client, client._client.close)
         return client

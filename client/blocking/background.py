@@ -1,16 +1,18 @@
 """The background: one event loop on one thread of its own, which serves every blocking client of a
 process.
 
-A blocking call hands work to it and waits. Made at the first use; a child of `os.fork` has none of
-its parent's threads and makes its own, and what was made before the fork refuses to work there
-(ForkedError). At the exit of the process clients that are still open are closed, for a moment.
+A blocking call hands work to it and waits. It is made on first use. A child of `os.fork` has none
+of its parent's threads, so it makes a background of its own; clients that were made before the
+fork raise ForkedError there. Clients that are still open when the process exits are closed,
+within _EXIT_SECONDS.
 
-Work is posted through one queue, and the loop woken only if nobody has since it last looked: many
-threads that post at once wake it once, and what they ask for travels in one frame.
+Work is posted through one queue, and the loop is woken only once until it has looked: many threads
+that post at the same time wake it once, and their operations travel in one frame.
 
-A call that is interrupted in its caller, by Ctrl-C or by what another signal handler raises,
-cancels its work and waits until that has ended; a second interrupt does not wait. A call on the
-background's own thread, where callbacks run, would wait for itself: BackgroundThreadError.
+If the calling thread is interrupted, by Ctrl-C or by an exception of another signal
+handler, the call cancels its work and waits for its end; a second interrupt does not wait.
+A call on the background's own thread, where callbacks run, would wait for itself, so it
+raises BackgroundThreadError.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ A = TypeVar("A")
 
 #: How long the exit of a process waits for its clients to be closed.
 _EXIT_SECONDS: Final = 2.0
-#: A signal that comes right before the main thread goes to sleep does not wake it (CPython looks
-#: for signals before and after, and the kernel interrupts only a sleep). So that thread looks up
-#: now and then.
+#: A signal that arrives right before the main thread goes to sleep does not wake it: CPython checks
+#: for signals before and after a wait, and the kernel interrupts only the wait. So the main thread
+#: wakes up this often.
 _SIGNAL_SECONDS: Final = 0.5
 
 
 class Background:
-    """The loop of this process, on its thread. Got by `background`."""
+    """The loop of this process, on its thread. Call `background` to get it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -51,7 +53,7 @@ class Background:
         self._ending = False
         self._posted: deque[Callable[[], object]] = deque()
         self._woken = False
-        #: What closes each client that is open, by the client's id.
+        #: The close function of each open client, by the client's `id()`.
         self._open: dict[int, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._thread = threading.Thread(target=self._serve, name="holdfast.background", daemon=True)
         self._thread.start()
@@ -59,12 +61,12 @@ class Background:
 
     @property
     def forked(self) -> bool:
-        """Made by the parent of this process, and of no use here."""
+        """Whether it belongs to the parent of this process, and so cannot be used here."""
         return self._forked
 
     @property
     def full(self) -> bool:
-        """So much is posted that who need not wait for an answer has to wait for the loop."""
+        """Whether so much is posted that even callers who do not await an answer must wait."""
         return len(self._posted) >= MAX_POSTED_CALLS
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -83,8 +85,8 @@ class Background:
     def run_asking(
         self, work: Callable[[Callable[[Callable[[], A]], Awaitable[A]]], Coroutine[Any, Any, T]]
     ) -> T:
-        """Run the coroutine that `work` gives to its end, as `run` does. `work` gets a function
-        `ask`: `await ask(f)` in the coroutine has the calling thread call `f`.
+        """Run the coroutine that `work` returns, as `run` does. `work` gets a function `ask`: with
+        `await ask(f)` the coroutine has the calling thread call `f`.
         """
         self.check()
         call: _Call[T] = _Call(self)
@@ -92,8 +94,8 @@ class Background:
         return call.wait()
 
     def do(self, function: Callable[[], T]) -> T:
-        """Call a function that does not wait, on the loop; on the loop's thread at once. Raises as
-        `run`, but for BackgroundThreadError."""
+        """Call a function that does not wait, on the loop. On the loop's own thread, call it at
+        once. Raises what `run` raises, except BackgroundThreadError."""
         if self.is_current:
             return function()
         self.check()
@@ -117,8 +119,7 @@ class Background:
         return results[0]
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have a function, which must not raise, called on the loop, in the order of these calls.
-        """
+        """Schedule a function, which must not raise, on the loop, in the order of these calls."""
         self._posted.append(function)
         if not self._woken:
             try:
@@ -127,32 +128,33 @@ class Background:
             except RuntimeError as error:
                 raise _exiting() from error
             except BaseException:
-                # Interrupted half way: nobody else would wake the loop any more.
+                # Interrupted half way: no other thread would wake the loop any more.
                 self._loop.call_soon_threadsafe(self._take_posted)
                 raise
 
     def check(self) -> None:
-        """Raise what keeps a blocking call from being made here and now."""
+        """Raise an error if a blocking call cannot be made here and now."""
         if self._forked:
             raise ForkedError(made_in=self._process_id, process_id=os.getpid())
         if self.is_current:
             raise BackgroundThreadError(
-                reason="this is the thread that would have to do it; callbacks must not block"
+                reason="this thread runs the event loop, and callbacks on it must not block"
             )
         if self._ending:
             raise _exiting()
 
     @property
     def is_current(self) -> bool:
-        """This is the loop's thread."""
+        """Whether the caller is on the loop's thread."""
         return threading.get_ident() == self._thread_id
 
     def opened(self, client: object, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A client is open: close it at the exit. `close` keeps it, as its id must be."""
+        """Note that a client is open: it is closed at the exit. `close` refers to the client, so
+        its `id()` stays unique."""
         self._open[id(client)] = close
 
     def closed(self, client: object) -> None:
-        """A client is closed. Idempotent."""
+        """Note that a client is closed. Idempotent."""
         self._open.pop(id(client), None)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -164,11 +166,11 @@ class Background:
         return self._loop.create_future()
 
     def forget(self) -> None:
-        """This is a child of the process that made it."""
+        """Refuse further calls: this process is a child of the one that made it."""
         self._forked = True
 
     def end(self) -> None:
-        """Close what is open, for a moment, and end the thread."""
+        """Close the open clients within _EXIT_SECONDS, and end the thread."""
         self._ending = True
         self.post(lambda: self.create_task(self._end()))
         self._thread.join(2 * _EXIT_SECONDS)
@@ -179,12 +181,12 @@ class Background:
                 self._loop.run_forever()
                 break
             except (SystemExit, KeyboardInterrupt) as error:
-                # An application's callback raised it; everybody else goes on.
+                # An application's callback raised it; the other clients continue.
                 logger.error("client.callback_failed", exc_info=error)
         self._loop.close()
 
     def _take_posted(self) -> None:
-        # In this order: whoever posts after the first line wakes the loop again.
+        # In this order: a thread that posts after this line wakes the loop again.
         self._woken = False
         posted = self._posted
         for _ in range(len(posted)):
@@ -225,14 +227,14 @@ class _Call(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._has_ended = False
-        #: What the caller is asked to call, and who waits for the result.
+        #: The function that the caller is to call, and the future that gets its result.
         self._wanted: tuple[Callable[[], Any], asyncio.Future[Any]] | None = None
-        #: Free when it is the caller's turn.
+        #: Released when it is the caller's turn.
         self._turn = threading.Lock()
         self._turn.acquire()
 
     def wait(self) -> T:
-        """Return what became of it."""
+        """Return the result of the work, or raise its error."""
         background = self._background
         try:
             background.post(self._start)
@@ -256,8 +258,8 @@ class _Call(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     async def ask(self, function: Callable[[], Any]) -> Any:
-        """Have the caller call a function. If that raises, this is cancelled, and the caller's
-        error is what the call raises.
+        """Have the calling thread call a function. If that raises, this coroutine is cancelled, and
+        the blocking call raises the error.
         """
         answer = self._background.create_future()
         self._wanted = (function, answer)
@@ -281,7 +283,7 @@ class _Call(Generic[T]):
         self._turn.release()
 
     def _cancel(self) -> None:
-        """Cancel what was started, and return once it has ended."""
+        """Cancel the work, and return once it has ended."""
 
         def cancel() -> None:
             if self._task is not None:
@@ -298,7 +300,7 @@ class _Call(Generic[T]):
 
 
 def background() -> Background:
-    """Return the background of this process, made if there is none."""
+    """Return the background of this process. The first call makes it."""
     global _current
     with _making:
         if _current is None:
@@ -307,9 +309,7 @@ def background() -> Background:
 
 
 def wait_for(lock: threading.Lock) -> None:
-    """Acquire a lock. What a signal's handler raises is raised, within _SIGNAL_SECONDS at the
-    latest.
-    """
+    """Acquire a lock. An exception of a signal handler is raised within _SIGNAL_SECONDS."""
     if threading.get_ident() != threading.main_thread().ident:
         lock.acquire()
         return
@@ -318,7 +318,7 @@ def wait_for(lock: threading.Lock) -> None:
 
 
 def _exiting() -> ConnectionFailedError:
-    return ConnectionFailedError(url="NATS", reason="the process is at its end")
+    return ConnectionFailedError(url="NATS", reason="the process is exiting")
 
 
 def _forget_in_child() -> None:
@@ -326,7 +326,7 @@ def _forget_in_child() -> None:
     _making = threading.Lock()
     if _current is not None:
         _current.forget()
-        # Kept: to collect a loop is to close sockets that are the parent's too.
+        # Kept alive: collecting the loop would close sockets that the parent uses too.
         _of_parents.append(_current)
         _current = None
 

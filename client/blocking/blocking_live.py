@@ -151,7 +151,7 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         self._do(lambda: self._kv.__delitem__(key))
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the present keys: the loop's body may change anything."""
+        """Iterate over the present keys; the loop's body may change anything."""
         return self._do(lambda: iter(self._kv))
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
         return key in self._kv
 
     def items(self) -> ItemsView[str, V]:
-        """Return the present keys and values: the loop's body may change anything."""
+        """Return the present keys and values; the loop's body may change anything."""
         return self._do(self._kv.items)
 
     def values(self) -> ValuesView[V]:
@@ -236,7 +236,7 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
         return self._do(lambda: len(self._stream))
 
     def __iter__(self) -> Iterator[LiveMessage[V]]:
-        """Iterate over the present messages: the loop's body may change anything."""
+        """Iterate over the present messages; the loop's body may change anything."""
         return self._do(lambda: iter(self._stream))
 
     def append(self, value: V, *, headers: Headers | None = None) -> None:

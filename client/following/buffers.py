@@ -1,13 +1,13 @@
-"""The buffers of a client's subscriptions: how much they may hold, all together.
+"""The buffers of a client's subscriptions: one memory limit for all of them.
 
-Pure. A follower whose consumer is slow holds changes for it; whatever it holds can be asked of the
-owner again. So there is one bound for all followers of a client, and whoever would go beyond it
-takes the room of the one that has gone longest without being emptied: that one drops what it holds,
-goes back to what its consumer was given last, and catches up when the consumer comes.
+Pure. A follower holds changes for a slow consumer, and it can always ask the owner for them again.
+So one limit applies to all followers of a client. If one of them needs more, the follower that has
+gone longest without being emptied is shed: it drops what it holds, goes back to the last change
+that its consumer took, and catches up when the consumer returns.
 
-Invariant: all followers together hold at most the limit, or one page of one of them if that is
-more. Sizes are estimates: the bytes of values, headers and keys, and what Python needs for the
-objects. """
+Invariant: all followers together hold at most the limit, or one page of one of them if that
+is more. Sizes are estimates: the bytes of values, headers and keys, and Python's overhead for
+the objects."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from holdfast.protocol.messages import Change
 
 #: A Change with its Message or Entry, and its place in a queue (CPython 3.11, 64 bits).
 _CHANGE_BYTES: Final = 400
-#: A value that a codec has decoded: only its codec could tell.
+#: An estimate for a decoded value, whose size only its codec knows.
 _DECODED_BYTES: Final = 1024
 #: A seq or a short key in a tuple.
 _ITEM_BYTES: Final = 64
-#: One follower may hold this part of the limit.
+#: One follower may hold one part in so many of the limit.
 _SHARE_RATIO: Final = 8
 
 
@@ -33,18 +33,18 @@ class Buffers:
     def __init__(self, limit_bytes: int = SUBSCRIPTION_BUFFER_BYTES) -> None:
         self.used_bytes = 0
         self._limit_bytes = limit_bytes
-        #: Who holds something, longest first.
+        #: The followers that hold something, longest first.
         self._holders: dict[Share, None] = {}
 
     def share(self, shed: Callable[[], None]) -> Share:
-        """Return an account for one follower; `shed` is called to take back all that it holds, and
-        must clear the account."""
+        """Return an account for one follower. `shed` must drop all that the follower holds, and
+        clear the account."""
         return Share(self, shed, self._limit_bytes // _SHARE_RATIO)
 
     def page_rows(self, row_bytes: int) -> int | None:
-        """Return how many rows, of about so many bytes each, a follower should ask for; None: a
-        whole page. While many hold something, less each, so that a page is not shed before it is
-        used."""
+        """Return how many rows of about `row_bytes` a follower should ask for, or None for a whole
+        page. The more followers hold something, the fewer rows each may ask for, so that no page is
+        shed before it is used."""
         each_bytes = self._limit_bytes // (2 * (len(self._holders) + 1))
         if each_bytes >= PAGE_BYTES:
             return None
@@ -78,7 +78,7 @@ class Share:
         self._limit_bytes = limit_bytes
 
     def fits(self, size_bytes: int) -> bool:
-        """Tell if this follower may hold so much more. One that holds nothing may hold anything."""
+        """Return whether this follower may hold so much more. An empty one may hold any amount."""
         return not self.held_bytes or self.held_bytes + size_bytes <= self._limit_bytes
 
     def add(self, size_bytes: int) -> None:

@@ -1,10 +1,10 @@
-"""A followed store: what is heard of it, and whether its consumer has something to look at.
+"""A feed: the broadcasts of one followed store, on their way to its consumer.
 
-A feed listens on the store's change subject; what arrives fills its merge (`merge.py`). The
-consumer asks the owner by itself whenever that is behind, so a slow one holds no task and no more
-than its buffer. The follower (`follower.py`) checks on a feed that hears nothing.
+A feed listens on the store's change subject and fills its merge (`merge.py`). If the merge is
+behind, the consumer itself asks the owner, so a slow consumer needs no task and no more than its
+buffer. The follower (`follower.py`) checks on a feed that hears nothing.
 
-A broadcast that cannot be read is logged and counts as lost.
+An unreadable broadcast is logged and counts as lost.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Feed:
         self._listeners = listeners
         self._loop = asyncio.get_running_loop()
         self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
-        #: When the follower's heap has it; an entry of another time is void.
+        #: The time of its valid entry in the follower's heap; entries with another time are void.
         self.look_at = float("inf")
         self._news: asyncio.Future[None] | None = None
 
     async def listen(self) -> None:
-        """Listen on the change subject; when this returns, nothing published later is missed but
-        by accident. Raises ConnectionFailedError, NotAllowedError."""
+        """Listen on the change subject. Once this returns, later broadcasts arrive unless NATS
+        loses them. Raises ConnectionFailedError, NotAllowedError."""
         link = self._link
         subject = link.subjects.changes(StoreId(link.tenant, *self.key))
         await self._listeners.add(self.key, subject, self)
@@ -59,15 +59,15 @@ class Feed:
             self._news.set_result(None)
 
     def confirmed(self) -> None:
-        """The owner's head was asked for, and nothing was missed."""
+        """React to a check that found nothing missed."""
 
     def lost(self) -> None:
-        """Broadcasts may have been lost: ask the owner."""
+        """Note that broadcasts may have been lost, so the owner has to be asked."""
         self.merge.lost()
         self.wake()
 
     def shed(self) -> None:
-        """Drop what is held for the consumer; the owner has it."""
+        """Drop what is held for the consumer. It can be asked of the owner again."""
         self.merge.shed()
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class Feed:
         await self._listeners.remove(self.key, self)
 
     def heard(self, broadcast: Broadcast) -> None:
-        """Take a broadcast of this store; whatever is in it, the owner can mend it."""
+        """Take a broadcast of this store. If it is malformed, the owner is asked instead."""
         merge = self.merge
         try:
             merge.broadcast(broadcast)
@@ -86,7 +86,7 @@ class Feed:
             logger.warning("client.broadcast_malformed store=%s reason=%s", self.key[1], error)
             merge.lost()
         except Exception as error:
-            # A bug: what is held may be half of something, so begin again from what was given out.
+            # A bug. The buffer may be half updated, so begin again after the last change given out.
             logger.error("client.broadcast_failed store=%s", self.key[1], exc_info=error)
             self.shed()
             merge.lost()
@@ -96,7 +96,7 @@ class Feed:
 
 
 class TrackFeed(Feed):
-    """A followed store whose consumer takes its changes one by one."""
+    """The feed of a consumer that takes changes one by one."""
 
     def __init__(self, link: Link, listeners: Listeners, key: StoreKey, track: Track) -> None:
         super().__init__(link, listeners, key, track.merge)

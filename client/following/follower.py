@@ -1,12 +1,12 @@
-"""The follower: keeps every subscription of one client supplied with news of its store.
+"""The follower: checks that no subscription of a client has missed a change.
 
-It looks after the feeds (`feed.py`) of followed stores, whoever they are for. Broadcasts may be
-lost in silence, also the last one, which no gap gives away. So a store that says nothing is asked
-for its head: after FOLLOW_CHECK_SECONDS, then ever less often up to FOLLOW_CHECK_MAX_SECONDS; all
-that are due go out in one turn of the loop, hence in one frame for each server. After a reconnect
-everything counts as behind, and after a change of owner the store is checked soon. One timer for
-all of it, and none while nothing is followed; who is due is known from a heap, which a broadcast
-does not touch, so a hundred thousand quiet stores cost a turn next to nothing.
+Broadcasts may be lost silently, and if the last one is lost, no gap shows it. So the follower asks
+for the head of a store that says nothing: after FOLLOW_CHECK_SECONDS, then less and less often, up
+to FOLLOW_CHECK_MAX_SECONDS. All checks that are due go out in one turn of the loop, hence in one
+frame for each server. After a reconnect every feed (`feed.py`) counts as behind, and after a change
+of owner the store is checked soon. One timer serves all feeds, and none runs while nothing is
+followed. A heap says which feeds are due; broadcasts do not touch it, so a hundred thousand quiet
+stores cost next to nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from holdfast.protocol.limits import (
 
 logger = logging.getLogger("holdfast.client")
 
-#: How often the follower looks which stores are due.
+#: How often the follower looks for stores that are due.
 _LOOK_SECONDS: Final = FOLLOW_CHECK_SECONDS / 4
 
 
 class FollowedPattern(Protocol):
-    """Many stores that are followed as one; it has a feed for each that is active."""
+    """Many stores that are followed as one, with a feed for each active store."""
 
     closed: bool
 
@@ -62,21 +62,21 @@ class Follower:
         #: Dictionaries rather than sets: they keep an order, so a run can be repeated exactly.
         self._feeds: dict[StoreKey, dict[Feed, None]] = {}
         self._patterns: dict[FollowedPattern, None] = {}
-        #: `(time, number, feed)`: when to look at it next, at the latest.
+        #: `(time, number, feed)`: look at the feed at this time at the latest.
         self._due: list[tuple[float, int, Feed]] = []
         self._number = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     def end_with(self, consumer: object, feed: Feed | FollowedPattern) -> None:
-        """End `feed` when its consumer is dropped without `aclose`, by a `break`: it must not
+        """End `feed` when its consumer is dropped without `aclose`, as by a `break`: it must not
         listen for ever.
         """
         finalizer = weakref.finalize(consumer, self._dropped, feed)
         finalizer.atexit = False
 
     def started(self, feed: Feed) -> None:
-        """A feed begins: check on it from now on, unless it was ended while it began."""
+        """Check on a feed from now on, unless it was ended while it began."""
         if feed.closed:
             return
         self._feeds.setdefault(feed.key, {})[feed] = None
@@ -85,11 +85,12 @@ class Follower:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
     def pattern_started(self, pattern: FollowedPattern) -> None:
-        """A subscription to a pattern begins: it is told of reconnects, and ended at the close."""
+        """Tell a subscription to a pattern about reconnects from now on, and end it
+        at the close."""
         self._patterns[pattern] = None
 
     async def ended(self, feed: Feed | FollowedPattern) -> None:
-        """A feed, or a pattern of them, is no longer wanted. Idempotent."""
+        """Close a feed or a pattern, and forget it. Idempotent."""
         if isinstance(feed, Feed):
             self.forget(feed)
         else:
@@ -109,12 +110,12 @@ class Follower:
             await asyncio.wait(self._closing)
 
     def owner_changed(self, key: StoreKey) -> None:
-        """The store's owner was lost or is another: its last broadcasts may never have left."""
+        """Check a store soon: its former owner's last broadcasts may never have been sent."""
         for feed in self._feeds.get(key, ()):
             self._check_soon(feed)
 
     def reconnected(self) -> None:
-        """The bus is back: whatever was broadcast meanwhile is lost."""
+        """Note that the bus is back, and that broadcasts of the meantime are lost."""
         for feeds in list(self._feeds.values()):
             for feed in list(feeds):
                 feed.lost()
@@ -122,7 +123,7 @@ class Follower:
             pattern.reconnected()
 
     def forget(self, feed: Feed) -> None:
-        """Check on a feed no longer. Idempotent."""
+        """Stop checking on a feed. Idempotent."""
         feed.look_at = float("inf")
         feeds = self._feeds.get(feed.key)
         if feeds is not None:
@@ -136,7 +137,7 @@ class Follower:
                 self._timer = None
 
     def _dropped(self, feed: Feed | FollowedPattern) -> None:
-        """The consumer was collected, in whatever thread and moment."""
+        """The consumer was garbage-collected, in any thread and at any moment."""
         if not feed.closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_later, feed)
 
@@ -158,7 +159,7 @@ class Follower:
         heapq.heappush(self._due, (feed.look_at, next(self._number), feed))
 
     def _look(self) -> None:
-        """Ask for the heads of the stores that are due, as many as go in one turn."""
+        """Ask for the heads of the stores that are due, at most FOLLOW_CHECK_STORES in one turn."""
         if self._link.closed:
             return
         self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
@@ -184,7 +185,7 @@ class Follower:
             wire, *_ = self._link.unwrap(answer.result())
             revision = head_from_wire(wire).revision
         except HoldfastError as error:
-            # The consumer asks the owner by itself now, and hears of what lasts.
+            # The consumer now asks the owner itself, and gets the error if it is permanent.
             logger.debug("client.check_failed reason=%s", error)
             for feed in feeds:
                 self._check_soon(feed)

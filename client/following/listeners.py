@@ -1,6 +1,6 @@
-"""Who listens to which store: one subscription on the bus for each, however many follow it.
+"""Listeners: one subscription on the bus for each store, however many followers it has.
 
-So a change that a thousand of this client's subscriptions wait for comes over the connection once,
+So a change that a thousand subscriptions of this client wait for comes over the connection once,
 and is decoded and converted once. A listener hears what is published after `add` has returned, and
 nothing after `remove` was called.
 """
@@ -21,17 +21,17 @@ logger = logging.getLogger("holdfast.client")
 
 
 class Listener(Protocol):
-    """Who follows a store."""
+    """Something that follows a store."""
 
     def heard(self, broadcast: Broadcast) -> None:
         """Take a broadcast. Raises nothing."""
 
     def lost(self) -> None:
-        """Broadcasts may have been lost."""
+        """Note that broadcasts may have been lost."""
 
 
 class _Store:
-    """What is heard of one store."""
+    """The listeners of one store, and its subscription."""
 
     __slots__ = ("listeners", "subscribing", "subscription")
 
@@ -58,8 +58,8 @@ class Listeners:
         self._stores: dict[StoreKey, _Store] = {}
 
     async def add(self, key: StoreKey, subject: str, listener: Listener) -> None:
-        """Have `listener` hear what is broadcast of a store, on `subject`. Idempotent; to be undone
-        by `remove`, also if it was cancelled or has raised what the bus does."""
+        """Give the broadcasts of a store, on `subject`, to `listener`. Idempotent. Raises what the
+        bus raises. Undo it with `remove`, also if it raised or was cancelled."""
         store = self._stores.get(key)
         if store is None:
             store = self._stores[key] = _Store()
@@ -74,7 +74,7 @@ class Listeners:
                     await subscription.unsubscribe()
 
     async def remove(self, key: StoreKey, listener: Listener) -> None:
-        """Let `listener` hear no more. Idempotent."""
+        """Give no more broadcasts to `listener`. Idempotent."""
         store = self._stores.get(key)
         if store is None or listener not in store.listeners:
             return
@@ -86,7 +86,7 @@ class Listeners:
 
 
 def read_broadcast(message: BusMessage) -> Broadcast | None:
-    """Return what was broadcast; None, which is logged, if it makes no sense."""
+    """Return the broadcast, or log it and return None if it is malformed."""
     try:
         return Broadcast(decode_changes(message.payload))
     except HoldfastError as error:

@@ -1,18 +1,20 @@
 """The merge: broadcasts and pages of changes in, one sequence by revision out.
 
-Pure. Broadcasts may be lost, late, doubled or out of order; a page from the owner is the truth as
-of its revision. `cursor` is how far the sequence has got: every change at or below its revision was
-given out (or lies in `ready`), none above it. Invariants:
+Pure. Broadcasts may be lost, late, doubled or out of order; a page from the owner is complete up to
+its revision. `cursor` is the end of the sequence so far: every change at or below its revision was
+given out or is in `ready`, and none above it. Invariants:
 
-- Revisions given out grow: no change comes twice, none out of order.
+- Revisions given out grow: no change comes twice or out of order.
 - A broadcast is applied only if it continues exactly at the cursor, or overlaps it. Otherwise the
-  merge is `behind`, and asks for pages until one reaches the head. Nothing is ever guessed.
+  merge is `behind`, and the owner is asked for pages until one reaches the head. Nothing
+  is guessed.
 - At most `limit` changes are held, and no more than the follower's share of the client's buffers
-  allows; beyond it broadcasts are dropped and the merge is behind. What is held may be taken back
-  at any time (`shed`): the cursor then goes back to what the consumer was given last.
-- What cannot be read changes nothing: it is converted as a whole before any of it is taken.
+  allows. Broadcasts beyond that are dropped, and the merge is behind. What is held may be dropped
+  at any time (`shed`): the cursor then goes back to the last change that the consumer took.
+- A malformed broadcast or page changes nothing: it is converted as a whole before any of it
+  is taken.
 
-A page may leave out revisions: of a message that was set twice it has the last state only.
+A page may leave out revisions: of a message that was set twice it has only the last state.
 """
 
 from __future__ import annotations
@@ -28,35 +30,35 @@ from holdfast.protocol.frames import ChangeBatch, WireChange
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.messages import Change
 
-#: As a tuple: what stands there may be anything, and need not have a hash.
+#: A tuple, because a malformed change may have something unhashable in place of its number.
 _STATELESS: Final = tuple(STATELESS_CHANGES)
 
 _new: Final = tuple.__new__
 
 View = Callable[[Change], Change | None]
-"""What of a change the consumer sees; None: nothing."""
+"""Returns what the consumer sees of a change, or None for nothing."""
 
 
 class Cursor(NamedTuple):
-    """How far a follower has got. `seq` is the highest message number it knows of, 0 if none."""
+    """How far a follower has got. `seq` is the highest seq that it knows of, 0 if none."""
 
     revision: int
     seq: int
 
 
 class _Held(NamedTuple):
-    """A broadcast as a follower takes it, now or when what is missing before it has come."""
+    """A broadcast as a follower takes it, at once or once the gap before it is filled."""
 
     epoch: int
     previous_revision: int
-    #: So many revisions; those that are not `visible` are not for the consumer.
+    #: The number of revisions, of which the consumer sees only those in `visible`.
     length: int
     visible: list[Change]
     size_bytes: int
 
 
 class Broadcast:
-    """A broadcast, for all who follow its store: what each of them takes is converted once."""
+    """A broadcast for all followers of its store, converted once for all of them."""
 
     __slots__ = ("_held", "changes", "epoch", "previous_revision", "time")
 
@@ -65,7 +67,8 @@ class Broadcast:
         self._held: _Held | None = None
 
     def held(self, view: View | None) -> _Held:
-        """Return what a follower with this view takes. Raises MalformedFrameError."""
+        """Return the broadcast as a follower with this view takes
+        it. Raises MalformedFrameError."""
         if view is None and self._held is not None:
             return self._held
         visible = []
@@ -91,30 +94,32 @@ class Merge:
         share: Share | None = None,
         view: View | None = None,
     ) -> None:
-        #: None until `start`: broadcasts are held meanwhile.
+        #: None until `start`; broadcasts are held until then.
         self.cursor: Cursor | None = None
-        #: Changes in order, to be taken by the consumer, with `take`.
+        #: Changes in order, for the consumer to `take`.
         self.ready: deque[Change] = deque()
-        #: Something is missing: the owner has to be asked from `cursor` on.
+        #: Whether something is missing, so that the owner has to be asked from `cursor` on.
         self.behind = False
-        #: A broadcast since `start` told of changes beyond the cursor that were not given out then.
+        #: Whether a broadcast since `start` had changes beyond the cursor that could not be given
+        #: out.
         self.heard_more = False
-        #: How many bytes a change takes, of late.
+        #: A moving average of the bytes that a change takes.
         self.change_bytes = 1024
         self._limit = SUBSCRIPTION_BUFFER_CHANGES if limit is None else limit
         self._share = share or Buffers().share(self.shed)
         self._view = view
-        #: What the consumer was given last.
+        #: The place of the last change that the consumer took.
         self._taken = Cursor(0, 0)
         self._held: list[_Held] = []
         self._held_count = 0
         self._epoch = 0
 
     def start(self, cursor: Cursor) -> None:
-        """Give out what comes after `cursor`; what was given out so far is void if it was another.
+        """Give out what comes after `cursor`. Forget what is held.
 
-        Behind at first: what was broadcast before the bus knew of the listener may be missed. So
-        the owner is asked for what was held too, which may be of a store that was deleted since.
+        The merge is behind at first, because broadcasts before the bus knew of the listener were
+        missed. On a later start the owner is asked for what was held too, which may be of a store
+        that was deleted since.
         """
         if self.cursor is not None:
             self._forget_held()
@@ -128,7 +133,7 @@ class Merge:
         """Give out the next change of `ready`."""
         change = self.ready.popleft()
         if not self.ready and not self._held and self.cursor is not None:
-            # Nothing is held any more: what most changes leave behind, and the least to be done.
+            # Nothing is held any more: the usual case, and the cheapest.
             self._taken = self.cursor
             self._share.clear()
             return change
@@ -142,31 +147,31 @@ class Merge:
 
     @property
     def taken(self) -> Cursor:
-        """Up to where everything was given out."""
+        """The cursor up to which everything was taken."""
         return self._taken if self.ready or self.cursor is None else self.cursor
 
     @property
     def settled(self) -> Cursor | None:
-        """Where everything was given out and nothing is known to be missing; None elsewhere."""
+        """The cursor if everything was taken and nothing is known to be missing, else None."""
         return None if self.behind or self.ready or self._held else self.cursor
 
     def broadcast(self, broadcast: Broadcast) -> None:
-        """A broadcast arrived. Raises MalformedFrameError, and has changed nothing then."""
-        # A former owner's comes too late: the present one has all that is true of it.
+        """Take a broadcast. Raises MalformedFrameError, and then changes nothing."""
+        # A former owner's broadcast is too late: the present owner has all that is true of it.
         if broadcast.epoch >= self._epoch:
             self._merge(broadcast.held(self._view))
 
     def page(self, page: Sequence[Any], asked: Cursor) -> bool:
-        """The owner's answer to CHANGES from `asked`, the cursor of then. Returns False if it says
-        `reset`. Raises MalformedFrameError, and has changed nothing then."""
+        """Take the owner's answer to CHANGES from `asked`, the cursor at that time. Return False if
+        it says `reset`. Raises MalformedFrameError, and then changes nothing."""
         wires, next_revision, next_seq, head_revision, reset = _checked_page(page)
         if reset:
             return False
         assert self.cursor is not None
         revision, seq = self.cursor
         if asked.revision == 0 < revision:
-            # Who asks from nothing is not told of deletes. A broadcast has since brought
-            # something, which one of them may have removed: the page is void, and asked for anew.
+            # A page from revision 0 leaves out deletes. A broadcast has since brought changes, and
+            # a delete may have removed one of them. So the page is void, and is asked for anew.
             return True
         found = [
             _converted(wire, change_revision, time, self._view)
@@ -186,7 +191,7 @@ class Merge:
         return True
 
     def head(self, revision: int) -> None:
-        """The owner's revision, asked for because nothing was heard for a while."""
+        """Compare with the owner's revision, which was asked for after some silence."""
         if self.cursor is not None and revision != self.cursor.revision:
             self.behind = True
 
@@ -196,7 +201,8 @@ class Merge:
             self.behind = True
 
     def shed(self) -> None:
-        """Drop everything that is held; the owner has it, from what was given out last."""
+        """Drop everything that is held. The owner is asked again for what follows the last
+        change taken."""
         if self.cursor is not None and (self.ready or self._held):
             if self.ready:
                 self.cursor = self._taken
@@ -221,7 +227,7 @@ class Merge:
             self.behind = self.heard_more = True
 
     def _apply(self, batch: _Held) -> bool:
-        """Take what is above the cursor. Returns False if there is no room for it."""
+        """Take the changes above the cursor. Return False if there is no room for them."""
         assert self.cursor is not None
         revision, seq = self.cursor
         _, previous_revision, length, visible, size_bytes = batch
@@ -229,7 +235,7 @@ class Merge:
             length -= revision - previous_revision
             visible = [change for change in visible if change.revision > revision]
             size_bytes = sum(map(size_of, visible))
-        # One that is doubled or late may lie below the cursor as a whole.
+        # A doubled or late broadcast may lie below the cursor as a whole.
         length = max(0, length)
         if len(self.ready) + length > self._limit or not self._share.fits(size_bytes):
             return False
@@ -252,7 +258,7 @@ class Merge:
     def _hold(self, batch: _Held) -> None:
         room = self._share.fits(batch.size_bytes)
         if not room or self._held_count + batch.length + len(self.ready) > self._limit:
-            # What was held goes too: the owner has to be asked for all of it in any case.
+            # Drop what was held too: the owner has to be asked for all of it in any case.
             self._forget_held()
             return
         self._held.append(batch)
@@ -265,7 +271,7 @@ class Merge:
 
 
 def _converted(wire: WireChange, revision: int, time: int, view: View | None) -> Change | None:
-    """Return what of a change the consumer sees. Raises MalformedFrameError."""
+    """Return what the consumer sees of a change, or None. Raises MalformedFrameError."""
     if type(wire) is list and wire and number_of(wire) in _STATELESS:
         return None
     change = change_from_wire(wire, revision, time)
@@ -285,5 +291,5 @@ def _checked_page(page: Any) -> tuple[list[Any], int, int, int, bool]:
     except (TypeError, ValueError) as error:
         raise MalformedFrameError(reason=f"a page of changes: {error}") from error
     if not good:
-        raise MalformedFrameError(reason="a page of changes with a number that is none")
+        raise MalformedFrameError(reason="a page of changes with a field that is no integer")
     return wires, next_revision, next_seq, head_revision, bool(reset)

@@ -74,7 +74,7 @@ class PatternSubscription:
         raise StopAsyncIteration
 
     def _pop(self) -> StoreChange | None:
-        """Return the next change, if one is here. Raises what one of the stores met."""
+        """Return the next change, if one is here. Raises the error of one of the stores."""
         found = None if self._feed.closed else self._feed.pop()
         if found is None:
             return None

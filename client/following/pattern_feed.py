@@ -2,21 +2,20 @@
 
 One subscription on the bus covers all of them. A store is in one of three states:
 
-- **listed**: found when the subscription began, and not looked at yet;
-- **idle**: a cursor, two numbers: everything up to it was given out;
-- **active**: a `Feed` with a track (`track.py`), from its first news until its head was confirmed
-  some seconds after the last.
+- **listed**: found when the subscription began, and not read yet;
+- **idle**: only a cursor, two numbers: everything up to it was given out;
+- **active**: a `Feed` with a track (`track.py`), from its first news until a check of its head some
+  seconds after the last.
 
-Stores that exist are found through the coordinator's listing at the beginning, after the bus knows
-of the listener. Who is heard of later and is not known was born since, so all that it has is news.
-A store whose birth was lost is found by listing again, every PATTERN_LIST_SECONDS and after a
-reconnect; there too it shows that one was deleted: its owner is asked, and its end is a RESET that
-nothing follows. Idle stores are asked for their heads in turn, PATTERN_IDLE_CHECKS_PER_SECOND, and
-all of them soon after a reconnect.
+The coordinator lists the existing stores at the beginning, once the bus knows of the listener. An
+unknown store in a later broadcast is new, so everything in it is news. If the first broadcast of a
+new store is lost, the next listing finds the store; stores are listed every PATTERN_LIST_SECONDS
+and after a reconnect. The listing also shows that a store was deleted: its owner is asked, and its
+end is a RESET that nothing follows. Idle stores are asked for their heads in turn,
+PATTERN_IDLE_CHECKS_PER_SECOND, and all of them soon after a reconnect.
 
-Owners are asked by short tasks, PATTERN_CATCH_UPS at the most, so that one store whose owner is
-away does not keep the others; a store that has something for the consumer waits for it without a
-task. """
+At most PATTERN_CATCH_UPS short tasks ask owners, so a store whose owner is away does not delay the
+others. A store that has something for the consumer needs no task."""
 
 from __future__ import annotations
 
@@ -52,11 +51,11 @@ from holdfast.protocol.names import StoreKind, check_store, literal_start, match
 
 logger = logging.getLogger("holdfast.client")
 
-#: A store whose head was confirmed when the next check is so far away is idle.
+#: If a store's head is confirmed when its next check is more than this away, it becomes idle.
 _QUIET_SECONDS: Final = FOLLOW_CHECK_MAX_SECONDS / 4
-#: Between two looks at idle stores.
+#: The time between two checks of idle stores.
 _LOOK_SECONDS: Final = 1.0
-#: A pause after what could not be asked, and before what no retry can help is tried again.
+#: The pauses after an outage, after a failed listing, and after an error that no retry can help.
 _RETRY_SECONDS: Final = 0.5
 _LIST_RETRY_SECONDS: Final = 5.0
 _HOPELESS_SECONDS: Final = 30.0
@@ -75,9 +74,9 @@ class StoreFeed(TrackFeed):
     ) -> None:
         super().__init__(link, listeners, key, track)
         self.name = key[1]
-        #: A task asks its owner, or waits to.
+        #: Whether it waits for a task that asks its owner, or has one.
         self.busy = False
-        #: It stands in the line for the consumer.
+        #: Whether it stands in the line for the consumer.
         self.in_line = False
         self._pattern = pattern
 
@@ -112,20 +111,21 @@ class PatternFeed:
         self._prefix = prefix
         self._with_history = with_history
         self._loop = asyncio.get_running_loop()
-        #: None: listed; a cursor: idle; a feed: active.
+        #: None for a listed store, a cursor for an idle one, a feed for an active one.
         self._stores: dict[str, Cursor | StoreFeed | None] = {}
-        #: Listed stores that were not begun yet, and those of them that were heard of meanwhile.
+        #: Listed stores that were not read yet, and those of them that had a broadcast meanwhile.
         self._listed: deque[str] = deque()
         self._heard: dict[str, bool] = {}
         self._begun = False
-        #: Active stores that may have something for the consumer, and those that want their owner.
+        #: Active stores that may have something for the consumer, and those whose owner must be
+        #: asked.
         self._line: deque[StoreFeed] = deque()
         self._waiting: deque[StoreFeed] = deque()
         self._working = 0
         self._errors: deque[HoldfastError] = deque(maxlen=PATTERN_CATCH_UPS)
         self._news: asyncio.Future[None] | None = None
         self._subscription: BusSubscription | None = None
-        #: Idle stores that are still to be looked at in this round, and how many of them in haste.
+        #: Idle stores that are still to be checked in this round, and how many of them soon.
         self._round: deque[str] = deque()
         self._hasty = 0
         self._list_at = 0.0
@@ -133,14 +133,14 @@ class PatternFeed:
 
     @property
     def active_count(self) -> int:
-        """Stores that have a state of their own now."""
+        """The number of active stores."""
         return sum(isinstance(each, StoreFeed) for each in self._stores.values())
 
     # For the consumer
 
     async def start(self) -> None:
-        """Listen, and find what is there; when this returns, everything from now on will be given
-        out. Does nothing the second time. Raises what the listing or a read raises."""
+        """Listen, and find the existing stores. Once this returns, every later change will be given
+        out. A second call does nothing. Raises what the listing or a read raises."""
         if self._begun or self.closed:
             return
         self._link.check_open()
@@ -167,7 +167,7 @@ class PatternFeed:
         self._go_on()
 
     def pop(self) -> tuple[str, Change] | None:
-        """Return the next change of any store, if one is here. Raises what one of them met."""
+        """Return the next change of any store, if one is here. Raises the error of one of them."""
         self._link.check_open()
         if self._errors:
             raise self._errors.popleft()
@@ -178,7 +178,7 @@ class PatternFeed:
             if feed.closed:
                 continue
             change = feed.track.pop()
-            # To the end of the line, or to its owner.
+            # Send it to the end of the line, or ask its owner.
             self.news(feed)
             self._go_on()
             if change is not None:
@@ -205,13 +205,14 @@ class PatternFeed:
     # For the follower and the stores' feeds
 
     def reconnected(self) -> None:
-        """Broadcasts were lost: active stores know, idle and new ones are looked for soon."""
+        """Check idle stores and list new ones soon, because broadcasts were lost. The follower has
+        told the active ones."""
         self._hasty = len(self._stores)
         self._list_at = 0.0
         self._wake()
 
     def news(self, feed: StoreFeed) -> None:
-        """A store may have something for the consumer, or want its owner."""
+        """Put a store in line if it has something for the consumer, or ask its owner if it must."""
         if feed.closed:
             return
         track = feed.track
@@ -230,7 +231,7 @@ class PatternFeed:
             self._go_on()
 
     def rest(self, feed: StoreFeed) -> None:
-        """A store was quiet for a while: keep its cursor alone."""
+        """Keep only the cursor of a store that was quiet for a while."""
         cursor = feed.track.settled
         if cursor is not None and not feed.busy and not feed.in_line and not feed.closed:
             self._drop(feed)
@@ -248,7 +249,7 @@ class PatternFeed:
         elif found is not None:
             feed = self._activate(name, start_revision=found)
         elif name in self._stores or not self._begun:
-            # It will be asked where it stands, or was asked and has not answered yet.
+            # Its head will be asked for, or the answer has not come yet.
             if name not in self._stores:
                 self._stores[name] = None
                 self._listed.append(name)
@@ -278,8 +279,7 @@ class PatternFeed:
             start_seq=self._start_seq,
             prefix=self._prefix,
             start_revision=start_revision,
-            # Of a store whose state came already, or is not wanted, no end is marked but after a
-            # reset.
+            # If the state came already or is not wanted, only a reset is followed by a READY.
             marks_ready=start_revision is None and self._kind is StoreKind.KV,
         )
         feed = StoreFeed(self, self._link, self._follower.listeners, key, track)
@@ -294,7 +294,7 @@ class PatternFeed:
         self._follower.forget(feed)
 
     async def _find_heads(self) -> None:
-        """Learn where each listed store stands, which is where it begins."""
+        """Ask for the head of each listed store, where its changes begin."""
         while self._listed and not self.closed:
             names = list(itertools.islice(self._listed, FOLLOW_CHECK_STORES))
             kind = int(self._kind)
@@ -310,8 +310,8 @@ class PatternFeed:
                     self._activate(name, start_revision=cursor)
 
     def _cursor(self, answer: Any) -> Cursor | None:
-        """Return where a store stands, by its owner's answer; None if no retry can help, which its
-        track will tell. Raises what a retry can help."""
+        """Return the cursor of a store from its owner's answer. Return None for an error that no
+        retry can help: the store's track will raise it. Raises other errors."""
         try:
             wire, *_ = self._link.unwrap(answer)
         except OUTAGES:
@@ -325,14 +325,14 @@ class PatternFeed:
     async def _existing(self, timeout_seconds: float | None = None) -> AsyncIterator[str]:
         start = literal_start(self._pattern)
         async for info in self._link.router.stores(int(self._kind), start, timeout_seconds):
-            # Of some it is only known that they were asked for.
+            # A store in this state was only asked for; it may not exist.
             if info.state != StoreState.UNKNOWN and matches(self._pattern, info.name):
                 yield info.name
 
     # Asking owners
 
     def _go_on(self) -> None:
-        """Have owners asked, as long as the consumer keeps up."""
+        """Start tasks that ask owners, as long as the consumer keeps up."""
         while (
             (self._waiting or self._listed)
             and self._begun
@@ -350,7 +350,8 @@ class PatternFeed:
                 self._activate(name, start_revision=None)
 
     async def _catch_up(self, feed: StoreFeed) -> None:
-        """Ask the owner of a store until there is something for the consumer, or nothing to ask."""
+        """Ask the owner of a store until it has something for the consumer, or
+        nothing is missing."""
         pause_seconds = 0.0
         try:
             while not feed.closed and feed.track.wants_owner:
@@ -376,7 +377,7 @@ class PatternFeed:
     # Looking after idle stores
 
     async def _look_after(self) -> None:
-        """List the stores now and then, and look at idle ones in turn, until the end."""
+        """List the stores periodically, and check idle ones in turn, until the feed is closed."""
         while not self.closed:
             await asyncio.sleep(_LOOK_SECONDS)
             self._check_idle()
@@ -389,8 +390,8 @@ class PatternFeed:
                     self._list_at = self._loop.time() + _LIST_RETRY_SECONDS
 
     def _list_later(self) -> None:
-        """Many stores are listed less often, so that the coordinator has so many rows a second to
-        read for this."""
+        """Schedule the next listing: the more stores, the later, so that the coordinator reads a
+        limited number of rows a second."""
         parts = max(1.0, len(self._stores) / PATTERN_LIST_STORES)
         self._list_at = self._loop.time() + PATTERN_LIST_SECONDS * parts
 
@@ -407,11 +408,11 @@ class PatternFeed:
             if isinstance(found, StoreFeed):
                 found.lost()
             elif found is not None:
-                # Nobody knows it any more: its owner will say so.
+                # The coordinator does not know it any more; its owner will confirm that.
                 self._activate(name, start_revision=found)
 
     def _check_idle(self) -> None:
-        """Ask some idle stores for their heads."""
+        """Ask for the heads of some idle stores."""
         count = PATTERN_IDLE_CHECKS_PER_SECOND
         if self._hasty > 0:
             count = FOLLOW_CHECK_STORES
@@ -438,7 +439,7 @@ class PatternFeed:
         except HoldfastError as error:
             logger.debug("client.check_failed reason=%s", error)
             if error.retryable:
-                return  # in the next round
+                return  # asked again in the next round
         cursor = self._stores.get(name)
         if isinstance(cursor, Cursor) and cursor.revision != revision:
             self._activate(name, start_revision=cursor)

@@ -1,11 +1,11 @@
-"""What a consumer's handle hears of its stream: whether it is worth asking the owner for messages.
+"""The feed of a consumer's handle: tells whether to ask the owner for messages.
 
-A Feed, so the follower looks after it as after any subscription: it notices lost broadcasts, a
-reconnect and another owner. It keeps no changes, only the revision that it has heard of. Any number
-of tasks may wait for it.
+It is a Feed, so the follower checks on it as on any subscription and notices lost broadcasts, a
+reconnect and a change of owner. It keeps no changes, only the last revision that it has heard of.
+Any number of tasks may wait for it.
 
-Invariant: `may_have_more` is False only if, as of the revision heard of, the owner has said that
-there is nothing to deliver, and no delivery is due again before `due_at`.
+Invariant: `may_have_more` is False only if the owner has said, as of that revision, that there is
+nothing to deliver, and no delivery is due again before `due_at`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from holdfast.protocol.changes import (
 )
 from holdfast.protocol.frames import WireChange
 
-#: Whatever consumer it is of.
+#: Changes that are news to every consumer.
 _NEWS: Final = frozenset({CHANGE_SET_MESSAGE, CHANGE_CONSUMER_CONFIGURE, CHANGE_CONSUMER_DELETE})
 
 
 class _News(Merge):
-    """A merge that gives nothing out: `behind` says that there is something new."""
+    """A merge that gives out nothing: `behind` says that there is something new."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _News(Merge):
         self.behind = True
         self.revision = 0
         self.consumer_id: int | None = None
-        #: The consumer has so much pending that acks are news.
+        #: Whether the consumer has so much pending that an ack is news.
         self.blocked = False
         self.due_at = math.inf
 
@@ -54,7 +54,7 @@ class _News(Merge):
             if number in _NEWS:
                 self.behind = True
             elif number == CHANGE_CONSUMER_FETCH and self._is_mine(change):
-                # Another worker's, who may never finish.
+                # Another worker has it, and may never finish.
                 self.due_in(changes.consumer_fetched(change).deadline - broadcast.time)
             elif number == CHANGE_CONSUMER_ACK and self._is_mine(change):
                 self.behind = self.behind or self.blocked
@@ -73,7 +73,7 @@ class _News(Merge):
         self.behind = True
 
     def due_in(self, delay_ms: int) -> None:
-        """A delivery is due again so much later than now."""
+        """Note that a delivery is due again after this delay."""
         self.due_at = min(self.due_at, self._clock() + delay_ms / 1000)
 
 
@@ -87,15 +87,15 @@ class QueueFeed(Feed):
 
     @property
     def due_at(self) -> float:
-        """When a delivery may be due again; monotonic."""
+        """The time, by the loop's clock, when a delivery may be due again."""
         return self._state.due_at
 
     def may_have_more(self, now: float) -> bool:
-        """Tell if the owner should be asked."""
+        """Return whether the owner should be asked."""
         return self._state.behind or self._state.due_at <= now
 
     def asked(self, consumer_id: int) -> None:
-        """The owner is being asked: what is heard from now on is news."""
+        """Note that the owner is being asked: broadcasts from now on are news."""
         state = self._state
         state.consumer_id = consumer_id
         state.behind = False
@@ -104,8 +104,8 @@ class QueueFeed(Feed):
     def answered(
         self, revision: int, retry_after_ms: int | None, *, blocked: bool, full: bool
     ) -> None:
-        """The owner's answer, as of `revision`: `full` if there may be more now, `blocked` if there
-        may be once others have acknowledged something."""
+        """Take the owner's answer, as of `revision`: `full` if there may be more now, `blocked` if
+        there may be more once others have acknowledged something."""
         state = self._state
         state.revision = max(state.revision, revision)
         state.blocked = blocked
@@ -116,7 +116,7 @@ class QueueFeed(Feed):
         self.wake()
 
     def lost(self) -> None:
-        """The answer did not come."""
+        """Note that the answer did not come."""
         self._state.lost()
         self.wake()
 

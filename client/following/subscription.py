@@ -108,8 +108,7 @@ def subscription_to(
     start_revision: int | None = None,
     marks_ready: bool = False,
 ) -> Subscription[V]:
-    """Return a subscription to a store; nothing is sent until it is entered or asked for a change.
-    """
+    """Return a subscription to a store. Nothing is sent before it is entered or iterated over."""
     track = Track(
         link,
         follower.buffers,

@@ -1,4 +1,4 @@
-"""The track: one store's changes as a consumer gets them, from the first to whatever comes.
+"""The track: the changes of one store as a consumer gets them, history first, then live.
 
     begin ──▶ history or state, page by page ──▶ what the merge gives, for ever
                      ▲                                │
@@ -9,9 +9,9 @@
    with a revision above R0: they come as live changes;
 3. ask the owner for changes since (R0, S0), then merge by revision (`merge.py`).
 
-Whoever goes on from a revision starts at 3, from there. `pop` never waits; when `wants_owner`, one
-`advance` asks the owner for the next piece. It may be cancelled, and nothing is lost. What is held
-can be shed at any time, and is asked for again.
+A consumer that resumes from a revision starts at 3, from there. `pop` never waits. If `wants_owner`
+is True, `advance` asks the owner for the next piece; cancelling it loses nothing. What is held can
+be shed at any time, and is then asked for again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from holdfast.protocol.frames import CHANGES, GET_ENTRIES, GET_MESSAGES, pack
 from holdfast.protocol.messages import Change, ChangeKind
 from holdfast.protocol.names import StoreKind
 
-#: A pause between tries that fail at once.
+#: A pause between tries, for errors that come at once.
 _RETRY_SECONDS: Final = 0.2
-#: What passes, if only when the owner's disk has been seen to.
+#: Errors that pass, if only once an operator has repaired the owner's disk.
 OUTAGES: Final = (UnavailableError, StorageFailedError)
 
 
@@ -60,8 +60,8 @@ class Track:
         start_revision: int | Cursor | None = None,
         marks_ready: bool = False,
     ) -> None:
-        """`start_revision` may be a whole cursor. With `marks_ready` a READY change tells where
-        history or state is complete; of a kv that was reset it always does."""
+        """`start_revision` may be a whole cursor. With `marks_ready`, a READY change marks the end
+        of history or state; after the reset of a kv, one always does."""
         self.begun = False
         self.closed = False
         self._deleted = False
@@ -79,9 +79,9 @@ class Track:
         self.merge = Merge(share=self._share, view=self._visible if prefix else None)
         self._reset: Change | None = None
         self._announce: Change | None = None
-        #: Rows of history or state, to be given out before what the merge has.
+        #: Rows of history or state, which are given out before the changes of the merge.
         self._rows: deque[Change] = deque()
-        #: Whether history is left to be read, and where: from this seq, or after this key.
+        #: Whether history is left to read, and where: from this seq, or after this key.
         self._reading = False
         self._next_row: int | str | None = None
         #: The same as of the last row that was given out.
@@ -91,7 +91,7 @@ class Track:
 
     @property
     def wants_owner(self) -> bool:
-        """There is nothing to give out, and `advance` may find something."""
+        """Whether there is nothing to give out, and `advance` may find something."""
         if not self.begun:
             return True
         if self._reset is not None or self._rows:
@@ -100,7 +100,7 @@ class Track:
 
     @property
     def has_something(self) -> bool:
-        """`pop` will give something out."""
+        """Whether `pop` will return a change."""
         if not self.begun:
             return False
         if self._reset is not None or self._rows:
@@ -112,11 +112,11 @@ class Track:
 
     @property
     def deleted(self) -> bool:
-        """The owner knows nothing of a store of which it had given out changes, nor was anything
-        heard of another of that name since."""
+        """Whether the store was deleted: its owner knows nothing of it, and no broadcast has come
+        of a new store with its name."""
         merge = self.merge
         cursor = merge.cursor
-        # The next one's revisions may go on from those of the last: what is heard of it is held
+        # A new store's revisions may continue those of the deleted one, and its broadcasts are held
         # then.
         return (
             self._deleted
@@ -127,7 +127,7 @@ class Track:
 
     @property
     def revision(self) -> int | None:
-        """Every change up to this revision was given out, so that it can be gone on from; None
+        """The revision up to which every change was given out, from which one can resume; None
         while history or state is read."""
         merge = self.merge
         if not self.begun or self._reset is not None or self._rows or self._reading:
@@ -136,7 +136,7 @@ class Track:
 
     @property
     def settled(self) -> Cursor | None:
-        """Where everything was given out, and nothing is known to be missing; None elsewhere."""
+        """The cursor if everything was given out and nothing is known to be missing, else None."""
         if not self.begun or self._reset or self._rows or self._reading or self._announce:
             return None
         return self.merge.settled
@@ -162,8 +162,8 @@ class Track:
         return None
 
     async def advance(self) -> None:
-        """Ask the owner for the next piece. Raises, while it begins, what any read raises, and
-        later only what no retry can help; an outage is waited for."""
+        """Ask the owner for the next piece. While it begins, it raises what any read raises. Later
+        it waits for outages to pass, and raises only what no retry can help."""
         if not self.begun:
             await self._begin()
         elif self._reading:
@@ -172,7 +172,7 @@ class Track:
             await self._catch_up()
 
     def close(self) -> None:
-        """Hold nothing any more. Idempotent."""
+        """Drop all that is held. Idempotent."""
         self.closed = True
         self.shed()
 
@@ -184,7 +184,7 @@ class Track:
         self.begun = True
 
     async def _begin_at_head(self, start_seq: int | None) -> None:
-        """Find out where the live part begins, and what comes before it. Changes nothing unless
+        """Ask the owner where the live part begins, and what comes before it. Changes nothing until
         the owner has answered."""
         wire, *_ = await self._link.call(self._key, PACKED_HEAD, False)
         head = head_from_wire(wire)
@@ -200,7 +200,7 @@ class Track:
             self._announce = Change(ChangeKind.READY, 0, 0)
 
     async def _read_history(self) -> None:
-        """Read one page, with the next one on its way while the consumer works."""
+        """Read one page, and request the next one while the consumer works."""
         page, self._page = self._page or self._fetch(), None
         try:
             answer = await page
@@ -251,7 +251,7 @@ class Track:
         asked = merge.cursor
         assert asked is not None
         limit = self._buffers.page_rows(merge.change_bytes)
-        # Who knows of no seq lets the owner find it.
+        # Without a known seq, the owner finds it.
         packed = pack([CHANGES, asked.revision, asked.seq or None, limit])
         try:
             page, *_ = await self._link.call(self._key, packed, False)
@@ -264,7 +264,7 @@ class Track:
         self._reset = Change(ChangeKind.RESET, self._until.revision, 0)
 
     async def _pause(self, error: HoldfastError) -> None:
-        """Wait before the next try of what failed with `error`."""
+        """Wait before the next try after `error`."""
         if self.closed:
             return
         if self._link.closed:
@@ -272,7 +272,7 @@ class Track:
         await asyncio.sleep(_RETRY_SECONDS)
 
     def shed(self) -> None:
-        """Drop all that is held; it will be asked for again."""
+        """Drop all that is held. It will be asked for again."""
         if self._page is not None:
             self._page.cancel()
             self._page = None
@@ -283,7 +283,7 @@ class Track:
         self.merge.shed()
 
     def _visible(self, change: Change) -> Change | None:
-        """Return what of a change concerns the prefix."""
+        """Return the part of a change that concerns the prefix, or None."""
         if change.entry is not None:
             return change if change.entry.key.startswith(self._prefix) else None
         if change.kind is ChangeKind.TRIM:

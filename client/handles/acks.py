@@ -1,5 +1,5 @@
-"""What workers say of their deliveries: all of one turn of the event loop travels as one
-operation."""
+"""Acks, naks and the like: what the workers say in one turn of the event loop travels as
+one operation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _Said = list[int]
 
 
 class GatheredAcks:
-    """What the workers of one handle have said in this turn, and who waits to hear if it
-    counted."""
+    """What the workers of one handle said in this turn, with the futures that tell whether
+    it counted."""
 
     def __init__(self, link: Link, key: StoreKey) -> None:
         self._link = link
         self._key = key
-        #: By the consumer's id.
+        #: By consumer id.
         self._said: dict[int, list[tuple[_Said, asyncio.Future[bool]]]] = {}
 
     def say(
         self, consumer_id: int, seq: int, delivery_count: int, verb: int, delay: int = 0
     ) -> asyncio.Future[bool]:
-        """Say it at the end of this turn; return what will tell if it counted."""
+        """Send the verb at the end of this turn. The future tells whether it counted."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         said = [verb, seq, delivery_count]
@@ -41,7 +41,7 @@ class GatheredAcks:
         return future
 
     def _send(self) -> None:
-        """Send what was said, in as few operations as it fits in."""
+        """Send what was said, in as few operations as possible."""
         waiting, self._said = self._said, {}
         for consumer_id, said in waiting.items():
             for start in range(0, len(said), MAX_FETCH):

@@ -6,8 +6,8 @@ not acknowledge in time is delivered again to the next worker that asks: each me
 and to one worker at a time.
 
 The client does the waiting. It asks the owner when a change of the stream says that there may be
-something, or when a delivery is due again; besides that there is only the rare check of every
-follower. So a worker that waits costs the owner nothing. A fetch returns seqs, and the messages are
+something, or when a delivery is due again. Otherwise only the rare check of every follower reaches
+the owner, so a waiting worker costs the owner nothing. A fetch returns seqs, and the messages are
 then read, so no value is in the log twice.
 """
 
@@ -53,7 +53,7 @@ from holdfast.protocol.names import check_consumer
 
 logger = logging.getLogger("holdfast.client")
 
-#: A delivery that is forgotten is made again, so it need not wait for more than the log's sync.
+#: A forgotten delivery is made again, so a fetch need not wait for more than the log's sync.
 _FETCH_DURABILITY: Final = int(Durability.SYNCED)
 
 
@@ -147,7 +147,7 @@ class Consumer(Generic[V]):
         self._key = key
         self._values = values
         self._id: int | None = None
-        #: As of when the consumer was made or changed by this handle.
+        #: As it was when this handle made or changed the consumer.
         self._dead_letter: str | None = None
         self._dead = DeadLetters(link, key, values, name)
         self._configuring = asyncio.Lock()
@@ -199,7 +199,9 @@ class Consumer(Generic[V]):
         it.
         """
         if type(batch) is not int or not 1 <= batch <= MAX_FETCH:
-            raise InvalidArgumentError(argument="batch", reason=f"1 to {MAX_FETCH}, not {batch!r}")
+            raise InvalidArgumentError(
+                argument="batch", reason=f"must be 1 to {MAX_FETCH}, not {batch!r}"
+            )
         loop = asyncio.get_running_loop()
         end_at = loop.time() + max_wait_seconds
         id_ = await self._made(timeout_seconds)
@@ -301,7 +303,7 @@ class Consumer(Generic[V]):
     async def _terminate(self, delivery: Delivery[V]) -> bool:
         """Do what `Delivery.term` does."""
         if self._dead_letter is not None:
-            # Only whose it is may move it; and it has the ack wait for that.
+            # Only the worker that has the message may move it, and it has the ack wait for that.
             if not await self._said_of(delivery, VERB_IN_PROGRESS):
                 return False
             await self._dead.bury(
@@ -317,8 +319,8 @@ class Consumer(Generic[V]):
     async def _bury_all(
         self, dead_letter: str, id_: int, dead: list[list[int]], timeout_seconds: float | None
     ) -> None:
-        """Move what was delivered too often; what cannot be moved is named again by a later
-        fetch."""
+        """Move the messages that were delivered too often. A later fetch names again what could not
+        be moved."""
         counts: dict[int, int] = {each[0]: each[1] for each in dead}
         for row in await self._read(list(counts), timeout_seconds):
             count = counts[row.seq]
@@ -336,7 +338,7 @@ class Consumer(Generic[V]):
                 )
 
     async def _made(self, timeout_seconds: float | None) -> int:
-        """Return the consumer's id; make or change it the first time."""
+        """Return the consumer's id. The first call makes or changes the consumer."""
         if self._id is None:
             async with self._configuring:
                 if self._id is None:
@@ -377,12 +379,12 @@ class Consumer(Generic[V]):
                 for message in await self._read(list(counts), timeout_seconds)
             ]
         except BaseException:
-            # Whoever else waits shall not rely on an answer that did not come.
+            # Other waiting tasks must not rely on an answer that did not come.
             feed.lost()
             raise
 
     async def _read(self, seqs: list[int], timeout_seconds: float | None) -> list[Message]:
-        """Return the messages, but those that were removed since."""
+        """Return the messages, without those that were removed since."""
         found: list[Message] = []
         while seqs:
             packed = pack([GET_SEQS, seqs])

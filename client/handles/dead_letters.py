@@ -4,14 +4,14 @@ The client that fetched a message moves it, so two streams with two owners need 
 servers. The steps, after each of which the process may die:
 
     1  a fetch names the message as dead and keeps it pending, for the ack wait
-    2  a copy is appended to the dead-letter stream, with a `msg_id` made of where it came from
+        2  a copy is appended to the dead-letter stream, with a `msg_id` made from its origin
     3  `term` says that the consumer has finished it
 
-If the process dies before 3, a later fetch names the message again. Before 2 nothing has happened;
-after it the `msg_id` is known, because the dead-letter stream remembers it for a day. So each copy
-exists once if somebody fetches within a day, and is never missing.
+If the process dies before 3, a later fetch names the message again. If there is a copy already, the
+dead-letter stream knows its `msg_id`, which it remembers for a day. So no copy is ever missing, and
+each exists only once if somebody fetches within a day.
 
-The headers of the copy say where it came from, besides those of the message.
+The copy has the headers of the message, and some more that say where it came from.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DeadLetter(NamedTuple, Generic[V]):
 
 
 class DeadLetters(Generic[V]):
-    """The dead letters of one consumer, in whatever stream they are."""
+    """The dead letters of one consumer, in any dead-letter stream."""
 
     def __init__(self, link: Link, key: StoreKey, values: Values[V], consumer: str) -> None:
         """`key` is the stream of the consumer."""
@@ -83,7 +83,7 @@ class DeadLetters(Generic[V]):
         self._key = key
         self._values = values
         self._consumer = consumer
-        #: The streams that remember long enough what was moved to them.
+        #: Dead-letter streams that are known to remember every `msg_id` long enough.
         self._ids_kept: set[str] = set()
 
     async def bury(
@@ -95,7 +95,7 @@ class DeadLetters(Generic[V]):
         reason: str,
         timeout_seconds: float | None,
     ) -> None:
-        """Have the stream `dead_letter` hold a message, once."""
+        """Copy a message to the stream `dead_letter`, once."""
         stream, dead = self._key[1], self._dead_key(dead_letter)
         if dead_letter not in self._ids_kept:
             await _keep_ids_for_a_day(self._link, dead, timeout_seconds)
@@ -107,7 +107,7 @@ class DeadLetters(Generic[V]):
     async def pages(
         self, dead_letter: str, timeout_seconds: float | None
     ) -> AsyncGenerator[list[DeadLetter[V]], None]:
-        """Yield what the stream `dead_letter` has of this consumer, page by page."""
+        """Yield this consumer's dead letters in the stream `dead_letter`, page by page."""
         next_seq: int | None = 1
         while next_seq is not None:
             packed = pack([GET_MESSAGES, next_seq])
@@ -149,7 +149,7 @@ class DeadLetters(Generic[V]):
 
     def _dead_key(self, name: str | None) -> StoreKey:
         if name is None:
-            reason = f"Consumer({self._consumer!r}) has none"
+            reason = f"Consumer({self._consumer!r}) has no dead-letter stream"
             raise InvalidArgumentError(argument="dead_letter", reason=reason)
         return (self._key[0], name)
 
@@ -173,8 +173,8 @@ def _origin_headers(
 
 
 def _letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
-    """Return the dead letter that `stored` is, None if it is none; `told` is it as applications see
-    it."""
+    """Return `stored` as a dead letter, or None if it is none. `told` is the message as
+    applications see it."""
     headers = stored.headers
     try:
         return DeadLetter(
@@ -190,7 +190,8 @@ def _letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
 
 
 async def _keep_ids_for_a_day(link: Link, key: StoreKey, timeout_seconds: float | None) -> None:
-    """Have a dead-letter stream remember every `msg_id` for a day, unless it was told how long."""
+    """Configure a dead-letter stream to remember every `msg_id` for a day, unless it
+    has a setting."""
     config, *_ = await link.call(key, pack([CONFIG]), False, 0, timeout_seconds)
     if "dedupe_window_seconds" not in config:
         wanted = {"dedupe_window_seconds": MAX_DEDUPE_WINDOW_SECONDS}
@@ -206,8 +207,8 @@ async def _copy_message(
     identity: str,
     timeout_seconds: float | None,
 ) -> Ack:
-    """Append the message of `source` that `row` is, as it is stored, to `target`; once for each
-    `identity` within the window of `target`. Raises what appending raises, OSError."""
+    """Append `row`, a message of `source`, to `target` as it is stored, once for each `identity`
+    within the dedupe window of `target`. Raises what appending raises, and OSError."""
     digest = hashlib.sha256(identity.encode())
 
     async def commit(value: Value | LargeValue) -> Ack:

@@ -1,9 +1,9 @@
 """Destroying a store: the client's side of what its owner does (`persist/jobs/administration.py`).
 
-The owner is asked again and again with the name of one job, until it is done, so a reply that is
-lost costs nothing. An owner that dies, or hands the store over, is followed by the next, who begins
-anew. The epoch says which life of the store is meant: one that is written after it is never
-destroyed by a retry. """
+The client repeats its request, with the name of one job, until the owner has done it, so a lost
+reply costs nothing. If the owner dies or hands the store over, the next owner begins anew. The
+epoch says which life of the store is meant: a retry never destroys a store that was written
+again later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def destroy(link: Link, key: StoreKey, timeout_seconds: float | None) -> b
     while True:
         try:
             if owner is None:
-                # What ended in an error is over: the next try is another job.
+                # A job that ended in an error is over: the next try is another job.
                 job = link.entropy.randbytes(8).hex()
                 payload = encode_control(job=job, store=list(key), epoch=head.epoch)
                 owner = await _owner(link, key)
@@ -58,7 +58,9 @@ async def destroy(link: Link, key: StoreKey, timeout_seconds: float | None) -> b
             if reply.get("done"):
                 return True
             if loop.time() >= give_up_at:
-                raise OperationTimeoutError(timeout_seconds=timeout, reason="it is still at work")
+                raise OperationTimeoutError(
+                    timeout_seconds=timeout, reason="the owner is still destroying it"
+                )
             await asyncio.sleep(_POLL_SECONDS)
 
 

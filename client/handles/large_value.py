@@ -48,8 +48,7 @@ from holdfast.protocol.messages import Ack, Durability, Entry, LargeValue, Messa
 #: A path, or a file that is open for reading bytes and is read from its position.
 Source = str | os.PathLike[str] | BinaryIO
 
-#: Times that an upload is gone on with after its owner had less of it, or other bytes, than were
-#: sent.
+#: How often an upload is tried if its owner has less of it, or other bytes, than were sent.
 _ATTEMPTS: Final = 5
 
 _Row = TypeVar("_Row", Message, Entry)
@@ -57,7 +56,7 @@ _Opened = TypeVar("_Opened")
 
 
 def is_large(value: Value) -> bool:
-    """Tell if a value has to be uploaded in chunks."""
+    """Return whether a value has to be uploaded in chunks."""
     if type(value) is bytes:
         return len(value) > MAX_VALUE_BYTES
     if isinstance(value, memoryview):
@@ -72,7 +71,7 @@ async def put_value(
     commit: Callable[[LargeValue], Awaitable[Ack]],
     timeout_seconds: float | None,
 ) -> Ack:
-    """Upload a value that is in memory, and return the ack of what `commit` makes of it."""
+    """Upload a value from memory. Return the ack of `commit`, which makes it a message or entry."""
     source = _Bytes(memoryview(value).cast("B"))
     return await _put(link, key, source, None, commit, timeout_seconds)
 
@@ -85,13 +84,13 @@ async def put_file(
     upload_id: bytes | None,
     timeout_seconds: float | None,
 ) -> Ack:
-    """Upload a file, and return the ack of what `commit` makes of it. A small one is not
-    uploaded."""
+    """Upload a file. Return the ack of `commit`, which makes it a message or entry. A small file is
+    given to `commit` directly."""
     if upload_id is not None and (
         type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES
     ):
         raise InvalidArgumentError(
-            argument="upload_id", reason=f"{UPLOAD_ID_BYTES} bytes are wanted"
+            argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes"
         )
     file = await _opened(lambda: _File.open(source), _File.close)
     try:
@@ -108,10 +107,10 @@ async def with_large_value(
     read: Callable[[_Row], Awaitable[bytes]],
     find: Callable[[], Awaitable[_Row | None]],
 ) -> _Row | None:
-    """Return a message or entry with its large value, as `read` gives that whole.
+    """Return a message or entry with its large value, which `read` returns whole.
 
-    If it is replaced meanwhile, what `find` gives takes its place: None where nothing is there any
-    more. Raises what both raise; ValueReplacedError only if the same row is there still.
+    If it is replaced meanwhile, use the row that `find` returns, or return None if there is none
+    any more. Raises what both raise, but ValueReplacedError only if `find` returns the same row.
     """
     wanted: _Row | None = row
     while wanted is not None and wanted.large is not None:
@@ -153,10 +152,10 @@ class ValueReader(Generic[_Row]):
         self._what = what
         self._timeout_seconds = timeout_seconds
         self._digest = hashlib.sha256()
-        #: Bytes that came and were not given out, and where the next ones begin.
+        #: Bytes that have arrived and were not returned yet, and the offset of the next ones.
         self._kept = row.value
         self._offset = len(row.value)
-        #: Chunks on their way, each with its offset, and how far apart they are.
+        #: Chunks in flight, each with its offset, and the distance between two offsets.
         self._coming: deque[tuple[int, asyncio.Future[Any]]] = deque()
         self._step_bytes = 0
 
@@ -202,16 +201,16 @@ class ValueReader(Generic[_Row]):
         if self._offset >= large.size_bytes and (
             self._offset != large.size_bytes or self._digest.digest() != large.sha256
         ):
-            raise LargeValueDamagedError(what=self._what, reason="its sha256 is another")
+            raise LargeValueDamagedError(what=self._what, reason="its sha256 does not match")
         return data
 
     async def _fetch(self, large: LargeValue) -> bytes:
-        """Return the chunk at the offset, with the next ones asked for."""
+        """Return the chunk at the offset, and request the next ones."""
         coming = self._coming
         if coming and coming[0][0] != self._offset:
-            # The chunks of this value are of another size than its first one.
+            # The chunks of this value have another size than the first one.
             coming.clear()
-        # The first one alone: it tells how large they are.
+        # The first chunk is requested alone: it shows how large they are.
         ahead = CHUNKS_IN_FLIGHT if self._step_bytes else 1
         while len(coming) < ahead:
             at = coming[-1][0] + self._step_bytes if coming else self._offset
@@ -233,10 +232,10 @@ class ValueReader(Generic[_Row]):
 
 
 async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str]) -> None:
-    """Write a value, as a reader gives it, to `path`, whole or not at all: to a new file beside it,
-    which then takes its place.
+    """Write the chunks of a reader to `path`, all or nothing: to a new file beside it, which is
+    then renamed.
 
-    Raises what reading raises, OSError.
+    Raises what reading raises, and OSError.
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
@@ -261,7 +260,7 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
 
 
 async def _opened(open_file: Callable[[], _Opened], undo: Callable[[_Opened], None]) -> _Opened:
-    """Return what a thread opens. Cancelled, it has that undone, now or when it has come about."""
+    """Open something in a thread. If this is cancelled, `undo` is called as soon as it is open."""
     lock = threading.Lock()
     opened: list[_Opened] = []
     is_wanted = True
@@ -308,7 +307,7 @@ class _Bytes:
 
 
 class _File:
-    """A file as a source, from where it stands."""
+    """A file as a source, read from its current position."""
 
     def __init__(self, file: BinaryIO, *, owned: bool) -> None:
         self._file = file
@@ -323,7 +322,8 @@ class _File:
         return cls(source, owned=False)
 
     def small(self) -> bytes | None:
-        """Return all of it if it need not be uploaded; else it is to be read from its beginning."""
+        """Return the whole file if it is small enough for one message; else None, and `read` starts
+        at its beginning."""
         first = self._read(MAX_VALUE_BYTES + 1)
         self._first = io.BytesIO(first)
         return first if len(first) <= MAX_VALUE_BYTES else None
@@ -333,7 +333,7 @@ class _File:
         return first + self._read(size_bytes - len(first))
 
     def rewind(self) -> bool:
-        """Go back to the beginning, if that can be."""
+        """Go back to the beginning. Return False if the file cannot seek."""
         if self._start is None:
             return False
         self._file.seek(self._start)
@@ -345,7 +345,7 @@ class _File:
             self._file.close()
 
     def _read(self, size_bytes: int) -> bytes:
-        # Pipes give what they have.
+        # A pipe may return fewer bytes than were asked for.
         pieces = []
         while size_bytes > 0 and (piece := self._file.read(size_bytes)):
             size_bytes -= len(piece)
@@ -354,8 +354,8 @@ class _File:
 
 
 class _Hashed:
-    """A source, with what is to be known of all that was read of it. Used by one thread at a
-    time."""
+    """A source with the size and checksums of everything read so far. Used by one thread
+    at a time."""
 
     def __init__(self, source: _Bytes | _File) -> None:
         self._source = source
@@ -371,7 +371,7 @@ class _Hashed:
         return data
 
     def skip(self, size_bytes: int) -> None:
-        """Read so much that is uploaded already, or to the end."""
+        """Read up to this size, which is uploaded already, or to the end."""
         while self.size_bytes < size_bytes and self.read(
             min(CHUNK_BYTES, size_bytes - self.size_bytes)
         ):
@@ -396,7 +396,7 @@ async def _put(
         while True:
             state = await upload.state() if resumes or attempt else None
             if state is not None and state[2] is not None:
-                # It was stored, and the answer was lost.
+                # The value was stored, but the answer was lost.
                 seq, revision, time = state[2]
                 return Ack(seq or None, revision, time, Durability.DEFAULT, True)
             try:
@@ -426,19 +426,20 @@ class _Upload:
         self._timeout_seconds = timeout_seconds
 
     async def state(self) -> list[Any] | None:
-        """Return what the owner has of it: `[size_bytes, crc32, its place or None]`."""
+        """Return what the owner has of the upload: `[size_bytes, crc32, [seq, revision, time]
+        or None]`."""
         packed = pack((UPLOAD, self._upload_id))
         state, *_ = await self._link.call(self._key, packed, False, 0, self._timeout_seconds)
         return None if state is None else list(state)
 
     async def send(self, source: _Bytes | _File, state: list[Any] | None) -> LargeValue:
-        """Send what the owner has not, and return what stands for the whole."""
+        """Send what the owner does not have, and return the reference to the whole value."""
         hashed = _Hashed(source)
         if state is not None:
             staged_bytes, crc32 = state[:2]
             await asyncio.to_thread(hashed.skip, staged_bytes)
             if (hashed.size_bytes, hashed.crc32) != (staged_bytes, crc32):
-                # The source is another than it was: what is there is of no use.
+                # The source has changed, so the staged part is useless.
                 await self._link.call(
                     self._key, self._packed_drop(), True, 0, self._timeout_seconds
                 )
@@ -452,7 +453,7 @@ class _Upload:
             if self._link.full:
                 await self._link.wait_for_room(self._timeout_seconds)
             packed = pack((PUT_CHUNK, self._upload_id, offset, data))
-            # What makes it a value is as durable as asked for, and so is all that came before it.
+            # The commit has the durability that was asked for, which then covers its chunks too.
             on_their_way.append(
                 self._link.submit(
                     self._key, packed, True, int(Durability.APPLIED), self._timeout_seconds
@@ -465,7 +466,8 @@ class _Upload:
         return hashed.value(self._upload_id)
 
     def drop(self) -> None:
-        """Have the owner drop it, now or, if that is lost, in time. Waits for nothing."""
+        """Ask the owner to drop the upload, without waiting. If the request is lost, the
+        upload expires."""
         with contextlib.suppress(HoldfastError):
             self._link.submit(self._key, self._packed_drop(), True, 0, self._timeout_seconds)
 

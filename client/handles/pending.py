@@ -17,12 +17,12 @@ class PendingAck:
     Dropping it is harmless: the write continues, and nobody hears its result.
     """
 
-    # It is the waiter of its operation (`frame.Waiter`) itself: whoever keeps a window full finds
-    # most answered when it comes to them, so that a future for each would be made for nothing.
+    # It is itself the waiter of its operation (`frame.Waiter`). A caller that keeps a window full
+    # finds most of its writes answered when it awaits them, so a future for each would be wasted.
     __slots__ = ("_answer", "_future", "_to_ack")
 
     def __init__(self, to_ack: Callable[[Any, int, Durability], Ack]) -> None:
-        """`to_ack` makes the ack of an answer that is none yet."""
+        """`to_ack` makes an Ack of an answer that is not one yet."""
         self._answer: Any = None
         self._future: asyncio.Future[None] | None = None
         self._to_ack = to_ack
@@ -48,7 +48,8 @@ class PendingAck:
         self._as_future().add_done_callback(lambda _: callback(self))
 
     def _as_future(self) -> asyncio.Future[None]:
-        """Return what is done when this is. Who awaits it may be cancelled, and then it is too."""
+        """Return a future that is done when this is. If a task that awaits it is cancelled, so
+        is it."""
         future = self._future
         if future is None:
             future = self._future = asyncio.get_running_loop().create_future()

@@ -98,12 +98,12 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
         self._seen: dict[_Key, _Row | None] = {}
         self._expected: dict[_Key | None, int] = {}
         self._written: dict[_Key, _Row | None] = {}
-        #: Read and not asked for yet, and of which answer.
+        #: Rows that were read ahead, each with the number of its answer.
         self._fetched: dict[_Key, tuple[_Row | None, int]] = {}
-        #: The answers that what was seen came in, and how many there were.
+        #: The numbers of the answers that the rows seen came in, and how many answers there were.
         self._answers: set[int] = set()
         self._answer_count = 0
-        #: There are conditions that were not read.
+        #: Whether there are conditions that do not come from reads.
         self._has_conditions = False
         self._operations: list[list[Any]] = []
         self._committed = False
@@ -189,7 +189,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
         return [self._written[key] if key in self._written else self._saw(key) for key in keys]
 
     async def _fetch(self, keys: list[_Key]) -> None:
-        """Read several, in one answer if they fit."""
+        """Read several rows, in one answer if they fit."""
         while keys:
             part = keys[:PAGE_ROWS]
             rows, next_index = await self._read_some(part)
@@ -205,7 +205,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
 
     @abstractmethod
     async def _read_some(self, keys: list[_Key]) -> tuple[list[_Row | None], int]:
-        """Return the rows of the first of `keys`, those that came in one answer, and how many."""
+        """Return the rows of the first `keys`, as many as came in one answer, and their number."""
 
     def _saw(self, key: _Key) -> _Row | None:
         if key in self._seen:

@@ -1,23 +1,23 @@
-"""The state of one live kv: what the owner said, what the application wrote, and what both make.
+"""The state of one live kv: what the owner has, what the application wrote, and both combined.
 
 Pure: changes, local writes and answers in; flights of writes and notices out. No loop, no clock.
 
-Three layers. `confirmed` is what the owner is known to hold, `_unsaved` what was written here and
-is not confirmed, and what the application sees is the one over the other. Invariants:
+There are two layers: `confirmed` is what the owner is known to hold, and `_unsaved` holds local
+writes that are not confirmed. The application sees the second on top of the first. Invariants:
 
-- **A write is sent for the state that it was made on** (`expected_revision`; 0: there is no such
-  key), so the owner refuses it if anybody came in between, also two that create the same key.
+- **A write is conditional on the state that it was made on** (`expected_revision`; 0: the key does
+  not exist), so the owner refuses it if somebody else wrote in between, also if both create the
+  same key.
 - **A conflict is settled here, against what the owner has**: the three-way merge of the common
-  base, the local value and the remote one is written on top of the remote one. Hence all replicas
-  end with the owner's last value, whatever their merges do.
-- **An own write counts once**: the answer and the broadcast of it may come in any order, and a
-  write whose answer was lost is known again by its value.
-- **The owner's order is kept**: what is confirmed for a key only moves to higher revisions, but for
-  a reset, which replaces everything at once, when the new state is complete.
-- One write of a key is on its way at a time; later ones wait, only the last of them.
-- **A large value is never taken for another**: its bytes are not here, so what stands for it shows
-  in their place, and a merge is not asked about it: the local write is rejected, what the owner has
-  stays.
+  base, the local value and the remote one is written on top of the remote one. So all replicas end
+  with the owner's last value, whatever their merges do.
+- **An own write counts once**: its answer and its broadcast may come in any order, and a write
+  whose answer was lost is recognised by its value.
+- **The owner's order is kept**: the confirmed state of a key only moves to higher revisions. Only a
+  reset replaces everything at once, when the new state is complete.
+- One write of a key is in flight at a time. Of later writes only the last one waits.
+- **A large value is never merged**: its bytes are not held, and a LargeValue shows in their place.
+  If a merge would need it, the local write is rejected and the owner's value stays.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
 V = TypeVar("V")
 
 Merge = Callable[[bytes | None, bytes | None, bytes | None], bytes | None]
-"""`(base, local, remote)` to what shall be; None is no such key."""
+"""`(base, local, remote)` to the new value; None means that the key does not exist."""
 
 Held = bytes | LargeValue
-"""What is held of a value: its bytes, or what stands for a large one."""
+"""A value as it is held: its bytes, or the LargeValue that stands for it."""
 
 
 def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) -> bytes | None:
-    """The merge that is none: the last writer wins."""
+    """The default merge: the last writer wins."""
     return local
 
 
@@ -59,7 +59,7 @@ class EntryChange(NamedTuple, Generic[V]):
 
 
 class EntryWrite(NamedTuple):
-    """A write to be sent. `value` None deletes."""
+    """A write to send. A `value` of None deletes the key."""
 
     key: str
     value: bytes | None
@@ -69,14 +69,14 @@ class EntryWrite(NamedTuple):
 class _State(StrEnum):
     #: To be sent.
     WAITING = "waiting"
-    #: On its way.
+    #: In flight.
     SENT = "sent"
-    #: Refused: somebody came first, and what they wrote has not arrived here.
+    #: Refused: somebody else wrote first, and their write has not arrived here.
     CONFLICT = "conflict"
 
 
 class _Known(NamedTuple):
-    """What the owner had for a key; revision 0 is no such key."""
+    """What the owner has for a key; revision 0 means that the key does not exist."""
 
     value: Held | None
     revision: int
@@ -84,17 +84,17 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True)
 class _Unsaved:
-    #: Of the oldest write that is in this.
+    #: The number of the oldest write that this contains.
     number: int
     wanted: bytes | None
-    #: What `wanted` was made on.
+    #: The state that `wanted` was made on.
     base: _Known
     state: _State = _State.WAITING
-    #: What is on its way.
+    #: The value in flight.
     sent: bytes | None = None
-    #: The oldest write since then, 0: none.
+    #: The number of the oldest write since it was sent, 0 if none.
     next_number: int = 0
-    #: A write without an answer, which may be stored: `(value,)`.
+    #: `(value,)` of a write without an answer, which may be stored.
     unsure: tuple[bytes | None] | None = None
 
 
@@ -102,7 +102,7 @@ _ABSENT: Final = _Known(None, 0)
 
 
 class LiveEntries:
-    """One replica of a kv. Not complete before the first READY change."""
+    """The state of one replica of a kv. It is complete after the first READY change."""
 
     def __init__(self, merge: Merge = local_wins) -> None:
         #: What the application sees.
@@ -119,11 +119,11 @@ class LiveEntries:
         #: Keys in the states WAITING and CONFLICT, in order.
         self._waiting: dict[str, None] = {}
         self._conflicts: dict[str, None] = {}
-        #: How far the follower has got, and what is known of keys beyond that, in the order in
-        #: which it was learnt: some may be older than the first one.
+        #: The follower's revision, and the keys known beyond it, in the order in which they were
+        #: learnt; some may be older than the first one.
         self._revision = 0
         self._ahead: dict[str, tuple[int, Entry | None]] = {}
-        #: The state that is being read, which replaces `confirmed` when it is complete.
+        #: The state that is being read. It replaces `confirmed` when it is complete.
         self._staged: dict[str, Entry] | None = {}
 
     # What the application does
@@ -152,7 +152,7 @@ class LiveEntries:
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        """The keys whose last local write is not confirmed, in the order of their first ones."""
+        """The keys whose last local write is not confirmed, in the order of their first writes."""
         return tuple(self._unsaved)
 
     @property
@@ -161,12 +161,13 @@ class LiveEntries:
 
     @property
     def has_waiting(self) -> bool:
-        """Tell if there is something to be sent."""
+        """Whether there is something to send."""
         return bool(self._waiting)
 
     @property
     def first_unsaved(self) -> int:
-        """The number of the oldest local write that is not settled; the next one's if all are."""
+        """The number of the oldest local write that is not settled, or of the next write if
+        all are."""
         if self._first_unsaved is None:
             numbers = (unsaved.number for unsaved in self._unsaved.values())
             self._first_unsaved = min(numbers, default=self.last_write + 1)
@@ -174,14 +175,14 @@ class LiveEntries:
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """Keys that wait for what somebody else wrote."""
+        """Keys in conflict with somebody else's write that has not arrived."""
         return tuple(self._conflicts)
 
-    # Sending, and what comes of it
+    # Sending, and the results
 
     def take_flight(self, limit: int, limit_bytes: int) -> list[EntryWrite]:
-        """Return writes to be sent now; each is answered by `stored`, `refused`, `unanswered` or
-        `rejected` before the next flight."""
+        """Return writes to send now. Call `stored`, `refused`, `unanswered` or `rejected` for each
+        of them before the next flight."""
         flight: list[EntryWrite] = []
         for key in list(islice(self._waiting, limit)):
             if limit_bytes <= 0:
@@ -189,7 +190,7 @@ class LiveEntries:
             unsaved = self._unsaved[key]
             del self._waiting[key]
             if unsaved.wanted is None and unsaved.base.value is None and unsaved.unsure is None:
-                self._settle(key, Origin.LOCAL)  # made and removed before anybody heard of it
+                self._settle(key, Origin.LOCAL)  # created and deleted before it was sent
                 continue
             unsaved.state, unsaved.sent = _State.SENT, unsaved.wanted
             limit_bytes -= len(unsaved.wanted or b"")
@@ -197,7 +198,7 @@ class LiveEntries:
         return flight
 
     def stored(self, key: str, revision: int, time: int) -> None:
-        """The owner stored what was sent of `key`."""
+        """Note that the owner stored what was sent of `key`."""
         unsaved = self._unsaved[key]
         value = unsaved.sent
         entry = None if value is None else Entry(key, value, {}, revision, time)
@@ -212,7 +213,7 @@ class LiveEntries:
         self._reconsider(key, unsaved)
 
     def refused(self, key: str) -> None:
-        """Somebody came first: settled as soon as it is known what they wrote."""
+        """Note that somebody else wrote first. It is settled once their write is known."""
         unsaved = self._unsaved[key]
         unsaved.state, unsaved.next_number = _State.CONFLICT, 0
         if self._known(key).revision == unsaved.base.revision:
@@ -221,14 +222,15 @@ class LiveEntries:
             self._reconsider(key, unsaved)
 
     def unanswered(self, key: str) -> None:
-        """What was sent of `key` may be stored or not: it is sent again, on the same base."""
+        """Note that what was sent of `key` may be stored or not. It is sent again, on the
+        same base."""
         unsaved = self._unsaved[key]
         unsaved.unsure, unsaved.next_number = (unsaved.sent,), 0
         self._wait(key, unsaved)
         self._reconsider(key, unsaved)
 
     def rejected(self, key: str, error: HoldfastError) -> None:
-        """The owner will not have what was sent of `key`: it is dropped, a later write stays."""
+        """Drop what was sent of `key`, because the owner rejected it. A later write stays."""
         unsaved = self._unsaved[key]
         self.notices.reject(Rejection(key, unsaved.sent, error))
         if unsaved.next_number:
@@ -238,10 +240,11 @@ class LiveEntries:
         else:
             self._settle(key, Origin.REJECTED)
 
-    # What the owner says
+    # News from the owner
 
     def found(self, key: str, entry: Entry | None, revision: int) -> None:
-        """The owner was asked for `key`; its revision, asked for before, was `revision`."""
+        """Take the owner's answer about `key`. The store's revision, asked for before,
+        was `revision`."""
         self._learn(key, entry.revision if entry is not None else revision, entry)
         if key in self._conflicts:
             self._reconsider(key, self._unsaved[key])
@@ -249,7 +252,7 @@ class LiveEntries:
             self._moved(key)
 
     def changed(self, change: Change) -> None:
-        """The next change of the store, as its watcher gives them."""
+        """Take the next change of the store from its watcher."""
         kind = change.kind
         if kind is ChangeKind.RESET:
             self._staged = {}
@@ -272,7 +275,7 @@ class LiveEntries:
             self._forget_ahead()
 
     def _complete(self, revision: int) -> None:
-        """What was staged is the whole state as of `revision`."""
+        """Replace the state by the staged one, which is complete as of `revision`."""
         staged, self._staged = self._staged or {}, None
         self._revision = revision
         self._forget_ahead()
@@ -284,8 +287,8 @@ class LiveEntries:
             self._moved(key)
 
     def _learn(self, key: str, revision: int, entry: Entry | None) -> None:
-        """The owner has `entry` for `key` since `revision`, told by itself and not by the
-        follower."""
+        """Note that the owner has `entry` for `key` since `revision`. The owner's answer said so,
+        not the follower."""
         if revision <= self._revision or revision <= self._revision_of(key):
             return
         self._ahead.pop(key, None)
@@ -318,7 +321,7 @@ class LiveEntries:
     # Where both meet
 
     def _moved(self, key: str) -> None:
-        """What the owner has for `key` may be another."""
+        """Handle that the owner's value of `key` may have changed."""
         unsaved = self._unsaved.get(key)
         if unsaved is None:
             self._show(key, Origin.REMOTE)
@@ -326,7 +329,7 @@ class LiveEntries:
             self._reconsider(key, unsaved)
 
     def _reconsider(self, key: str, unsaved: _Unsaved) -> None:
-        """Bring what is to be sent onto what the owner has now."""
+        """Rebase the unsent write on what the owner has now."""
         self._wait(key, unsaved)
         remote = self._known(key)
         if remote.revision == unsaved.base.revision:
@@ -337,7 +340,7 @@ class LiveEntries:
         base, unsaved.base = unsaved.base, remote
         unsure, unsaved.unsure = unsaved.unsure, None
         if unsure == (remote.value,):
-            return  # the answer was lost, the write was not; what was written since is on top of it
+            return  # the answer was lost but the write was stored; later writes are based on it
         if self._merge is local_wins:
             merged = unsaved.wanted
         elif isinstance(base.value, LargeValue) or isinstance(remote.value, LargeValue):
@@ -358,7 +361,7 @@ class LiveEntries:
         unsaved.wanted = value
 
     def _renumber(self, unsaved: _Unsaved) -> None:
-        """Only what was written since it was sent is unsaved now."""
+        """Count only writes since the last send as unsaved."""
         unsaved.number, unsaved.next_number = unsaved.next_number, 0
         self._first_unsaved = None
 
@@ -368,7 +371,7 @@ class LiveEntries:
         self._waiting[key] = None
 
     def _settle(self, key: str, origin: Origin) -> None:
-        """Nothing of `key` is unsaved any more."""
+        """Note that nothing of `key` is unsaved any more."""
         unsaved = self._unsaved.pop(key)
         self._first_unsaved = None
         self.unsaved_bytes -= len(unsaved.wanted or b"")
@@ -377,7 +380,7 @@ class LiveEntries:
         self._show(key, origin)
 
     def _show(self, key: str, origin: Origin) -> None:
-        """Have the application see what there is now."""
+        """Show the current value to the application."""
         unsaved = self._unsaved.get(key)
         value = self._known(key).value if unsaved is None else unsaved.wanted
         previous = self.visible.get(key)

@@ -72,7 +72,7 @@ from holdfast.protocol.names import StoreKind, StoreName, check_key
 
 V = TypeVar("V")
 
-#: A conflict that the follower has not explained by then is asked about: a broadcast may be lost.
+#: After this time the owner is asked about a conflict, because a broadcast may be lost.
 _CONFLICT_SECONDS: Final = 0.5
 
 
@@ -125,7 +125,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         durability: AnyDurability | None,
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
-        # What cannot be decompressed is kept as it is, and an error where it is read.
+        # Lenient: a value that cannot be decompressed is an error only when it is read.
         self._values = Values(link, str(name), RAW, lenient=True)
         self._kv = KV(link, follower, name, self._values)
         self._codec = codec
@@ -154,7 +154,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         self._written()
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the present keys: the loop's body may await, and change anything."""
+        """Iterate over the present keys; the loop's body may await, and change anything."""
         return iter(tuple(self._core.visible))
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return key in self._core.visible
 
     def items(self) -> ItemsView[str, V]:
-        """Return the present keys and values: the loop's body may await, and change anything."""
+        """Return the present keys and values; the loop's body may await, and change anything."""
         return {key: self[key] for key in self._core.visible}.items()
 
     def values(self) -> ValuesView[V]:
@@ -232,7 +232,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return outage
 
     def _answered(self, write: EntryWrite, answer: Any) -> HoldfastError | None:
-        """Tell the core what came of a write; return the error if it is an outage."""
+        """Tell the core the result of a write. Return the error if it is an outage."""
         try:
             if type(answer) is not Ack:
                 (_, revision), time, _ = self._link.unwrap(answer)
@@ -252,7 +252,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return None
 
     async def _wait_for_work(self) -> None:
-        """Return when there may be something to send; ask the owner about conflicts meanwhile."""
+        """Return when there may be something to send. Meanwhile, ask the owner about conflicts."""
         while not self._core.has_waiting:
             self._work.clear()
             try:
@@ -265,18 +265,18 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         for key in self._core.conflicts:
             try:
                 head = await self._kv.head()
-                # Not `get`, which would bring a large value along.
+                # Not `get`, which would fetch a large value too.
                 reader = await self._kv.get_reader(key)
                 found = None if reader is None else reader.row
                 self._core.found(key, found, head.revision)
             except OUTAGES:
-                return  # the follower brings it, or the next look does
+                return  # the follower or the next check brings it
             self._after()
 
     def _merged(
         self, base: bytes | None, local: bytes | None, remote: bytes | None
     ) -> bytes | None:
-        """Ask the application's merge; one that fails counts as none."""
+        """Call the application's merge. If it fails, the local value wins."""
         assert self._user_merge is not None
         try:
             values = [
@@ -286,7 +286,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
             if isinstance(merged, KeyRemoval):
                 return None
             return checked_value(self._codec.encode(merged))
-        except Exception as error:  # noqa: BLE001 (the application's, and no fault of the replica)
+        except Exception as error:  # noqa: BLE001 (an error of the application)
             self._report("the merge of a live kv failed: the local value wins", error)
             return local
 
@@ -298,7 +298,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return self._visible(value) if isinstance(value, bytes) else value
 
     def _visible(self, value: bytes) -> V:
-        """Return a value as the application sees it, who cannot change it in place."""
+        """Return a value as the application sees it: decoded and read-only."""
         shown: V = read_only(self._decoded(value))
         return shown
 

@@ -1,21 +1,21 @@
-"""The state of one live stream: messages as the owner has them, and behind them what is not
-confirmed.
+"""The state of one live stream: the owner's messages, and then the local ones that are
+not confirmed.
 
 Pure: changes, local writes and answers in; flights of writes and notices out. No loop, no clock.
 
 Invariants:
 
-- **Confirmed messages are in the order of their seqs**, local ones behind them in the order in
-  which they were written, which is the order in which they are stored.
+- **Confirmed messages are in the order of their seqs.** Local ones follow in the order in which
+  they were written, which is the order in which they are stored.
 - **Each local message is stored once and shown once.** It carries its writer and number in a header
-  (`LIVE_HEADER`), so it is known again in whatever way it comes back: by its answer, by a
-  broadcast, or by being looked for after its answer was lost. One flight is on its way at a time,
-  is stored whole or not at all, and is never sent again before it is known not to be stored. (If
-  all of a flight is removed, unseen, before it is looked for, that looks the same.)
-- **A change counts once**: a message only moves to higher revisions, so what was read from the
-  owner ahead of the follower is not taken back by older news.
+  (`LIVE_HEADER`), which identifies it in its answer, in a broadcast, or in a search after its
+  answer was lost. One flight is sent at a time, is stored whole or not at all, and is never sent
+  again before it is known not to be stored. (If all messages of a stored flight are removed before
+  the search, and no broadcast of them was seen, the flight counts as not stored.)
+- **A change counts once**: a message only moves to higher revisions, so older news from the
+  follower does not undo what was read from the owner.
 - A reset replaces everything at once, when the new state is complete.
-- Older messages are added whole or not at all.
+- `load` adds all the older messages that were asked for, or none.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class MessageChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A local message that is not confirmed. `last_seq` is the highest seq that was known when it
-    was written: it is stored above that."""
+    """A local message that is not confirmed. `last_seq` is the highest seq known when it was
+    written, so its own seq will be higher."""
 
     number: int
     value: bytes
@@ -74,14 +74,15 @@ class MessageChange(NamedTuple, Generic[M]):
 
 
 class LiveMessages:
-    """One replica of a stream, from `start_seq` on. Not complete before the first READY change."""
+    """The state of one replica of a stream, from `start_seq` on. It is complete after the first
+    READY change."""
 
     def __init__(self, writer: str, start_seq: int = 1) -> None:
-        """`writer` is text without a dot that no other replica ever has."""
+        """`writer` is unique to this replica, and has no dot."""
         self.start_seq = start_seq
-        #: What is confirmed, by ascending seq.
+        #: Confirmed messages, by ascending seq.
         self.messages: list[Message] = []
-        #: What is not, in order.
+        #: Local messages that are not confirmed, in order.
         self.drafts: deque[Draft] = deque()
         self.notices: Notices[MessageChange[Message | Draft]] = Notices()
         self.last_write = 0
@@ -89,13 +90,13 @@ class LiveMessages:
         self._prefix = f"{writer}."
         self._last_seq = 0
         self._flight: list[Draft] = []
-        #: How far the follower has got, and what is known beyond that, by ascending revision.
+        #: The follower's revision, and the messages known beyond it, by ascending revision.
         self._revision = 0
         self._ahead: deque[Message] = deque()
         self._is_complete = False
-        #: The state that is being read, which replaces `messages` when it is complete.
+        #: The state that is being read. It replaces `messages` when it is complete.
         self._staged: dict[int, Message] | None = {}
-        #: Changes of what is older than `start_seq`, while that is being read.
+        #: Changes since the read of older messages began, or None if there is no such read.
         self._older: list[Change] | None = None
 
     # What the application does
@@ -115,15 +116,16 @@ class LiveMessages:
 
     @property
     def first_unsaved(self) -> int:
-        """The number of the oldest local write that is not settled; the next one's if all are."""
+        """The number of the oldest local write that is not settled, or of the next write if
+        all are."""
         return self.drafts[0].number if self.drafts else self.last_write + 1
 
-    # Sending, and what comes of it
+    # Sending, and the results
 
     def take_flight(self, limit: int, limit_bytes: int) -> list[Draft]:
-        """Return the oldest drafts, to be sent as one, with `headers_of` each. At least one, if
-        there is any. Answered by `stored`, `unsent`, `looked_for` or `rejected` before the next
-        one."""
+        """Return the oldest drafts, at least one if there are any, to send in one batch with
+        `headers_of` each. Call `stored`, `unsent`, `looked_for` or `rejected` before the
+        next flight."""
         flight: list[Draft] = []
         for draft in self.drafts:
             limit_bytes -= len(draft.value)
@@ -138,7 +140,7 @@ class LiveMessages:
         return {**draft.headers, LIVE_HEADER: f"{self._prefix}{draft.number}"}
 
     def stored(self, acks: Iterable[Ack]) -> None:
-        """The flight is stored, with these answers."""
+        """Note that the flight is stored, with these acks."""
         for draft, ack in zip(self._flight, acks, strict=True):
             seq = ack.seq or 0
             message = Message(seq, draft.value, self.headers_of(draft), ack.time, ack.revision)
@@ -146,9 +148,9 @@ class LiveMessages:
         self._flight = []
 
     def looked_for(self, messages: Iterable[Message]) -> None:
-        """The flight's answer was lost. `messages` are all that the owner has above the `last_seq`
-        of its first draft, read when it could no longer be stored by whatever is still on its
-        way."""
+        """Find out whether a flight was stored whose answer was lost. `messages` are all that the
+        owner has above the `last_seq` of its first draft, read when no copy that is still underway
+        could be stored any more."""
         found = {message.headers.get(LIVE_HEADER): message for message in messages}
         wanted = [(draft, f"{self._prefix}{draft.number}") for draft in self._flight]
         if self._flight_was_seen() or any(name in found for _, name in wanted):
@@ -156,24 +158,24 @@ class LiveMessages:
                 if name in found:
                     self._confirm(draft.number, found[name])
                 elif draft in self.drafts:
-                    self._drop(draft, Origin.REMOTE)  # stored with the others, and removed since
+                    self._drop(draft, Origin.REMOTE)  # stored with the others, but removed since
         self._flight = []
 
     def unsent(self) -> None:
-        """The flight is known not to be stored."""
+        """Note that the flight was not stored."""
         self._flight = []
 
     def rejected(self, error: HoldfastError) -> None:
-        """The owner will not have the flight."""
+        """Drop the flight, because the owner rejected it."""
         for draft in self._flight:
             self.notices.reject(Rejection(None, draft.value, error))
             self._drop(draft, Origin.REJECTED)
         self._flight = []
 
-    # What the owner says
+    # News from the owner
 
     def changed(self, change: Change) -> None:
-        """The next change of the store, as its subscription gives them."""
+        """Take the next change of the store from its subscription."""
         kind = change.kind
         if kind is ChangeKind.RESET:
             self._staged, self._older = {}, None
@@ -198,12 +200,12 @@ class LiveMessages:
     # Older messages
 
     def begin_load(self) -> None:
-        """Older messages are being read from the owner."""
+        """Note that older messages are being read from the owner."""
         self._older = []
 
     def end_load(self, start_seq: int, rows: Iterable[Message]) -> bool:
-        """Add what was read: everything from `start_seq` to the present one. Returns False if it is
-        void, because of a reset meanwhile."""
+        """Add the rows, all messages from `start_seq` up to the first one held. Return False if a
+        reset in between has made them void."""
         older, self._older = self._older, None
         if older is None:
             return False
@@ -216,11 +218,11 @@ class LiveMessages:
         return True
 
     def cancel_load(self) -> None:
-        """It was not read."""
+        """Note that the read of older messages has ended."""
         self._older = None
 
     def _complete(self, revision: int) -> None:
-        """What was staged is the whole state as of `revision`."""
+        """Replace the state by the staged one, which is complete as of `revision`."""
         staged, self._staged = self._staged or {}, None
         first, self._is_complete = not self._is_complete, True
         self._revision = revision
@@ -251,7 +253,7 @@ class LiveMessages:
         draft = self._own_draft(message)
         if message.seq < self.start_seq:
             if draft is not None:
-                self._drop(draft, Origin.LOCAL)  # stored, where this replica does not look
+                self._drop(draft, Origin.LOCAL)  # stored below the first seq that is held
             return
         if draft is not None:
             self._discard(draft)
@@ -287,18 +289,18 @@ class LiveMessages:
     # Where both meet
 
     def _confirm(self, number: int, message: Message) -> None:
-        """The owner itself said that it stored a local message."""
+        """Note that the owner's answer says that it stored a local message."""
         draft = self._draft(number)
         if draft is None:
-            return  # the follower was here first
+            return  # the follower brought it first
         if message.revision <= self._revision:
-            self._drop(draft, Origin.REMOTE)  # and it has seen it go, or be replaced, already
+            self._drop(draft, Origin.REMOTE)  # the follower has already seen it removed or replaced
             return
         self._ahead.append(message)
         self._set(message)
 
     def _own_draft(self, message: Message) -> Draft | None:
-        """The draft that became `message`."""
+        """Return the draft that became `message`, or None."""
         name = message.headers.get(LIVE_HEADER)
         if not self.drafts or name is None or not name.startswith(self._prefix):
             return None
@@ -306,14 +308,15 @@ class LiveMessages:
         return self._draft(int(number)) if number.isdecimal() else None
 
     def _draft(self, number: int) -> Draft | None:
-        """The draft of this number; the first, but for those of a flight that was rejected."""
+        """Return the draft of this number, or None. It is the first one, unless a flight
+        was rejected."""
         for draft in self.drafts:
             if draft.number >= number:
                 return draft if draft.number == number else None
         return None
 
     def _flight_was_seen(self) -> bool:
-        """Tell if the follower has brought one of the flight already."""
+        """Return whether the follower has already brought a message of the flight."""
         return any(self._draft(draft.number) is None for draft in self._flight)
 
     def _drop(self, draft: Draft, origin: Origin) -> None:
@@ -344,8 +347,8 @@ def _seq_of(message: Message) -> int:
 def apply_to(
     messages: dict[int, Message], change: Change, start_seq: int, end_seq: int | None = None
 ) -> None:
-    """Apply a change to the messages from `start_seq` up to, without, `end_seq`, read at any time:
-    what is newer than the change stays."""
+    """Apply a change to the messages from `start_seq` up to `end_seq` (exclusive), read at any
+    time. Messages that are newer than the change stay."""
     if change.message is not None:
         seq = change.message.seq
         if seq < start_seq or (end_seq is not None and seq >= end_seq):

@@ -1,6 +1,6 @@
-"""What a live replica has to tell its application: changes of what it sees, and rejected writes.
+"""What a live replica tells its application: changes of the visible state, and rejected writes.
 
-Pure: gathered by the cores, taken by the shells, which call the application.
+Pure: the cores gather notices, and the shells take them and call the application.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rejection(NamedTuple, Generic[V]):
 
 
 class Notices(Generic[C]):
-    """What is to be told, in order."""
+    """Notices for the application, in order."""
 
     def __init__(self) -> None:
         self._waiting: list[C | Rejection[bytes]] = []
@@ -49,6 +49,6 @@ class Notices(Generic[C]):
         self._waiting.append(rejected)
 
     def take(self) -> list[C | Rejection[bytes]]:
-        """Return what is to be told, and forget it."""
+        """Return the notices, and forget them."""
         taken, self._waiting = self._waiting, []
         return taken

@@ -41,23 +41,23 @@ logger = logging.getLogger("holdfast.client")
 C = TypeVar("C")
 V = TypeVar("V")
 
-#: How long a flight is retried under its own number, which makes a retry exactly-once: as long as a
-#: client may. What is unanswered then is dealt with by the core.
+#: How long a flight is retried under its own number, which makes a retry exactly-once: the longest
+#: timeout of an operation. After that the core deals with an unanswered flight.
 FLIGHT_SECONDS: Final = MAX_OPERATION_TIMEOUT_SECONDS
 FLIGHT_WRITES: Final = 512
 FLIGHT_BYTES: Final = 256 * 1024
-#: What passes: a write that fails so stays unsaved and is tried again, following is taken up again.
+#: Errors that pass: the write stays unsaved and is tried again, and following resumes.
 OUTAGES: Final = (UnavailableError, StorageError, StaleWriteError)
-#: Between two tries.
+#: The pauses between two tries.
 _PAUSE_SECONDS: Final = 0.2
 _MAX_PAUSE_SECONDS: Final = 5.0
 _FOLLOW_PAUSE_SECONDS: Final = 1.0
-#: Rejections that are kept for the next `save`.
+#: How many rejections are kept for the next `save`.
 _MAX_REJECTIONS: Final = 100
 
 
 class Core(Protocol[C]):
-    """What the shell needs of a replica's state."""
+    """What the shell needs from a replica's state."""
 
     notices: Notices[C]
     last_write: int
@@ -78,7 +78,7 @@ class LiveReplica(ABC, Generic[C, V]):
         core: Core[C],
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
-        """`registry` has the replica, by its `id`, while it is open."""
+        """`registry` holds the replica, by its `id()`, while it is open."""
         #: The name of the store.
         self.name = name
         #: The error that ended the replica; None while it follows its store.
@@ -214,14 +214,14 @@ class LiveReplica(ABC, Generic[C, V]):
 
     @abstractmethod
     async def _subscription(self) -> Subscription[bytes]:
-        """Return a new subscription to all that the replica holds, then READY, then what
-        happens."""
+        """Return a new subscription to all that the replica holds, then READY,
+        then live changes."""
 
     @abstractmethod
     async def _send_flight(self) -> HoldfastError | None:
-        """Send what can be sent now, one flight, or find out what became of the last one, and
-        return the error of an outage, if there was one: then it is called again after a pause.
-        Waits for work by `_work` if there is none. Raises ProtocolError, which ends the replica."""
+        """Send one flight, or find out whether the last one was stored. Wait for `_work` if there
+        is nothing to send. Return the error of an outage, if there was one; it is called again
+        after a pause. Raises ProtocolError, which ends the replica."""
 
     @abstractmethod
     def _told(self, change: C) -> object:
@@ -238,7 +238,7 @@ class LiveReplica(ABC, Generic[C, V]):
         return lambda: callbacks.pop(number, None) and None
 
     def _check_open(self, *, opening: bool = False) -> None:
-        """Raise why nothing can be written, if so."""
+        """Raise an error if nothing can be written."""
         if self.error is not None:
             raise error_from_wire(self.error.code, self.error.fields)
         if self._closed:
@@ -264,7 +264,7 @@ class LiveReplica(ABC, Generic[C, V]):
                     async for change in changes:
                         self._take(change)
                         if change.kind is ChangeKind.RESET:
-                            break  # from where the replica begins now, older ones may be loaded
+                            break  # subscribe again: older messages may have been loaded
                     else:
                         ended = True
             except OUTAGES:
@@ -291,7 +291,7 @@ class LiveReplica(ABC, Generic[C, V]):
                 pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
 
     def _take(self, change: Change) -> None:
-        """The next change of the store."""
+        """Take the next change of the store."""
         self._core.changed(change)
         self._progress_count += 1
         if change.kind is ChangeKind.READY:
@@ -316,22 +316,22 @@ class LiveReplica(ABC, Generic[C, V]):
         if self._main is not None:
             self._main.cancel()
             await asyncio.wait([self._main])
-        # Whoever still waits for the opening hears that it is closed.
+        # A task that still waits in `open` must notice the close.
         self._opened.set()
         if self.unsaved_count:
             logger.warning("client.unsaved store=%s count=%d", self.name, self.unsaved_count)
         self._after()
         self._registry.pop(id(self), None)
 
-    # What the application hears
+    # Callbacks
 
     def _written(self) -> None:
-        """The application wrote something."""
+        """Note that the application wrote something."""
         self._work.set()
         self._after()
 
     def _after(self) -> None:
-        """Tell what there is to tell, and wake whoever waits."""
+        """Call the application with all notices, and wake the sender and savers."""
         if not self._telling:
             self._telling = True
             try:
@@ -366,7 +366,7 @@ class LiveReplica(ABC, Generic[C, V]):
         for callback in list(callbacks.values()):
             try:
                 callback(told())
-            except Exception as error:  # noqa: BLE001 (the application's, and no fault of the replica)
+            except Exception as error:  # noqa: BLE001 (an error of the application)
                 self._report("a callback of a live replica failed", error)
 
     def _report(self, message: str, error: Exception) -> None:

@@ -80,7 +80,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _PACKED_NOTHING: Final = pack([DELETE_MESSAGES, []])
-#: With these nothing was stored; after any other outage a flight has to be looked for.
+#: After these errors nothing was stored. After any other outage a flight has to be searched for.
 _NOT_STORED: Final = (
     RateLimitedError,
     NoCoordinatorError,
@@ -140,13 +140,13 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         registry: dict[int, LiveReplica[Any, Any]],
     ) -> None:
         if start_seq is not None and last is not None:
-            raise InvalidArgumentError(argument="last", reason="not together with start_seq")
+            raise InvalidArgumentError(argument="last", reason="cannot be combined with start_seq")
         checked_durability(durability)
         first_seq = 1 if start_seq is None else range_start("start_seq", start_seq)
         super().__init__(
             link, str(name), LiveMessages(link.entropy.randbytes(8).hex(), first_seq), registry
         )
-        # What cannot be decompressed is kept as it is, and an error where it is read.
+        # Lenient: a value that cannot be decompressed is an error only when it is read.
         self._values = Values(link, str(name), RAW, lenient=True)
         self._stream = Stream(link, follower, name, self._values)
         self._follower = follower
@@ -154,9 +154,9 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         self._last = None if last is None else check_count("last", last)
         self._durability = durability
         self._loading = asyncio.Lock()
-        #: Messages that are sent one by one, since together they were refused.
+        #: How many messages to send one by one, because they were refused together.
         self._single_count = 0
-        #: The flight whose answer was lost: what became of it is to be found out.
+        #: The flight whose answer was lost, and which has to be searched for.
         self._unanswered: list[Draft] | None = None
         self._store_key = (int(StoreKind.STREAM), self.name)
 
@@ -179,7 +179,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return len(self._core.messages) + len(self._core.drafts)
 
     def __iter__(self) -> Iterator[LiveMessage[V]]:
-        """Iterate over the present messages: the loop's body may await, and change anything."""
+        """Iterate over the present messages; the loop's body may await, and change anything."""
         held: list[Held] = [*self._core.messages, *self._core.drafts]
         return map(self._shown, held)
 
@@ -191,7 +191,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         given = checked_headers(headers) or {}
         check_headers_free(given)
         if LIVE_HEADER in given:
-            raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is taken")
+            raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is reserved")
         self._core.append(checked_value(self._codec.encode(value)), given)
         self._written()
 
@@ -303,10 +303,11 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return None
 
     async def _look_for(self, flight: list[Draft]) -> HoldfastError | None:
-        """Find out what became of a flight whose answer was lost; return the error of an outage."""
+        """Find out whether a flight was stored whose answer was lost. Return the error of
+        an outage."""
         try:
-            # A write that does nothing: whatever this client sent before it can no longer be
-            # stored once it is answered, wherever that may still be on its way.
+            # A write that does nothing. Once it is answered, no earlier write of this client can be
+            # stored any more, even if a copy of it is still underway.
             await self._link.call(self._store_key, _PACKED_NOTHING, True)
             rows = self._stream.get_all(start_seq=flight[0].last_seq + 1)
             found = [row async for row in rows if LIVE_HEADER in row.headers]
@@ -332,7 +333,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         return _live(message, self._decoded(message.value))
 
     def _decoded(self, value: bytes) -> V:
-        """Return a value as the application sees it, who cannot change it in place."""
+        """Return a value as the application sees it: decoded and read-only."""
         shown: V = read_only(decoded_or_raise(self._codec, value))
         return shown
 

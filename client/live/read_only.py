@@ -1,9 +1,9 @@
-"""Values of live replicas that cannot be changed in place, since nobody would hear of it.
+"""Read-only values for live replicas.
 
-`live["votes"]["bob"] = 2` would change what was decoded for this one read, and be lost in silence.
-So dictionaries and lists, however nested, come as subclasses of theirs that refuse it. They
-compare, iterate and encode as what they are; copies of them (`dict(...)`, `{**...}`,
-`copy.deepcopy`) can be changed. """
+`live["votes"]["bob"] = 2` would change an object that was decoded for this one read, and would be
+lost silently. So dictionaries and lists, however nested, are returned as subclasses that refuse
+changes. They compare, iterate and encode as plain ones. Copies of them (`dict(...)`, `{**...}`,
+`copy.deepcopy`) can be changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _refuse(self: object, *_: object, **__: object) -> NoReturn:
 
 
 class ReadOnlyDict(dict[Any, Any]):
-    """A dictionary that refuses to be changed."""
+    """A dictionary that refuses changes."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -45,7 +45,7 @@ class ReadOnlyDict(dict[Any, Any]):
 
 
 class ReadOnlyList(list[Any]):
-    """A list that refuses to be changed."""
+    """A list that refuses changes."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse

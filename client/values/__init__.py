@@ -1,1 +1,1 @@
-"""Values and codecs: what applications give, and what travels."""
+"""Codecs and compression: an application's values, and the bytes on the wire."""

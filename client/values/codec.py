@@ -20,7 +20,7 @@ from holdfast.protocol.frames import pack, unpack
 
 V = TypeVar("V")
 
-#: The codecs that have a name.
+#: The names of the built-in codecs.
 CodecName = Literal["raw", "json", "msgpack"]
 
 
@@ -39,7 +39,7 @@ class Codec(Protocol[V]):
 
 
 class RawCodec:
-    """Bytes as they are."""
+    """Leaves bytes as they are."""
 
     def encode(self, value: bytes) -> bytes:
         return checked_value(value)
@@ -49,7 +49,7 @@ class RawCodec:
 
 
 class JsonCodec:
-    """What JSON can say, as compact UTF-8."""
+    """Values that JSON can represent, as compact UTF-8."""
 
     def encode(self, value: Any) -> bytes:
         try:
@@ -66,7 +66,7 @@ class JsonCodec:
 
 
 class MsgpackCodec:
-    """What msgpack can say, text and bytes told apart."""
+    """Values that msgpack can represent. It keeps text and bytes apart."""
 
     def encode(self, value: Any) -> bytes:
         try:
@@ -90,12 +90,12 @@ _CODECS: Final[dict[str, Codec[Any]]] = {
 
 
 def codec_of(codec: Codec[V] | str | None) -> Codec[V] | Codec[Any]:
-    """Return the codec of a word, or `codec` itself; None is "raw". Raises InvalidArgumentError."""
+    """Return the codec of a name, or `codec` itself; None is "raw". Raises InvalidArgumentError."""
     if codec is None:
         return RAW
     if not isinstance(codec, str):
         return codec
     if codec not in _CODECS:
         words = ", ".join(_CODECS)
-        raise InvalidArgumentError(argument="codec", reason=f"one of {words}, or a Codec")
+        raise InvalidArgumentError(argument="codec", reason=f"must be one of {words}, or a Codec")
     return _CODECS[codec]

@@ -1,18 +1,17 @@
-"""Values between an application and the wire: through a codec, then compressed where that helps.
+"""Values between an application and the wire: encoded, then compressed if that helps.
 
-    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ stored bytes, and a header that says
-    so
+    value ── codec ──▶ bytes ── zstd, if it saves an eighth ──▶ stored bytes, and a header for it
 
-Large values (`large_value.py`) go through the codec and are not compressed. A value that arrives is
-decoded where it is handed out, one by one. So an unreadable value is an error of its message or key
-only, buffers hold the small form, and no value is decoded that nobody reads.
+Large values (`large_value.py`) go through the codec and are not compressed. An arriving value is
+decoded only when it is handed out. So an unreadable value is an error of its message or key only,
+buffers hold the compressed form, and values that nobody reads are never decoded.
 
 A single read of an unreadable value raises. In `get_all` or a subscription it is an
 UnreadableMessage or UnreadableEntry, whose `value` raises when it is read. So the iteration
 continues, and seq, key, headers and deletes work without the value.
 
-A client compresses only if the coordinator says that all readers know it (`Link.compresses`), so
-not before it has asked for the owner of its first store.
+A client compresses only if the coordinator says that all readers can decompress
+(`Link.compresses`), so not before it has asked for the owner of its first store.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ from holdfast.protocol.messages import Change, Entry, Headers, LargeValue, Messa
 
 
 class UnreadableValue(bytes):
-    """What is stored, in place of a value that cannot be decompressed."""
+    """The stored bytes of a value that cannot be decompressed."""
 
     error: ValueUnreadableError
 
 
 class _Unreadable:
-    """What stands for a row among others whose value cannot be read: it says so where that is
-    done."""
+    """A listed row with an unreadable value: reading `value` raises."""
 
     __slots__ = ()
 
@@ -65,11 +63,11 @@ class UnreadableEntry(_Unreadable, Entry[Any]):
 
 
 class Values(Generic[V]):
-    """What the values of one handle are."""
+    """Converts the values of one handle."""
 
     def __init__(self, link: Link, name: str, codec: Codec[V], *, lenient: bool = False) -> None:
-        """`name` is the store's, for errors. With `lenient` a value that cannot be decompressed is
-        an UnreadableValue and no error: for who keeps values, and decodes them another time."""
+        """`name` is the store's, for errors. With `lenient`, a value that cannot be decompressed is
+        an UnreadableValue and no error, for callers that keep values and decode them later."""
         self._link = link
         self._name = name
         self._codec = codec
@@ -78,7 +76,7 @@ class Values(Generic[V]):
 
     def encoded(self, value: V | Value) -> Value:
         """Return a value as bytes of any size. Raises InvalidArgumentError."""
-        # Any in place of `cast`, here and below: a call of its own for each value.
+        # `Any` instead of `cast`, here and below: that would be a call for each value.
         plain: Any = value
         return plain if self.is_raw else self._codec.encode(plain)
 
@@ -97,7 +95,7 @@ class Values(Generic[V]):
     def stored_or_large(
         self, value: Value | LargeValue, headers: Headers | None
     ) -> tuple[Value | LargeValue, Headers | None]:
-        """As `stored`; what stands for a large value stays as it is."""
+        """Do as `stored`, but leave a LargeValue as it is."""
         if isinstance(value, LargeValue):
             check_headers_free(headers)
             return value, headers
@@ -111,7 +109,7 @@ class Values(Generic[V]):
             raise ValueUnreadableError(what=what, reason=error.reason) from error
 
     def plain_message(self, row: Message) -> Message:
-        """Return a message with its value decompressed and not decoded. Raises
+        """Return a message with its value decompressed but not decoded. Raises
         ValueUnreadableError."""
         if ENCODING_HEADER not in row.headers:
             return row
@@ -119,7 +117,8 @@ class Values(Generic[V]):
         return row._replace(value=value, headers=headers)
 
     def plain_entry(self, row: Entry) -> Entry:
-        """Return an entry likewise."""
+        """Return an entry with its value decompressed but not decoded. Raises
+        ValueUnreadableError."""
         if ENCODING_HEADER not in row.headers:
             return row
         value, headers = self._plain(row.value, row.headers, self.entry_name(row.key))
@@ -142,22 +141,21 @@ class Values(Generic[V]):
         return told
 
     def listed_message(self, row: Message) -> Message[V]:
-        """Return a message among others as the application sees it, which may be an
-        UnreadableMessage."""
+        """Return a message of a list as the application sees it, perhaps an UnreadableMessage."""
         try:
             return self.message(row)
         except ValueUnreadableError as error:
             return UnreadableMessage._make(_with_error(row, error))
 
     def listed_entry(self, row: Entry) -> Entry[V]:
-        """Return an entry likewise."""
+        """Return an entry of a list as the application sees it, perhaps an UnreadableEntry."""
         try:
             return self.entry(row)
         except ValueUnreadableError as error:
             return UnreadableEntry._make(_with_error(row, error))
 
     def change(self, change: Change) -> Change[V]:
-        """Return a change as the application sees it, its message or entry as one among others."""
+        """Return a change as the application sees it, with its message or entry as in a list."""
         plain: Any = change
         if change.message is not None:
             if not self.is_raw or change.message.headers:
@@ -196,14 +194,14 @@ def _with_error(row: Message | Entry, error: ValueUnreadableError) -> Iterator[A
 
 
 def check_headers_free(headers: Headers | None) -> None:
-    """Raise InvalidArgumentError if headers say what only a compressed value's may."""
+    """Raise InvalidArgumentError if headers contain the one reserved for compressed values."""
     if isinstance(headers, Mapping) and ENCODING_HEADER in headers:
-        raise InvalidArgumentError(argument="headers", reason=f"{ENCODING_HEADER!r} is taken")
+        raise InvalidArgumentError(argument="headers", reason=f"{ENCODING_HEADER!r} is reserved")
 
 
 def decoded_or_raise(codec: Codec[V], data: bytes) -> V:
-    """Return what was encoded as `data`. Raises ValueUnreadableError, also for an
-    UnreadableValue."""
+    """Return the value that was encoded as `data`. Raises ValueUnreadableError, also for
+    an UnreadableValue."""
     if isinstance(data, UnreadableValue):
         raise ValueUnreadableError(**data.error.fields)
     return codec.decode(data)

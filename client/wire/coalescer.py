@@ -1,30 +1,30 @@
 """The coalescer: gathers operations into frames, and hands the answers to their callers.
 
 Pure: events in (`submit`, `reply`, `resolved`, `tick`, ...), effects out (`turn`), `now` an
-argument. `link.py` drives it. There is no timer on the way out: a frame leaves for a server
-whenever fewer than FRAMES_IN_FLIGHT are unanswered there, with everything that waits. So a lone
-write leaves at once, and a busy client sends large frames.
+argument. `link.py` drives it. No timer delays a send: a frame with everything that waits leaves for
+a server whenever fewer than FRAMES_IN_FLIGHT are unanswered there. So a lone write leaves at once,
+and a busy client sends large frames.
 
-It decides what an event means. `schedule.py` keeps who may send when, `in_flight.py` what was sent
-and is not answered, `credit.py` how much may wait.
+It decides what an event means. `schedule.py` knows which store may send when, `in_flight.py` what
+was sent and is not answered, and `credit.py` how much may wait.
 
 Invariants:
 
 - Every submitted operation is answered exactly once: with its result, the server's error, or an
   error when its deadline has passed.
 - Writes of one store reach its owner in order, also across resends (`store_queue.py`).
-- An answer counts whichever copy of a group it answers. A refusal counts only for the copy sent
-  last: for an older one, the newer will have its own answer.
+- An answer to any copy of a group counts. A refusal counts only if it is for the copy sent last,
+  because a newer copy will have its own answer.
 
-What leads to what:
+What happens on each event:
 
     no responders   the server is gone: forget it, suspect it, ask the coordinator, send there
     not_owner       forget the owner, ask the coordinator, send there
     retryable       back off, send all unanswered writes of the store again, in order
-    other error     it is the answer, of every operation in the group
-    malformed       as if it had been lost: nothing in it counts
-    other version   the error is the answer, of all that is in the frame
-    late answer     after PING_SECONDS ask whether the server is there at all
+        other error     it answers every operation in the group
+        malformed       ignore the reply, as if it had been lost
+        other version   the error answers every operation in the frame
+        late answer     after PING_SECONDS ask whether the server is alive
     no answer       after FRAME_TIMEOUT_SECONDS send again, and ask whether the owner has changed
 """
 
@@ -66,19 +66,19 @@ _STORED: Final = int(Durability.STORED)
 
 
 class Coalescer:
-    """All that one client has on its way, to every store and server."""
+    """All operations of one client that are not answered yet."""
 
     def __init__(
         self, writer: bytes, max_payload_bytes: int, jitter: Callable[[], float] = lambda: 1.0
     ) -> None:
-        """`writer` is this client's id, `jitter` gives factors of about 1 for the backoff."""
+        """`writer` is this client's id. `jitter` returns factors of about 1 for the backoff."""
         self.frame_limit_bytes = max_payload_bytes - FRAME_RESERVE_BYTES
         self._credit = Credit()
         self._schedule = Schedule(jitter)
         self._in_flight = FramesInFlight(
             writer, self.frame_limit_bytes, self._schedule, self._credit
         )
-        #: Those of the two above, without a look-up on the path of every operation and frame.
+        #: Shortcuts to fields of the two above, to save a look-up for every operation and frame.
         self._queues = self._schedule.queues
         self._frames = self._in_flight.frames
         self._suspects: list[Suspect] = []
@@ -87,27 +87,25 @@ class Coalescer:
 
     @property
     def pending_count(self) -> int:
-        """Operations submitted and not answered."""
+        """The number of operations submitted and not answered."""
         return self._credit.pending_count
 
     @property
     def wake_at(self) -> float:
-        """When `tick` has something to do, at the earliest."""
+        """The earliest time at which `tick` has something to do."""
         return min(self._deadline_at, self._in_flight.timeout_at, self._schedule.wake_at)
 
     @property
     def full(self) -> bool:
-        """There may be no `room`. Changes nothing, so that any thread may ask, and is asked for
-        each operation, so that it counts nothing.
+        """Whether there may be no `room`. It changes nothing, so any thread may call it; and it is
+        called for each operation, so it counts nothing.
         """
         credit = self._credit
         return credit.pending_count >= credit.window or credit.bytes_bound >= MAX_WAITING_BYTES
 
     @property
     def room(self) -> int:
-        """How many more operations should be let in, of the size of those that wait; 0 or less:
-        none.
-        """
+        """How many more operations of the present mean size to accept; none if it is 0 or less."""
         credit = self._credit
         if credit.bytes_bound >= MAX_WAITING_BYTES // 2:
             credit.counted(self._schedule.waiting_bytes())
@@ -116,7 +114,7 @@ class Coalescer:
     # Events
 
     def submit(self, key: StoreKey, operation: Operation, is_write: bool) -> None:
-        """An operation for the store `key`."""
+        """Accept an operation for the store `key`."""
         packed, _, deadline_at, _, _ = operation
         queue = self._queues.get(key)
         if queue is None:
@@ -136,7 +134,7 @@ class Coalescer:
             self._schedule.activate(queue)
 
     def turn(self, now: float) -> list[Effect]:
-        """Return what has to be done now."""
+        """Return the effects that are due now."""
         effects: list[Effect] = []
         if self._suspects:
             effects += self._suspects
@@ -154,9 +152,9 @@ class Coalescer:
         return effects
 
     def reply(self, number: int, payload: bytes, now: float) -> None:
-        """A server's answer to some or all groups of frame `number`.
+        """Take a server's answer to some or all groups of frame `number`.
 
-        Raises MalformedFrameError for one that makes no sense; then nothing has changed.
+        Raises MalformedFrameError for a malformed reply, and then changes nothing.
         """
         frame = self._frames.get(number)
         if frame is None:
@@ -181,7 +179,7 @@ class Coalescer:
             frame.server_queue.timeout_seconds = FRAME_TIMEOUT_SECONDS
 
     def no_responders(self, number: int, now: float) -> None:
-        """Nobody listens where frame `number` was sent."""
+        """Note that nobody listens where frame `number` was sent."""
         server_queue = self._in_flight.server_asked(number)
         if server_queue is None or server_queue.gone:
             return
@@ -194,13 +192,14 @@ class Coalescer:
             self._suspects.append(Suspect(server, server_queue.incarnation))
 
     def refused(self, server: str, error: HoldfastError) -> None:
-        """The bus refuses what goes to `server`, for all stores: nothing of it was received."""
+        """Fail all operations for `server`, because the bus refuses to send there. The server
+        received none of them."""
         server_queue = self._schedule.servers.get(server)
         if server_queue is None:
             return
         self._in_flight.give_up(server_queue)
         for queue in self._schedule.active.values():
-            # One that is being resolved goes there again, if its owner is still this server.
+            # A store that is being resolved goes there again if its owner is still this server.
             resolving = queue.state is QueueState.RESOLVING
             if queue.server_queue is server_queue and not queue.empty and not resolving:
                 queue.requeue()
@@ -209,12 +208,13 @@ class Coalescer:
         server_queue.line.clear()
 
     def suspect_answered(self, server: str) -> None:
-        """The coordinator has looked after `server`: what waited for that need not wait longer."""
+        """Note that the coordinator has checked `server`. Stores that waited for this wait
+        no longer."""
         self._suspected.discard(server)
         self._schedule.suspect_answered()
 
     def resolved(self, key: StoreKey, owner: Owner) -> None:
-        """The coordinator named the owner of a store."""
+        """Take the owner of a store, as the coordinator named it."""
         queue = self._queues.get(key)
         if queue is None:
             return
@@ -222,7 +222,7 @@ class Coalescer:
             self._schedule.take_owner(queue, owner)
             self._schedule.activate(queue)
         elif queue.owner is not None and owner != queue.owner:
-            # It was asked about because the old owner kept silent.
+            # The client asked because the old owner was silent.
             self._in_flight.owner_changed(queue.server_queue)
             self._schedule.take_owner(queue, owner)
             queue.requeue()
@@ -230,7 +230,7 @@ class Coalescer:
                 self._schedule.activate(queue)
 
     def resolve_failed(self, key: StoreKey, error: HoldfastError, now: float) -> None:
-        """The coordinator could not name the owner of a store, or could not be asked."""
+        """Note that the coordinator could not name the owner of a store, or could not be asked."""
         queue = self._queues.get(key)
         if queue is None or queue.state is not QueueState.RESOLVING:
             return
@@ -241,12 +241,12 @@ class Coalescer:
         self._fail_queue(queue, error)
 
     def reconnected(self) -> None:
-        """The bus is back: whatever was on its way may be lost, so all of it goes again."""
+        """Send everything unanswered again: the bus is back, and frames in flight may be lost."""
         self._in_flight.give_up()
         self._schedule.reconnected()
 
     def tick(self, now: float) -> None:
-        """Time has passed: see `wake_at`."""
+        """Handle the passing of time; see `wake_at`."""
         self._schedule.wake(now)
         if now >= self._in_flight.timeout_at:
             self._in_flight.sweep(now)
@@ -264,7 +264,7 @@ class Coalescer:
         self._schedule.active.clear()
 
     def owner_of(self, key: StoreKey) -> Owner | None:
-        """The owner of a store, as far as known."""
+        """Return the owner of a store, if it is known."""
         queue = self._queues.get(key)
         return None if queue is None else queue.owner
 
@@ -330,7 +330,7 @@ class Coalescer:
         self._schedule.retry(group.queue, error, now, forget_owner=isinstance(error, NotOwnerError))
 
     def _fail_frame(self, frame: Frame, error: ProtocolError) -> None:
-        """A server speaks otherwise: that is the answer of all that its reply might be for."""
+        """Fail everything that a reply in another protocol version might be for."""
         for group in frame.groups:
             if group is not None and not group.answered and group.frame == frame.number:
                 self._fail_group(group, error)

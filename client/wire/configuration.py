@@ -1,4 +1,4 @@
-"""The configuration of a store, asked for and changed: the same for streams and kvs."""
+"""Reads and changes the configuration of a store, for streams and kvs alike."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PACKED_CONFIG: Final = pack([CONFIG])
 async def configure(
     link: Link, key: StoreKey, settings: ConfigSettings, timeout_seconds: float | None
 ) -> StoreConfig:
-    """Change what `settings` names, and return the whole configuration as it is then."""
+    """Change the settings that `settings` names, and return the whole new configuration."""
     checked = DEFAULT_CONFIG.changed(settings).to_wire()
     packed = pack([CONFIGURE, {name: checked.get(name) for name in settings}])
-    # Not at the store's own level: one that this server does not offer could not be taken back.
+    # Not with the store's own durability: one that this server does not offer could not be undone.
     answer = await link.call(key, packed, True, int(Durability.SYNCED), timeout_seconds)
     return _from_wire(answer[0][1])
 
 
 async def config(link: Link, key: StoreKey, timeout_seconds: float | None) -> StoreConfig:
-    """Return the configuration; of a store that was never written, the default."""
+    """Return the configuration. A store that was never written has the default."""
     answer = await link.call(key, _PACKED_CONFIG, False, 0, timeout_seconds)
     return _from_wire(answer[0])
 

@@ -1,4 +1,4 @@
-"""What the coalescer wants done: the link carries it out."""
+"""The effects of the coalescer, which the link carries out."""
 
 from __future__ import annotations
 

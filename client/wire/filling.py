@@ -1,6 +1,6 @@
-"""Forming groups: what one store has to send moves into a frame, in order and within its limits.
+"""Filling a frame: forms groups of one store's operations, in order and within the frame's limits.
 
-Pure. The usual cases, one operation alone and many plain ones, have short ways of their own.
+Pure. The usual cases, a lone operation and many plain ones, have fast paths.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _level: Final = itemgetter(3)
 
 
 def fill(frame: FrameBuilder, queue: StoreQueue) -> tuple[bool, int]:
-    """Move what `queue` has to send into `frame`.
+    """Move unsent operations of `queue` into `frame`.
 
-    Returns whether that was all, and how many operations were dropped because their callers
-    had given up before they were sent.
+    Return whether that was all, and how many operations were dropped because their callers had
+    given up before they were sent.
     """
     if not queue.groups and _fill_lone(frame, queue):
         return True, 0
@@ -47,7 +47,7 @@ def fill(frame: FrameBuilder, queue: StoreQueue) -> tuple[bool, int]:
         queue.groups.append(new_group)
         frame.add(new_group, queue.groups[0].counter)
     if queue.writes and not queue.window_is_full:
-        # A store that is written to without an end is read from too: in every other frame.
+        # If writes never end, reads still get every other frame.
         queue.reads_passed_over = bool(queue.reads) and not reads_first
         return False, dropped
     if queue.reads:
@@ -56,8 +56,9 @@ def fill(frame: FrameBuilder, queue: StoreQueue) -> tuple[bool, int]:
 
 
 def _fill_lone(frame: FrameBuilder, queue: StoreQueue) -> bool:
-    """Move the only operation there is into `frame`. Returns False if there are others, or no
-    room. With many stores most groups are of one: it takes a third less than the way of all."""
+    """Move a lone operation into `frame`. Return False if there are others, or no room. With many
+    stores most groups have one operation, and this takes a third less time than the general path.
+    """
     writes, reads = queue.writes, queue.reads
     if len(writes) + len(reads) != 1 or queue.holds_batches:
         return False
@@ -88,11 +89,11 @@ def _fill_reads(frame: FrameBuilder, queue: StoreQueue) -> int:
 def _form(
     frame: FrameBuilder, queue: StoreQueue, waiting: deque[Operation], counter: int
 ) -> tuple[QueuedGroup | None, int]:
-    """Take from the front of `waiting` what one group can hold."""
+    """Form a group from the front of `waiting`, as large as fits."""
     limit_bytes = frame.room_bytes - queue.overhead_bytes
     limit_operations = frame.room_operations
     if queue.holds_batches and counter:
-        # The first batch of a frame may be as large as a frame can be.
+        # The first batch of a frame may fill a whole frame.
         limit_operations = limit_operations if frame.groups else MAX_FRAME_OPERATIONS
     elif len(waiting) == 1:
         operation = waiting[0]
@@ -121,15 +122,16 @@ def _group(
 def _take_front(
     waiting: deque[Operation], limit_operations: int, limit_bytes: int
 ) -> list[Operation]:
-    """Take what waits, up to the limit, if it can go as one group as it is; else nothing.
+    """Take the operations at the front, up to the limit, if they fit into one group as they are;
+    else none.
 
-    The usual case, in passes that need no line of Python for each operation.
+    This is the usual case, in passes that run no line of Python for each operation.
     """
     operations = list(islice(waiting, max(0, limit_operations)))
     if (
         len(set(map(_level, operations))) != 1
         or sum(map(len, map(_packed, operations))) > limit_bytes
-        or any([each[1].done() for each in operations])  # noqa: C419 (twice as fast as without)
+        or any([each[1].done() for each in operations])  # noqa: C419 (the list is twice as fast)
     ):
         return []
     if len(operations) == len(waiting):
@@ -143,9 +145,9 @@ def _take_front(
 def _take_checked(
     waiting: deque[Operation], limit_operations: int, limit_bytes: int
 ) -> tuple[list[Operation], int, int]:
-    """Take from the front what one group can hold, leaving out those whose callers have given up.
+    """Take from the front what one group can hold, without operations whose callers gave up.
 
-    Returns them, how many operations they are with those in batches, and how many were left out.
+    Return them, their number including those in batches, and how many were left out.
     """
     operations: list[Operation] = []
     count = 0

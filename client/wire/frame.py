@@ -1,7 +1,6 @@
 """The frame that carries groups of operations to one server.
 
-Pure. A frame is put together from packed operations by copying bytes, also when a group is sent
-again.
+Pure. A frame is made of packed operations by copying bytes, also when a group is sent again.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _STORED: Final = int(Durability.STORED)
 
 
 class FrameBuilder:
-    """A frame being filled, within a frame's limits."""
+    """A frame that is being filled, within its limits."""
 
     __slots__ = ("_parts", "_writer", "groups", "number", "room_bytes", "room_operations")
 
@@ -36,7 +35,8 @@ class FrameBuilder:
         self._parts: list[bytes] = []
 
     def fits(self, group: QueuedGroup) -> bool:
-        """Tell if `group` may be added. An empty frame takes any: it was formed to fit in one."""
+        """Return whether `group` may be added. An empty frame takes any group, because each is
+        formed to fit in one."""
         if not self.groups:
             return True
         return group.size_bytes <= self.room_bytes and group.operation_count <= self.room_operations
@@ -51,7 +51,7 @@ class FrameBuilder:
         self.groups.append(group)
         numbers = _OF_READS
         if group.counter:
-            # The three numbers in one call; their array's header, one byte, is not wanted.
+            # One call packs all three numbers; the array's header, one byte, is cut off.
             numbers = pack((group.counter, first_unacked, group.durability))[1:]
         if count == 1:
             self._parts += (group.queue.head, numbers, _ONE, operations[0][0])
@@ -60,13 +60,13 @@ class FrameBuilder:
             self._parts += [operation[0] for operation in operations]
 
     def payload(self) -> bytes:
-        """The frame: exactly what `frames.encode_request` gives for the same groups."""
+        """Return the frame, exactly as `frames.encode_request` encodes the same groups."""
         head = bytes([PROTOCOL_VERSION, 0x92]) + pack(self._writer)
         return b"".join((head, _array_header(len(self.groups)), *self._parts))
 
 
 class Frame:
-    """A frame that was sent, until each of its groups has had its answer."""
+    """A frame that was sent, until each of its groups is answered."""
 
     __slots__ = (
         "counts",
@@ -87,14 +87,14 @@ class Frame:
         self.groups: list[QueuedGroup | None] = list(groups)
         self.open_count = len(groups)
         self.sent_at = sent_at
-        #: When the coordinator may next be asked whether its stores have another owner.
+        #: The next time to ask the coordinator whether the frame's stores have another owner.
         self.looked_at = sent_at
-        #: Its groups wait to be sent again; an answer is still welcome.
+        #: Whether its groups wait to be sent again; a late answer still counts.
         self.stale = False
-        #: It takes one of the places of frames in flight.
+        #: Whether it counts toward FRAMES_IN_FLIGHT.
         self.counts = True
 
     @property
     def waits_for_bucket(self) -> bool:
-        """Only `stored` writes of it are unanswered."""
+        """Whether all its unanswered groups are `stored` writes."""
         return all(group is None or group.durability == _STORED for group in self.groups)

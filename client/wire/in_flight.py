@@ -1,11 +1,10 @@
-"""The frames in flight: those that were sent to servers, until each of their groups has had its
-answer.
+"""The frames in flight: sent to servers, and not completely answered.
 
-Pure. A frame is stale once it is waited for no longer, because it is lost or late: its writes are
-sent again in newer frames, its reads wait again, and an answer that comes after all still counts.
+Pure. A frame becomes stale when it is lost or late: its writes are sent again in newer frames, its
+reads are queued again, and a late answer still counts.
 
-Invariant: FRAMES_IN_FLIGHT frames are unanswered at a server at most, those that only wait for its
-bucket not counted.
+Invariant: at most FRAMES_IN_FLIGHT frames are unanswered at a server, not counting those that only
+wait for its bucket.
 """
 
 from __future__ import annotations
@@ -30,40 +29,40 @@ from holdfast.protocol.limits import (
     PING_SECONDS,
 )
 
-#: An unanswered frame doubles the time given to the next one, up to this: a server that is slow
-#: must not drown in copies.
+#: An unanswered frame doubles the timeout of the next one, up to this: a slow server must not drown
+#: in copies.
 FRAME_TIMEOUT_MAX_SECONDS: Final = 4 * FRAME_TIMEOUT_SECONDS
-#: How often it is asked whether the stores of a silent server have another owner.
+#: How often to ask whether the stores of a silent server have another owner.
 SILENCE_LOOK_SECONDS: Final = 1.0
-#: A frame below this size is not worth splitting. Two are enough for both sides to work at the same
-#: time: with 1,000 concurrent appends to one stream, two frames of 512 in flight took a tenth less
-#: of both processors than four of 256, and gave a tenth more appends.
+#: A frame below this size is not worth splitting. Two frames are enough to keep both sides busy:
+#: with 1,000 concurrent appends to one stream, two frames of 512 took a tenth less of both
+#: processors than four of 256, and gave a tenth more appends.
 SPREAD_OPERATIONS: Final = 512
 
 
 class FramesInFlight:
-    """What one client has sent and still waits for."""
+    """The frames of one client that are not completely answered."""
 
     def __init__(
         self, writer: bytes, limit_bytes: int, schedule: Schedule, credit: Credit
     ) -> None:
         self.frames: dict[int, Frame] = {}
-        #: When `sweep` has something to do, at the earliest.
+        #: The earliest time at which `sweep` has something to do.
         self.timeout_at = math.inf
-        #: Questions whether a server is there that are to be sent.
+        #: Pings to send: they ask whether a server is alive.
         self.questions: list[SendFrame] = []
         self._writer = writer
         self._limit_bytes = limit_bytes
         self._schedule = schedule
         self._credit = credit
         self._number = 0
-        #: Where questions whether a server is there are on their way to.
+        #: The server of each unanswered ping.
         self._pings: dict[int, ServerQueue] = {}
 
     def send(self, server_queue: ServerQueue, now: float) -> SendFrame | None:
-        """Return a frame with what waits for a server; None if that is nothing any more."""
+        """Return a frame with what waits for a server, or None if nothing does."""
         self._number += 1
-        # What waits is spread over the frames that may be in flight, so that this side works on
+        # Spread the operations over the frames that may be in flight, so that the client works on
         # one answer while the server works on the next frame.
         limit_operations = min(
             MAX_FRAME_OPERATIONS,
@@ -86,34 +85,35 @@ class FramesInFlight:
         frame = Frame(builder.number, server_queue, builder.groups, now)
         self.frames[builder.number] = frame
         server_queue.frames_in_flight += 1
-        # Of `stored` writes alone: four small frames must not keep all else from the next object.
+        # Applies to frames of only `stored` writes: four small ones must not block all other frames
+        # until the next object.
         self._give_up_place(frame)
         self.timeout_at = min(self.timeout_at, now + PING_SECONDS)
         return SendFrame(server_queue.server, builder.number, builder.payload())
 
     def take_questions(self) -> list[SendFrame]:
-        """Return `questions`, to be sent now."""
+        """Return the pings to send now, and forget them."""
         questions, self.questions = self.questions, []
         return questions
 
     def answered_late(self, number: int) -> None:
-        """The answer to a frame that nobody waits for, or to a ping: the server is there."""
+        """Note an answer to a ping or a forgotten frame: the server is alive."""
         self._pings.pop(number, None)
 
     def server_asked(self, number: int) -> ServerQueue | None:
-        """Return where a frame, or a question whether the server is there, was sent."""
+        """Return the server to which a frame or a ping was sent."""
         frame = self.frames.get(number)
         return frame.server_queue if frame is not None else self._pings.pop(number, None)
 
     def close_group(self, frame: Frame, index: int) -> None:
-        """A group of a frame has had its answer, whatever it was."""
+        """Note that a group of a frame is answered, in whatever way."""
         frame.groups[index] = None
         frame.open_count -= 1
         if frame.open_count == 0:
             self.close(frame)
 
     def close(self, frame: Frame) -> None:
-        """Forget a frame; the answer to all of it has come, or never will."""
+        """Forget a frame that is completely answered, or never will be."""
         del self.frames[frame.number]
         if frame.counts:
             frame.counts = False
@@ -122,22 +122,24 @@ class FramesInFlight:
             frame.server_queue.stored_frames -= 1
 
     def give_up(self, server_queue: ServerQueue | None = None) -> None:
-        """Wait no longer for the frames of a server, or of all. Their writes are to be requeued."""
+        """Make the frames of one server, or of all, stale. The caller requeues their writes."""
         for frame in self.frames.values():
             if server_queue is None or frame.server_queue is server_queue:
                 self._give_up(frame)
 
     def owner_changed(self, server_queue: ServerQueue | None) -> None:
-        """A server that keeps silent has lost a store: so much for all that it was sent."""
+        """Treat all frames to a silent server as lost, because one of its stores
+        has another owner."""
         for frame in list(self.frames.values()):
             if frame.server_queue is server_queue and not frame.stale:
                 self._lost(frame)
 
     def sweep(self, now: float) -> None:
-        """Send again what kept unanswered for too long; forget frames nobody will answer.
+        """Send again what stayed unanswered for too long, and forget frames that nobody
+        will answer.
 
-        While a server keeps silent, it is asked every SILENCE_LOOK_SECONDS whether its stores have
-        another owner: resends are rarer than that.
+        While a server is silent, ask the coordinator every SILENCE_LOOK_SECONDS whether its stores
+        have another owner, because resends are rarer than that.
         """
         earliest = math.inf
         for frame in list(self.frames.values()):
@@ -162,9 +164,8 @@ class FramesInFlight:
             earliest = min(earliest, frame.sent_at + server_queue.timeout_seconds, ping_at)
             if server_queue.timeout_seconds > FRAME_TIMEOUT_SECONDS and frame.looked_at <= now:
                 frame.looked_at = now + SILENCE_LOOK_SECONDS
-                # One store tells: if another server has it, all that was sent counts as lost. To
-                # ask for each, of thousands, would keep the coordinator as busy as the server that
-                # is late.
+                # One store is enough: if another server has it, all that was sent counts as lost.
+                # Asking for thousands would make the coordinator as busy as the late server.
                 self._schedule.unresolved += [
                     group.queue.key
                     for group in frame.groups
@@ -173,8 +174,8 @@ class FramesInFlight:
         self.timeout_at = earliest
 
     def expire_reads(self, now: float) -> float:
-        """Answer reads on their way that are past their deadline; return the earliest of the
-        others.
+        """Fail reads in flight that are past their deadline. Return the earliest deadline of
+        the others.
         """
         earliest = math.inf
         for frame in self.frames.values():
@@ -185,7 +186,7 @@ class FramesInFlight:
         return earliest
 
     def validate(self) -> int:
-        """Check the invariants; return how many operations are reads on their way."""
+        """Check the invariants. Return the number of reads in flight."""
         count = 0
         for frame in self.frames.values():
             for group in frame.groups:
@@ -198,7 +199,8 @@ class FramesInFlight:
         return count
 
     def _give_up_place(self, frame: Frame) -> None:
-        """Let another frame be sent in the place of one that only waits for the server's bucket."""
+        """Stop counting a frame that only waits for the server's bucket, so that another can
+        be sent."""
         server_queue = frame.server_queue
         if server_queue.stored_frames < MAX_STORED_FRAMES and frame.waits_for_bucket:
             frame.counts = False
@@ -206,8 +208,7 @@ class FramesInFlight:
             server_queue.stored_frames += 1
 
     def _give_up(self, frame: Frame) -> None:
-        """Wait no longer for a frame. Its reads wait again, its writes are the caller's to requeue.
-        """
+        """Make a frame stale. Its reads are queued again; the caller requeues its writes."""
         if frame.stale:
             return
         frame.stale = True
@@ -223,9 +224,9 @@ class FramesInFlight:
                 self._schedule.active[group.queue.key] = group.queue
 
     def _lost(self, frame: Frame) -> None:
-        """A frame or its answer is lost, or late: send what is unanswered again, now."""
+        """Send the unanswered part of a lost or late frame again, now."""
         self._give_up(frame)
-        error = UnavailableError(reason=f"server {frame.server_queue.server!r} keeps silent")
+        error = UnavailableError(reason=f"server {frame.server_queue.server!r} does not answer")
         for group in frame.groups:
             if group is None:
                 continue
@@ -237,8 +238,8 @@ class FramesInFlight:
             self._schedule.resume(queue)
 
     def _ping(self, server_queue: ServerQueue, now: float) -> None:
-        """Ask a server that is late whether it is there. What was on its way to a server that died
-        is lost in silence; a question to one that is gone has `no responders` for an answer."""
+        """Ask a late server whether it is alive. Frames in flight to a server that died are lost
+        silently, but a ping to it is answered with `no responders`."""
         self._pings.pop(server_queue.ping, None)
         self._number += 1
         server_queue.ping, server_queue.pinged_at = self._number, now

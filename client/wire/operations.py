@@ -1,7 +1,7 @@
 """Operations: an application's arguments, checked and packed for the wire.
 
-Pure. Everything that can be known to be wrong without asking the owner is refused here, before
-anything is sent, as InvalidArgumentError, InvalidNameError or TooLargeError.
+Pure. Every mistake that the client can find without the owner is refused here, before anything is
+sent, with InvalidArgumentError, InvalidNameError or TooLargeError.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from holdfast.protocol.names import check_key
 from holdfast.protocol.own_headers import given
 from holdfast.protocol.store_config import ttl_ms
 
-#: Bytes of any kind: what a handle with the codec "raw" stores.
+#: Bytes of any kind, as a handle with the codec "raw" stores them.
 Value = bytes | bytearray | memoryview
 
-#: Asks a store where it stands.
+#: Asks for the head of a store.
 PACKED_HEAD: Final = pack([HEAD])
 
 _new: Final = tuple.__new__
 _value_of: Final = itemgetter(3)
 
 
-#: What stands before a value of so many bytes in a packed `[APPEND, value]`.
+#: The bytes before a value of each size in a packed `[APPEND, value]`.
 _APPEND_HEADS: Final = [b"\x92" + pack(APPEND) + b"\xc4" + bytes([size]) for size in range(256)]
 
 
@@ -76,7 +76,7 @@ def packed_append(
         and expected_last_seq is None
         and ttl_seconds is None
     ):
-        # What most messages are, put together in a quarter of the time.
+        # Most messages are like this, and it takes a quarter of the time.
         return _APPEND_HEADS[len(value)] + value
     return pack(append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds))
 
@@ -162,17 +162,17 @@ def delete_entries_operation(
 
 
 def expect_operation(what: str | int | None, expected: int) -> list[Any]:
-    """Return the wire form of a condition: the revision of a key or of a message (0: there is
-    none), or, of None, the last seq.
+    """Return the wire form of a condition: on the revision of a key or message (0: it does not
+    exist), or, if `what` is None, on the last seq.
     """
     check_count("expected", expected)
     return [EXPECT, what, expected]
 
 
 def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch:
-    """Return an atomic batch, packed; it must fit in one frame."""
+    """Return an atomic batch, packed. It must fit in one frame."""
     if not operations:
-        raise InvalidArgumentError(argument="batch", reason="it is empty")
+        raise InvalidArgumentError(argument="batch", reason="must not be empty")
     if len(operations) > MAX_FRAME_OPERATIONS:
         raise TooLargeError(what="a batch", size=len(operations), limit=MAX_FRAME_OPERATIONS)
     packed = PackedBatch(pack([BATCH, operations]))
@@ -186,13 +186,13 @@ def split_value(item: Any) -> tuple[Any, Headers | None]:
     """Return value and headers of one element of a batch."""
     if isinstance(item, tuple):
         if len(item) != 2:
-            raise InvalidArgumentError(argument="values", reason="a tuple is (value, headers)")
+            raise InvalidArgumentError(argument="values", reason="a tuple must be (value, headers)")
         return item
     return item, None
 
 
 def wire_value(value: Value | LargeValue) -> Any:
-    """Return what goes in the place of a value."""
+    """Return the wire form of a value."""
     return list(value) if isinstance(value, LargeValue) else checked_value(value)
 
 
@@ -200,7 +200,7 @@ def checked_value(value: Value) -> bytes:
     """Return `value` as bytes."""
     if type(value) is not bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
-            reason = f"bytes are wanted, not {type(value).__name__}"
+            reason = f"must be bytes, not {type(value).__name__}"
             raise InvalidArgumentError(argument="value", reason=reason)
         value = bytes(value)
     if len(value) > MAX_VALUE_BYTES:
@@ -220,10 +220,10 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
     if not headers:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidArgumentError(argument="headers", reason="a mapping of text to text is wanted")
+        raise InvalidArgumentError(argument="headers", reason="must map text to text")
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            reason = f"names and values are text; {name!r} is not"
+            reason = f"names and values must be text; {name!r} is not"
             raise InvalidArgumentError(argument="headers", reason=reason)
     size_bytes = sum(
         len(_utf8("headers", name)) + len(_utf8("headers", text))
@@ -235,15 +235,15 @@ def checked_headers(headers: Headers | None) -> dict[str, str] | None:
 
 
 def check_timeout(timeout_seconds: float) -> None:
-    """Raise InvalidArgumentError unless owners keep outcomes for longer than a call of this timeout
-    tries: else its last retry might be stored once more.
+    """Raise InvalidArgumentError if the timeout is longer than owners keep outcomes: the last retry
+    might be stored a second time.
     """
     if type(timeout_seconds) not in (int, float) or not (
         0 < timeout_seconds <= MAX_OPERATION_TIMEOUT_SECONDS
     ):
         raise InvalidArgumentError(
             argument="timeout_seconds",
-            reason=f"more than 0, at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
+            reason=f"must be more than 0 and at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
         )
 
 
@@ -251,7 +251,7 @@ def check_seq(argument: str, seq: int) -> int:
     """Return `seq`, a message's number: an int from 1."""
     if type(seq) is not int or not 1 <= seq < 1 << 63:
         raise InvalidArgumentError(
-            argument=argument, reason=f"an int from 1 is wanted, not {seq!r}"
+            argument=argument, reason=f"must be an int of at least 1, not {seq!r}"
         )
     return seq
 
@@ -262,28 +262,27 @@ def range_start(argument: str, seq: int) -> int:
 
 
 def range_end(argument: str, seq: int | None) -> int | None:
-    """Return where a range of messages ends, None if nowhere: an int; below 1 the range is empty,
-    as that of `head.last_seq - 100` of a stream with fewer messages, and this returns 0."""
+    """Return where a range of messages ends, or None for no end. Below 1 the range is empty, as
+    with `head.last_seq - 100` for a stream with fewer messages, and this returns 0."""
     return None if seq is None else max(0, _checked_bound(argument, seq))
 
 
 def _checked_bound(argument: str, seq: int) -> int:
     if type(seq) is not int or not -(1 << 63) <= seq < 1 << 63:
-        raise InvalidArgumentError(argument=argument, reason=f"an int is wanted, not {seq!r}")
+        raise InvalidArgumentError(argument=argument, reason=f"must be an int, not {seq!r}")
     return seq
 
 
 def check_count(argument: str, count: int) -> int:
     """Return `count`: an int from 0."""
     if type(count) is not int or not 0 <= count < 1 << 63:
-        reason = f"an int from 0 is wanted, not {count!r}"
+        reason = f"must be an int of at least 0, not {count!r}"
         raise InvalidArgumentError(argument=argument, reason=reason)
     return count
 
 
 def checked_durability(durability: AnyDurability | None) -> int:
-    """Return the number of a durability, given as such or by its word; 0 is the server's default.
-    """
+    """Return the number of a durability or of its name; 0 is the server's default."""
     if durability is None:
         return 0
     try:
@@ -292,7 +291,9 @@ def checked_durability(durability: AnyDurability | None) -> int:
         return int(Durability(durability))
     except (KeyError, ValueError):
         words = ", ".join(level.word for level in Durability)
-        raise InvalidArgumentError(argument="durability", reason=f"one of {words}") from None
+        raise InvalidArgumentError(
+            argument="durability", reason=f"must be one of {words}"
+        ) from None
 
 
 def time_ms(time: datetime.datetime | int | None) -> int | None:
@@ -303,7 +304,7 @@ def time_ms(time: datetime.datetime | int | None) -> int | None:
         return max(0, time)
     if isinstance(time, datetime.datetime) and time.tzinfo is not None:
         return max(0, int(time.timestamp() * 1000))
-    reason = "int milliseconds since the epoch or a datetime with a zone is wanted"
+    reason = "must be int milliseconds since the epoch, or a datetime with a zone"
     raise InvalidArgumentError(argument="start_time", reason=reason)
 
 
@@ -314,7 +315,7 @@ def message_from_wire(wire: Sequence[Any]) -> Message:
     if type(value) is list:
         large = large_value_from_wire(value)
         return Message(wire[0], b"", headers, wire[2], wire[1], large)
-    # As the class itself does, without a call of its own.
+    # Does what the class does, without a Python call.
     return _new(Message, (wire[0], value, headers, wire[2], wire[1], None))
 
 
@@ -324,12 +325,12 @@ def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
         return [message_from_wire(wire) for wire in rows]
     try:
         return [
-            # As the class itself does, without a call of its own for each.
+            # Does what the class does, without a Python call for each.
             _new(Message, (seq, value, headers or {}, time, revision, None))
             for seq, revision, time, value, headers in rows
         ]
     except ValueError:
-        # Shorter, or longer than this version knows.
+        # Rows of another length, from an older or newer version.
         return [message_from_wire(wire) for wire in rows]
 
 
@@ -358,7 +359,7 @@ def _checked_msg_id(msg_id: str | None) -> str | None:
     if msg_id is None:
         return None
     if not isinstance(msg_id, str) or not msg_id:
-        raise InvalidArgumentError(argument="msg_id", reason="text is wanted, not empty")
+        raise InvalidArgumentError(argument="msg_id", reason="must be text, and not empty")
     size_bytes = len(_utf8("msg_id", msg_id))
     if size_bytes > MAX_MSG_ID_BYTES:
         raise TooLargeError(what="msg_id", size=size_bytes, limit=MAX_MSG_ID_BYTES)

@@ -1,6 +1,6 @@
-"""A server's reply to a frame, read: which group of the frame is answered with what.
+"""Reading a server's reply: the answers to the groups of a frame.
 
-Pure, and all or nothing: a reply that is wrong anywhere counts nowhere.
+Pure, and all or nothing: a reply with any mistake is ignored as a whole.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from holdfast.client.wire.store_queue import QueuedGroup
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError, error_from_wire
 from holdfast.protocol.frames import Outcome, Run, decode, decode_outcome
 
-#: The index that stands for all groups of a frame, in a refusal.
+#: In a refusal, this index means all groups of the frame.
 WHOLE_FRAME: Final = -1
 
 
 def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | HoldfastError]]:
-    """Return what a reply answers to which group of `frame`, groups answered before left out.
+    """Return the answers in a reply, each with its group's index in `frame`. Groups that are
+    already answered are left out.
 
-    All of it is looked at before any of it counts, or a reply that is half good would leave groups
-    that nobody answers. Raises UnsupportedVersionError, MalformedFrameError.
+    The whole reply is checked before any part counts; otherwise a half-good reply would leave
+    groups that are never answered. Raises UnsupportedVersionError, MalformedFrameError.
     """
     groups = frame.groups
     answers: list[tuple[int, Outcome | HoldfastError]] = []
@@ -45,8 +46,8 @@ def read_reply(payload: bytes, frame: Frame) -> list[tuple[int, Outcome | Holdfa
 
 
 def _check_fits(outcome: Outcome, group: QueuedGroup) -> None:
-    """Raise MalformedFrameError if `outcome` cannot be the answer to `group`: one result for each
-    write, or for the first few reads at least."""
+    """Raise MalformedFrameError if `outcome` cannot be the answer to `group`. Every write needs a
+    result; of reads, the first few may have one."""
     _, time, durability, results = outcome
     wanted = len(group.operations)
     is_run = type(results) is Run

@@ -1,13 +1,12 @@
-"""The router: asks the coordinator who owns what, and tells it who keeps silent.
+"""The router: asks the coordinator which server owns a store, and reports silent servers.
 
-It remembers nothing but how values may be packed: owners are kept where they are used, with each
-store's queue. One request carries every store that was wanted in the same turn of the loop.
+It remembers only the encodings that values may have, and the id of the cluster; each store's queue
+keeps its owner. One request carries all stores that were wanted in the same turn of the loop.
 
-A coordinator that dies takes the questions before it along, in silence. So a question is sent again
-when the answer is late, and whichever copy is answered first counts. That is harmless, since each
-asks for a state and not for a step: `resolve` assigns what has no owner and leaves what has one,
-`suspect` joins the probe that runs, a drain sets a mark that may be set already, and the others
-only read.
+If a coordinator dies, the questions sent to it are lost silently. So a question is sent again when
+the answer is late, and the first answer to any copy counts. That is harmless because all questions
+are idempotent: `resolve` assigns only stores without an owner, `suspect` joins a running probe, a
+drain sets a mark that may be set already, and the others only read.
 """
 
 from __future__ import annotations
@@ -32,33 +31,32 @@ from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
-#: Stores in one request: with the longest names it fills a fifth of a NATS message.
+#: Stores in one request. With the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
-#: A question is sent again after this long, and again after twice as long each time, up to
-#: CONTROL_TIMEOUT_SECONDS: three copies within the first of these, so a coordinator that is merely
-#: slow is not drowned in them.
+#: A question is sent again after this time, and then after twice as long each time, up to
+#: CONTROL_TIMEOUT_SECONDS. So there are few copies, and they do not overload a slow coordinator.
 RESEND_SECONDS: Final = 0.3
-#: How often it is looked whether a coordinator is there again.
+#: How often to check whether a coordinator is back.
 LOOK_SECONDS: Final = 0.05
 #: Rows in one page of `stores`.
 STORES_PAGE_ROWS: Final = 1000
 
 
 class Router:
-    """One tenant's questions to the coordinator."""
+    """Sends one tenant's questions to the coordinator."""
 
     def __init__(self, bus: Bus, subjects: Subjects, tenant: str) -> None:
         self._bus = bus
         self._subjects = subjects
         self._tenant = tenant
-        #: How values may be packed, as the coordinator said last; nothing until it was asked.
+        #: The encodings that values may have, as the coordinator said last; empty at first.
         self.encodings: frozenset[str] = frozenset()
-        #: The id of the cluster that answered first; the only one that is believed.
+        #: The id of the cluster that answered first; answers of others are refused.
         self._cluster: str | None = None
 
     async def resolve(self, stores: Sequence[StoreKey]) -> list[Owner | HoldfastError]:
-        """Return the owner of each of `stores`, or why there is none. Does not raise for errors
-        of the coordinator or the bus: each store gets them as its own answer."""
+        """Return for each of `stores` its owner, or the error. Errors of the coordinator or the bus
+        are not raised but returned for each store."""
         answers: list[Owner | HoldfastError] = []
         for start in range(0, len(stores), MAX_RESOLVE_STORES):
             part = stores[start : start + MAX_RESOLVE_STORES]
@@ -71,10 +69,11 @@ class Router:
         return answers
 
     async def suspect(self, server: str, incarnation: str) -> bool:
-        """Tell the coordinator that nobody answers for `incarnation`; return if it still lives.
+        """Tell the coordinator that nobody answers for `incarnation`. Return whether it
+        still lives.
 
-        Waits for a coordinator: its successor should hear of this as soon as there is one. Raises
-        NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        It waits for a coordinator, because a successor should hear of this as soon as there is one.
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
         fields = await self._ask("suspect", patient=True, server=server, incarnation=incarnation)
         return bool(fields.get("alive"))
@@ -91,10 +90,11 @@ class Router:
             raise MalformedFrameError(reason=f"servers: {error!r}") from error
 
     async def drain(self, server: str, *, undo: bool = False) -> None:
-        """Have a server hand over all of its stores and get no more, or (`undo`) take stores again.
+        """Drain a server, so that it hands over its stores and gets no new ones. With `undo`,
+        end that.
 
-        The coordinator has it on record when this returns; the stores follow. Raises
-        InvalidNameError, NotFoundError, LastServerError when nobody else could take them,
+        When this returns, the coordinator has recorded the mark; the stores follow. Raises
+        InvalidNameError, NotFoundError, LastServerError if no other server could take them,
         NoCoordinatorError, ConnectionFailedError.
         """
         await self._ask_as_operator("undrain" if undo else "drain", server=server)
@@ -131,7 +131,7 @@ class Router:
     async def store_pages(
         self, kind: int | None, prefix: str, timeout_seconds: float | None = None
     ) -> AsyncGenerator[list[StoreInfo], None]:
-        """Yield what `stores` does, page by page; `timeout_seconds` is for each.
+        """Yield what `stores` does, page by page. `timeout_seconds` applies to each page.
 
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
@@ -193,8 +193,8 @@ class Router:
         return fields
 
     def _recognise(self, cluster: object) -> None:
-        """Raise OtherClusterError if an answer is of another cluster than the first one: it would
-        take this client's stores to where nothing of them is.
+        """Raise OtherClusterError if an answer comes from another cluster than the first one: this
+        client's stores do not exist there.
         """
         if not isinstance(cluster, str) or not cluster:
             return
@@ -212,8 +212,8 @@ class Router:
         patient: bool,
         timeout_seconds: float | None,
     ) -> bytes:
-        """Return the first reply to any copy. `patient` waits if nobody listens. Raises as
-        `Bus.request` does."""
+        """Return the first reply to any copy. With `patient`, wait if nobody listens. Raises what
+        `Bus.request` raises."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (
             CONTROL_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
@@ -225,7 +225,7 @@ class Router:
                 left_seconds = give_up_at - loop.time()
                 request = self._bus.request(subject, payload, left_seconds, tenant)
                 copies.append(loop.create_task(request, name="holdfast.ask"))
-                # Each copy ends by the deadline, and with the first the last wait.
+                # Every copy ends by the deadline, so the last wait does too.
                 done, _ = await asyncio.wait(
                     copies, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -269,7 +269,7 @@ def _store_info(row: Sequence[Any]) -> StoreInfo:
 
 
 def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Return what the coordinator names, none of an older one."""
+    """Return the encodings that the coordinator names. An older coordinator names none."""
     named = fields.get("encodings")
     if not isinstance(named, list):
         return frozenset()

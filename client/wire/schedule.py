@@ -1,8 +1,8 @@
-"""The schedule: which stores have something to send, to which server, and from when on.
+"""The schedule: which stores have something to send, to which server, and when.
 
-Pure. A store that has something to send is either in line for its owner's server, or its owner is
-being asked for, or it backs off. How long it backs off grows with each failure in a row, with
-jitter.
+Pure. A store that has something to send is in line for its owner's server, or waits for the
+coordinator to name its owner, or backs off. The backoff grows with each failure in a row,
+with jitter.
 
 Invariant: a store whose queue is idle has nothing unsent.
 """
@@ -19,29 +19,29 @@ from holdfast.client.wire.store_queue import QueueState, ServerQueue, StoreKey, 
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import HoldfastError, NotOwnerError, WriterGapError
 
-#: First and longest pause before a store is tried again.
+#: The first and the longest pause before a store is tried again.
 BACKOFF_SECONDS: Final = 0.01
 BACKOFF_MAX_SECONDS: Final = 0.5
-#: Stores whose owner and counter are remembered while nothing is on its way to them.
+#: How many stores are remembered, with owner and counter, while they are idle.
 MAX_KNOWN_STORES: Final = 65536
 
 _packed: Final = itemgetter(0)
-#: As globals: Python 3.11 needs 0.07 us for a member by its class, and each operation asks four
-#: times.
+#: As globals, because Python 3.11 needs 0.07 us to look up an enum member, four times for each
+#: operation.
 IDLE: Final = QueueState.IDLE
 READY: Final = QueueState.READY
 
 
 class Schedule:
-    """The stores and servers of one client, and who may send when."""
+    """The stores and servers of one client."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` gives factors of about 1 for the backoff."""
+        """`jitter` returns factors of about 1 for the backoff."""
         self.queues: dict[StoreKey, StoreQueue] = {}
-        #: Queues that may hold something, in no order; dropped lazily.
+        #: Queues that may hold something, in no order; empty ones are dropped lazily.
         self.active: dict[StoreKey, StoreQueue] = {}
         self.servers: dict[str, ServerQueue] = {}
-        #: Stores whose owner is to be asked for.
+        #: Stores whose owner has to be asked for.
         self.unresolved: list[StoreKey] = []
         self._jitter = jitter
         self._first_counter = 1
@@ -50,18 +50,18 @@ class Schedule:
 
     @property
     def wake_at(self) -> float:
-        """When `wake` has something to do, at the earliest."""
+        """The earliest time at which `wake` has something to do."""
         return self._backing_off[0][0] if self._backing_off else math.inf
 
     def open(self, key: StoreKey) -> StoreQueue:
-        """Return the queue of a store that is not known."""
+        """Make the queue of an unknown store."""
         if len(self.queues) >= MAX_KNOWN_STORES:
             self._forget_idle_stores()
         queue = self.queues[key] = StoreQueue(key, self._first_counter)
         return queue
 
     def activate(self, queue: StoreQueue) -> None:
-        """Put a queue in line: of its owner, or to be resolved."""
+        """Put a queue in line for its owner, or ask for its owner."""
         self.active[queue.key] = queue
         server_queue = queue.server_queue
         if queue.owner is None or server_queue is None or server_queue.gone:
@@ -74,12 +74,12 @@ class Schedule:
 
     def resume(self, queue: StoreQueue) -> None:
         """Put a queue in line if it is idle and has something to send: `first_unacked` may have
-        risen, or what was sent is to be sent again."""
+        risen, or a group has to be sent again."""
         if queue.state is IDLE and queue.has_unsent:
             self.activate(queue)
 
     def wake(self, now: float) -> None:
-        """Put those in line that have backed off long enough."""
+        """Put queues in line whose backoff is over."""
         while self._backing_off and self._backing_off[0][0] <= now:
             at, _, queue = heappop(self._backing_off)
             if queue.state is QueueState.WAITING and queue.retry_at == at:
@@ -88,8 +88,8 @@ class Schedule:
     def retry(
         self, queue: StoreQueue, error: HoldfastError, now: float, *, forget_owner: bool
     ) -> None:
-        """Send all that is unanswered again, in order, after a pause; at once the first time that
-        the owner is another or lacks a write."""
+        """Send all unanswered writes again, in order, after a pause. If the owner has changed or
+        lacks a write, the first retry comes at once."""
         queue.requeue()
         queue.last_error = error
         queue.attempt += 1
@@ -105,13 +105,13 @@ class Schedule:
         heappush(self._backing_off, (queue.retry_at, self._backoff_count, queue))
 
     def take_unresolved(self) -> list[StoreKey]:
-        """Return the stores whose owner is to be asked for, each once."""
+        """Return the stores whose owner has to be asked for, each once."""
         stores = list(dict.fromkeys(self.unresolved))
         self.unresolved.clear()
         return stores
 
     def take_owner(self, queue: StoreQueue, owner: Owner) -> None:
-        """The coordinator has named the owner of a store."""
+        """Set the owner of a store, as the coordinator named it."""
         queue.owner = owner
         server_queue = self.servers.get(owner.server)
         if server_queue is None:
@@ -120,24 +120,24 @@ class Schedule:
         queue.server_queue = server_queue
 
     def server_gone(self, server_queue: ServerQueue, error: HoldfastError, now: float) -> None:
-        """Nobody listens there any more: what was sent there goes to the next owner."""
+        """Forget a server that nobody answers for. What was sent there goes to the next owner."""
         server_queue.gone = True
         del self.servers[server_queue.server]
         for queue in self.active.values():
             if queue.server_queue is server_queue and not queue.empty:
                 self.retry(queue, error, now, forget_owner=True)
             else:
-                # A read may have been on its way there, of a store that has another owner since.
+                # A read may have been in flight there, of a store that has another owner by now.
                 self.resume(queue)
 
     def suspect_answered(self) -> None:
-        """The coordinator has looked after a server: what waited for that need not wait longer."""
+        """Wake stores that waited for the coordinator to check a server."""
         for queue in self.active.values():
             if queue.state is QueueState.WAITING and queue.owner is None:
                 self.activate(queue)
 
     def reconnected(self) -> None:
-        """Whatever was on its way may be lost, questions for owners too."""
+        """Send everything unanswered again, including questions for owners: it may be lost."""
         for queue in self.active.values():
             queue.requeue()
             if queue.state is QueueState.RESOLVING:
@@ -146,7 +146,7 @@ class Schedule:
                 self.activate(queue)
 
     def waiting_bytes(self) -> int:
-        """Count what waits, or is on its way and not answered; but for reads on their way."""
+        """Return the bytes of all that waits or is unanswered, except reads in flight."""
         size_bytes = 0
         for queue in self.active.values():
             size_bytes += sum(map(len, map(_packed, queue.writes)))
@@ -155,9 +155,9 @@ class Schedule:
         return size_bytes
 
     def expire(self, now: float) -> tuple[float, int]:
-        """Answer what is past its deadline, but for reads on their way.
+        """Fail operations that are past their deadline, except reads in flight.
 
-        Returns the earliest deadline of the others, and how many operations are not held any more.
+        Return the earliest deadline of the others, and how many operations were dropped.
         """
         deadline_at = math.inf
         dropped_count = 0
@@ -172,7 +172,7 @@ class Schedule:
         return deadline_at, dropped_count
 
     def validate(self) -> int:
-        """Check the invariants; return how many operations the queues hold."""
+        """Check the invariants. Return how many operations the queues hold."""
         count = 0
         for queue in self.queues.values():
             counters = [group.counter for group in queue.groups]
@@ -187,9 +187,9 @@ class Schedule:
         return count
 
     def _forget_idle_stores(self) -> None:
-        """Forget a share of the idle stores. One that comes back starts above every counter that
-        was forgotten, with a `first_unacked` that covers the jump, so no old outcome is taken for
-        its.
+        """Forget some of the idle stores. A store that comes back starts above every forgotten
+        counter, with a `first_unacked` that covers the jump, so no old outcome is taken for one of
+        its writes.
         """
         idle = [queue for queue in self.queues.values() if queue.empty and queue.state is IDLE]
         for queue in idle[: MAX_KNOWN_STORES // 4]:

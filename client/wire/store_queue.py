@@ -1,17 +1,17 @@
-"""What one client has on its way to one store: operations that wait, and groups not yet answered.
+"""The queue of one client for one store: operations that wait, and groups that are not answered.
 
 Pure: no clock, no loop. `filling.py` forms groups and moves them into frames.
 
 Invariants, which make a retry exactly-once (the owner keeps outcomes by writer and counter):
 
-- A write group never changes once it has a counter: what is sent again is byte for byte the same,
-  but for `first_unacked`.
-- Counters grow by one from group to group, and groups leave in the order of their counters: when
-  one has to be sent again, so have all unanswered ones after it.
+- A write group never changes once it has a counter: every copy is byte for byte the same,
+  except `first_unacked`.
+- Counters grow by one from group to group, and groups leave in the order of their counters. If one
+  has to be sent again, so have all unanswered ones after it.
 - `first_unacked` is the lowest counter that somebody still waits for. It passes a group that is
   answered or whose callers have all given up; the owner then refuses the group if it arrives late.
-- No counter is MAX_WRITER_OUTCOMES or more above `first_unacked`: the owner keeps all outcomes from
-  there on. What would be waits until `first_unacked` has risen.
+- No counter is MAX_WRITER_OUTCOMES or more above `first_unacked`, because the owner keeps only so
+  many outcomes. A write beyond that waits until `first_unacked` has risen.
 
 Reads have no counter and no order. A read that has to be sent again simply waits again.
 """
@@ -36,19 +36,19 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import pack
 from holdfast.protocol.limits import FRAME_TIMEOUT_SECONDS, MAX_WRITER_OUTCOMES
 
-#: A group's array header, counter, first_unacked, durability and the header of its operations, at
-#: most.
+#: The largest size of a group's array header, counter, first_unacked, durability and the header of
+#: its operations.
 _GROUP_FIELDS_BYTES: Final = 1 + 9 + 9 + 1 + 5
 
-#: Why an operation was never sent, as the caller's error rather than as a timeout's reason.
+#: Errors that callers of operations that were never sent get in place of a timeout.
 _NEVER_SENT_ERRORS: Final = (NoCoordinatorError, NoServerError, ConnectionFailedError)
 
 StoreKey = tuple[int, str]
-"""Kind and name: which store of the client's tenant."""
+"""Kind and name of a store of the client's tenant."""
 
 
 class QueuedGroup:
-    """Operations of one store that travel together; `counter` 0 marks reads.
+    """Operations of one store that travel together. A `counter` of 0 marks reads.
 
     They stay packed until they are answered.
     """
@@ -72,29 +72,29 @@ class QueuedGroup:
         operation_count: int,
         size_bytes: int,
     ) -> None:
-        """`operation_count`: those in batches counted, too."""
+        """`operation_count` includes the operations in batches."""
         self.queue = queue
         self.counter = counter
         self.operations = operations
         self.operation_count = operation_count
         self.size_bytes = size_bytes
         self.durability = operations[0][3] if counter else 0
-        #: The number of the frame that last carried it; 0: it has to be sent.
+        #: The number of the frame that last carried it, or 0 if it has to be sent.
         self.frame = 0
         self.answered = False
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
+        """Whether nobody waits for it any more."""
         return all(operation[1].done() for operation in self.operations)
 
 
 class QueueState(StrEnum):
-    """Where a store's queue stands."""
+    """The state of a store's queue."""
 
     #: Nothing to send, though answers may be outstanding.
     IDLE = "idle"
-    #: In the line of its owner.
+    #: In line for its owner.
     READY = "ready"
     #: The coordinator is being asked who owns the store.
     RESOLVING = "resolving"
@@ -103,7 +103,7 @@ class QueueState(StrEnum):
 
 
 class ServerQueue:
-    """The way to one server: the stores in line, and how many frames are on their way."""
+    """The queue for one server: the stores in line, and how many frames are in flight."""
 
     __slots__ = (
         "frames_in_flight",
@@ -122,18 +122,18 @@ class ServerQueue:
         self.incarnation = ""
         self.line: deque[StoreQueue] = deque()
         self.frames_in_flight = 0
-        #: Of which only `stored` writes are unanswered: others do not wait with them.
+        #: Frames that only wait for `stored` writes. They do not count in `frames_in_flight`.
         self.stored_frames = 0
         self.timeout_seconds = FRAME_TIMEOUT_SECONDS
-        #: The frame number of the last question whether the server is there, and when it went out.
+        #: The frame number of the last ping, and when it was sent.
         self.ping = 0
         self.pinged_at = -math.inf
-        #: Nobody listens there: owners learnt before this was found out are void.
+        #: Whether nobody listens there: owners that were learnt before are void.
         self.gone = False
 
 
 class StoreQueue:
-    """What one client has on its way to one store."""
+    """The operations of one client for one store that are not answered."""
 
     __slots__ = (
         "attempt",
@@ -155,21 +155,21 @@ class StoreQueue:
 
     def __init__(self, key: StoreKey, first_counter: int = 1) -> None:
         self.key = key
-        #: A group is an array of six, the first two of which are always the same.
+        #: The first two elements of a group, an array of six, are always the same.
         self.head = b"\x96" + pack(key[0]) + pack(key[1])
-        #: What a group adds to its operations in a frame, at most.
+        #: The largest number of bytes that a group adds to its operations in a frame.
         self.overhead_bytes = len(self.head) + _GROUP_FIELDS_BYTES
         self.writes: deque[Operation] = deque()
         self.reads: deque[Operation] = deque()
-        #: There were reads for which the last frame had no room.
+        #: Whether the last frame had no room for the reads.
         self.reads_passed_over = False
-        #: There may be batches among the writes.
+        #: Whether there may be batches among the writes.
         self.holds_batches = False
         #: Unanswered write groups, by counter.
         self.groups: deque[QueuedGroup] = deque()
         self.next_counter = first_counter
         self.owner: Owner | None = None
-        #: The way to `owner`.
+        #: The queue for `owner`.
         self.server_queue: ServerQueue | None = None
         self.state = QueueState.IDLE
         self.attempt = 0
@@ -182,8 +182,8 @@ class StoreQueue:
 
     @property
     def window_is_full(self) -> bool:
-        """No further group of writes may leave before the first one that is waited for is answered.
-        """
+        """Whether no further group of writes may leave before the first unanswered
+        one is answered."""
         groups = self.groups
         return bool(groups) and self.next_counter - groups[0].counter >= MAX_WRITER_OUTCOMES
 
@@ -203,13 +203,14 @@ class StoreQueue:
             group.frame = 0
 
     def requeue_reads(self, operations: list[Operation]) -> None:
-        """Ask `operations` again, before newer reads."""
+        """Send `operations` again, before newer reads."""
         self.reads.extendleft(reversed(operations))
 
     def settle(self) -> int:
-        """Drop groups at the front that are answered or abandoned: `first_unacked` passes them.
+        """Drop groups at the front that are answered or abandoned, so that `first_unacked`
+        passes them.
 
-        Returns how many operations of abandoned groups went.
+        Return how many operations of abandoned groups were dropped.
         """
         dropped = 0
         groups = self.groups
@@ -221,9 +222,9 @@ class StoreQueue:
         return dropped
 
     def expire(self, now: float) -> tuple[float, int]:
-        """Answer what is past its deadline.
+        """Fail operations that are past their deadline.
 
-        Returns the earliest deadline of the others, and how many operations are not held any more.
+        Return the earliest deadline of the others, and how many operations were dropped.
         """
         earliest = math.inf
         dropped = 0
@@ -241,7 +242,8 @@ class StoreQueue:
     def expire_operations(
         self, operations: Iterable[Operation], now: float, *, sent: bool
     ) -> float:
-        """Answer those past their deadline; return the earliest deadline of the others."""
+        """Fail operations that are past their deadline. Return the earliest deadline
+        of the others."""
         earliest = math.inf
         last_error = self.last_error
         for operation in operations:

@@ -1,6 +1,6 @@
-"""What waits for an answer: an operation, packed, and its caller.
+"""Operations that wait for an answer, and their callers.
 
-Pure. An operation is packed once, by its caller, and stays as it is until it is answered.
+Pure. The caller packs an operation once, and it stays packed until it is answered.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from holdfast.protocol.errors import HoldfastError, error_from_wire
 
 
 class Waiter(Protocol):
-    """Who waits for an operation. What it is given is `(result, time, durability)`, or an `Ack` if
-    the result is one of a run, or, in place of an exception, `(HoldfastError, 0, None)`: asyncio
-    warns of exceptions that nobody is left to retrieve, and a cancelled caller is nobody."""
+    """Waits for the answer to an operation: `(result, time, durability)`, an `Ack` if the result is
+    one of a run, or `(HoldfastError, 0, None)` for an error. That is no exception because asyncio
+    warns of exceptions that nobody retrieves, as when the caller was cancelled."""
 
     def done(self) -> bool: ...
 
@@ -21,18 +21,18 @@ class Waiter(Protocol):
 
 
 class PackedBatch(bytes):
-    """An atomic batch, packed. Each operation in it counts for the size of a frame."""
+    """An atomic batch, packed. Each of its operations counts toward the size of a frame."""
 
     operation_count: int
 
 
 Operation = tuple[bytes, Waiter, float, int, float]
-"""`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple: one is made for each
-operation, and a NamedTuple costs six times as much to make."""
+"""`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple, because one is made
+for each operation, and a NamedTuple takes six times as long to make."""
 
 
 def fail(operation: Operation, error: HoldfastError) -> None:
-    """Answer with an exception of the caller's own: a traceback belongs to one raise."""
+    """Answer with a copy of the error, because a traceback belongs to one raise."""
     waiter: Any = operation[1]
     if not waiter.done():
         own = error_from_wire(error.code, error.fields)

@@ -1,6 +1,4 @@
-"""Callers that wait for room: first come, first served, when so much is unanswered that more would
-be late.
-"""
+"""Callers that wait for room, first come, first served, while too much is unanswered."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from holdfast.protocol.errors import BusyError, OperationTimeoutError
 
 
 class WaitingCallers:
-    """The callers of one link."""
+    """The waiting callers of one link."""
 
     def __init__(self, coalescer: Coalescer) -> None:
-        #: In the order in which they came. True while there are any.
+        #: The callers in order of arrival; truthy while there are any.
         self.line: deque[asyncio.Future[None]] = deque()
         self._coalescer = coalescer
         self._loop = asyncio.get_running_loop()
@@ -37,7 +35,7 @@ class WaitingCallers:
                 self.line.remove(turn)
 
     def admit(self) -> None:
-        """Let in as many as there is room for."""
+        """Admit as many callers as there is room for."""
         room = self._coalescer.room
         while self.line and room > 0:
             turn = self.line.popleft()
@@ -46,7 +44,7 @@ class WaitingCallers:
                 room -= 1
 
     def admit_all(self) -> None:
-        """Let in all: there is nothing to wait for any more."""
+        """Admit all callers, because the link is closing."""
         while self.line:
             turn = self.line.popleft()
             if not turn.done():
