@@ -1,1 +1,1 @@
-"""Takeover and point-in-time restore: pure replay of logs."""
+"""Takeover, point-in-time restore and rebuilding: replay of logs."""

@@ -1,10 +1,12 @@
-"""Point in time: how a store was at a revision or a time, as far as snapshots and logs can tell.
+"""Point in time: the state of a store at a revision or a time, as far as snapshots
+and logs can tell.
 
-Pure: given the versions that are kept and the records that any log has, `course` says from which
-version to start and what to apply. What it reaches is exact, or it says between which two points
-the target lies. A revision is reached exactly or not. A time is, if nothing can have happened
-between what was reached and that time: the next change is known and later, or somebody saw the
-store unchanged after it. """
+Pure. Given the kept versions and the records of all logs, `course` tells which version to start
+from and what to apply. The state it reaches is either exact, or `course` names the two points
+between which the target lies. A revision is exact if it is reached. A time is exact if nothing can
+have happened between the reached state and that time: the next change is known and later, or the
+store was seen unchanged after it.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,18 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 
 
 class RestoreTarget(NamedTuple):
-    """One of the two; a time is milliseconds since the epoch."""
+    """Exactly one of the two is set. A time is milliseconds since the epoch."""
 
     time: int | None = None
     revision: int | None = None
 
     def check(self) -> None:
-        """Raises InvalidArgumentError."""
+        """Raise InvalidArgumentError unless exactly one is set."""
         if (self.time is None) == (self.revision is None):
-            raise InvalidArgumentError(argument="target", reason="either a time or a revision")
+            raise InvalidArgumentError(argument="target", reason="must be a time or a revision")
 
     def covers(self, revision: int, time: int) -> bool:
-        """Tell if a change of this revision and time lies at or before the target."""
+        """Tell if a change with this revision and time is at or before the target."""
         return (self.time is None or time <= self.time) and (
             self.revision is None or revision <= self.revision
         )
@@ -47,7 +49,7 @@ class RestoreTarget(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A state that the store had, at the latest until `until`."""
+    """A state of the store, which it still had at `until`."""
 
     epoch: int
     revision: int
@@ -56,16 +58,17 @@ class Point(NamedTuple):
 
 
 class Steps(Sequence[AppliedBatch]):
-    """Batches to be applied, of which each is decoded when it is asked for: large values in the log
-    may be more than memory should hold."""
+    """Batches to apply. Each is decoded when it is used, because large values in the log may take
+    more memory than there should be."""
 
     def __init__(self) -> None:
-        #: The record, which payload of it, and how many of that one's changes.
+        #: The record, the index of one of its payloads, and how many changes of
+        #: that payload to use.
         self._steps: list[tuple[LogRecord, int, int]] = []
         self.change_count = 0
 
     def add(self, record: LogRecord, payload: int, change_count: int) -> None:
-        """Add the first changes of one payload of a record."""
+        """Add the first `change_count` changes of one payload of a record."""
         self._steps.append((record, payload, change_count))
         self.change_count += change_count
 
@@ -87,18 +90,19 @@ class Steps(Sequence[AppliedBatch]):
 
 @dataclass(slots=True)
 class Course:
-    """How to get to a state. Without a version it starts from nothing, at revision `beginning`."""
+    """The way to a state: a version, then batches. Without a version it starts from an empty store
+    at revision `beginning`."""
 
     version: SnapshotVersion | None
     beginning: int = 0
-    #: As long as the records are there that they are from.
+    #: Valid as long as the records exist that they come from.
     batches: Steps = field(default_factory=Steps)
     outcomes: list[WriterOutcome] = field(default_factory=list)
-    #: What is reached.
+    #: The state that is reached.
     revision: int = 0
     time: int = 0
     exact: bool = False
-    #: The first point beyond the target that can be reached, as revision and time.
+    #: The first reachable point beyond the target: its revision and time.
     after: tuple[int, int] | None = None
 
 
@@ -109,8 +113,8 @@ def course(
     target: RestoreTarget,
     seen: Iterable[Point] = (),
 ) -> Course:
-    """Return how to get to `target`, or as near before it as can be. `seen` are states that
-    somebody saw, beside those that were snapshotted."""
+    """Return the way to `target`, or to the nearest reachable state before it. `seen` are states
+    that were seen besides the snapshotted ones."""
     entry = entry or StoreEntry()
     deleted_epoch = entry.deleted.epoch if entry.deleted is not None else 0
     records = [record for record in records if record.epoch > deleted_epoch]
@@ -138,7 +142,7 @@ def course(
                 break
             found.outcomes.extend(WriterOutcome(*outcome) for outcome in record.outcomes)
     except StoreDamagedError:
-        # What is beyond the gap does not follow from what is known.
+        # What lies beyond the gap does not follow from what is known.
         pass
     points = [Point(*each.order, each.time, each.taken) for each in entry.versions]
     found.exact = _is_exact(found, reached, target, [*points, *seen])
@@ -184,13 +188,13 @@ def _is_exact(
 
 
 def not_reached(store: StoreId, target: RestoreTarget, found: Course) -> PointNotReachedError:
-    """Return what to refuse with when a course is not exact."""
+    """Return the error that refuses a course that is not exact."""
     before = [found.revision, found.time] if found.revision else None
     after = list(found.after) if found.after is not None else None
     near = [
         f"revision {point[0]} (time {point[1]})" for point in (before, after) if point is not None
     ]
-    reason = f"you can restore {' or '.join(near)}" if near else "no snapshot and no log reach it"
+    reason = f"you can restore {' or '.join(near)}" if near else "no snapshot or log reaches it"
     return PointNotReachedError(
         store=str(store), target=str(target), reason=reason, before=before, after=after
     )

@@ -1,10 +1,11 @@
-"""Rebuilding: what the logs in the bucket have beyond the snapshots, made into snapshots.
+"""Rebuilding: turns what the logs in the bucket have beyond the snapshots into snapshots.
 
-For when everything but the bucket is lost. The caller has fenced every incarnation. Each store of
-which a log has more than its newest snapshot is brought up to date in a folder of the caller's and
-published; what was acknowledged as `stored` is in the manifests then, and no log is needed any
-more. May be cut short and begun again. A store whose log has a gap, or is damaged, stays as its
-newest snapshot has it, and is told of: nothing is skipped in silence. Blocking.
+This is for the case that everything but the bucket is lost. The caller has fenced every
+incarnation. Each store for which a log has more than its newest snapshot is brought up to date in a
+folder of the caller's, and published. Afterwards the manifests have everything that was
+acknowledged as `stored`, and no log is needed any more. If it is interrupted, run it again. A store
+whose log is damaged or has a gap stays as in its newest snapshot and is reported: nothing is
+skipped silently. Blocking.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 @dataclass(slots=True)
 class Folded:
-    """What was done. `epochs` are the highest that the logs have of stores."""
+    """What was done. `epochs` has the highest epoch of each store in the logs."""
 
     logs: int = 0
     stores: int = 0
     changes: int = 0
     epochs: dict[StoreId, int] = field(default_factory=dict)
-    #: Why a store may lack what it had.
+    #: Why a store may lack changes that it had.
     problems: dict[StoreId, str] = field(default_factory=dict)
-    #: Logs that are damaged.
+    #: The logs that are damaged.
     damaged: list[str] = field(default_factory=list)
 
 
@@ -49,7 +50,8 @@ def fold_logs(
     progress: Callable[[float], None] = lambda done: None,
     disk: Disk | None = None,
 ) -> Folded:
-    """Publish what the logs have beyond the snapshots; `folder` exists on `disk`, for drafts.
+    """Publish what the logs have beyond the snapshots. `folder` exists on `disk`, and is
+    used for drafts.
 
     Raises BucketError, StorageError.
     """
@@ -156,8 +158,8 @@ class _Rebuilder:
 def epochs_of(
     manifests: Manifests, folded: Mapping[StoreId, int]
 ) -> list[tuple[StoreId, int, int | None]]:
-    """Return every store with an epoch that nothing known is above, and the revision of its newest
-    snapshot; None of a deleted one. Raises BucketError."""
+    """Return every store with an epoch that no known epoch exceeds, and the revision of its newest
+    snapshot, or None if it is deleted. Raises BucketError."""
     found: list[tuple[StoreId, int, int | None]] = []
     for store, entry in manifests.entries():
         epoch = folded.get(store, 0)

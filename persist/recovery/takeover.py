@@ -1,22 +1,22 @@
 """Takeover: what the logs of fenced incarnations add to a store's file.
 
-`plan` is pure. The rules, which together keep one order through any number of owners:
+`plan` is pure. Its rules together keep one order of changes through any number of owners:
 
-- Records are taken epoch by epoch, oldest first, and within an epoch in the order of their
-  revisions, which is that of the log.
-- Records of epochs before the file's own are void: who took the store over had applied what
-  counted.
+- Records are taken epoch by epoch, oldest first. Within an epoch they are taken in revision order,
+  which is also the order of the log.
+- Records of epochs before the file's own are void: the owner of that epoch has applied the
+  ones that counted.
 - An epoch ends where the next one begins: a record of a higher epoch that starts at revision r
-  makes everything of lower epochs beyond r void. So what a zombie appended to its log after it was
-  fenced (it was never acknowledged) cannot appear once a later owner has written.
-- A record follows the one before it without a gap, or the store is damaged and says what is
-  missing.
+  voids everything of lower epochs beyond r. So records that a zombie appended after it was fenced
+  (none of which was acknowledged) cannot appear once a later owner has written.
+- Each record follows the one before it without a gap. Otherwise the store is damaged, and the error
+  names the missing revisions.
 
-`doubts` is pure too: it tells of which stores a damaged or missing log may have held the last
-changes, which no gap would show. That can be only its owner's log: a later owner started from all
-there was.
+`doubts` is pure too. It tells which stores may have had their last changes in a damaged or missing
+log, which no gap would show. Only the log of a store's last owner can matter: every later owner
+started from all there was.
 
-`DeadLogs` reads and keeps the logs, one read for each dead incarnation whatever its stores.
+`DeadLogs` reads and keeps the logs: it reads each dead incarnation once, for all stores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 logger = logging.getLogger("holdfast.persist")
 
 _MISSING: Final = "is missing"
-#: Stands for a server in what was kept with files in quarantine.
+#: Takes the place of a server's name for records that were kept with files in quarantine.
 _QUARANTINE: Final = "quarantine"
 
 
@@ -53,7 +53,7 @@ class TakeoverPlan(NamedTuple):
     outcomes: list[WriterOutcome]
 
     def reaches(self, revision: int) -> int:
-        """Return the revision that a file at `revision` has with this."""
+        """Return the revision that a file at `revision` reaches with this plan."""
         for last in self.batches[-1:]:
             return last.previous_revision + len(last.changes)
         return revision
@@ -78,9 +78,9 @@ def plan(
 def following(
     store: StoreId, records: Sequence[LogRecord], *, file_epoch: int, file_revision: int
 ) -> Iterator[LogRecord]:
-    """Yield those of `records` that count, from a file's revision on, without a gap.
+    """Yield the `records` that count, from a file's revision on, without a gap.
 
-    Raises StoreDamagedError where one begins.
+    Raises StoreDamagedError at the first gap.
     """
     by_epoch: dict[int, list[LogRecord]] = {}
     for record in records:
@@ -91,7 +91,8 @@ def following(
     revision = file_revision
     for index, epoch in enumerate(epochs):
         end = min(starts[index + 1 :], default=None)
-        # Of one owner. Some may be in its log and in quarantine too, each of which may lack others.
+        # All are of one owner. The log and quarantine may both have some of them, and each
+        # may lack others.
         for record in sorted(by_epoch[epoch], key=_order):
             if record.revision < revision or (end is not None and record.revision > end):
                 continue
@@ -112,7 +113,7 @@ def _order(record: LogRecord) -> tuple[int, int]:
 
 
 def batches_of(record: LogRecord) -> list[AppliedBatch]:
-    """Return the changes of a record, as a file takes them."""
+    """Return the changes of a record in the form that a file takes."""
     decoded = [frames.decode_changes(payload) for payload in record.payloads]
     return [AppliedBatch(each.previous_revision, each.time, each.changes) for each in decoded]
 
@@ -124,25 +125,25 @@ class DeadLog:
     server: str
     incarnation: str
     records: Mapping[StoreId, Sequence[LogRecord]] = field(default_factory=dict)
-    #: Why records may be missing; empty for a log that is whole.
+    #: Why records may be missing; empty if the log is whole.
     problem: str = ""
-    #: An operator accepts that they are.
+    #: An operator accepts the loss.
     accepted: bool = False
-    #: The epoch of each store's last record behind the last damage.
+    #: For each store with records after the last damage: the epoch of its last one.
     sound_epochs: Mapping[StoreId, int] = field(default_factory=dict)
 
     @property
     def is_short(self) -> bool:
-        """Something acknowledged may be missing from it, and nobody has accepted that."""
+        """True if acknowledged changes may be missing and nobody has accepted that."""
         return bool(self.problem) and not self.accepted
 
     def __str__(self) -> str:
         if self.server == _QUARANTINE:
-            return f"what {_QUARANTINE}/{self.incarnation} keeps {self.problem}"
+            return f"the log kept in {_QUARANTINE}/{self.incarnation} {self.problem}"
         return f"the log of incarnation {self.incarnation} of server {self.server} {self.problem}"
 
     def after(self, store: StoreId, epoch: int) -> Self:
-        """Return the log as if it had nothing of a store up to an epoch."""
+        """Return the log without a store's records up to an epoch."""
         later = [record for record in self.records.get(store, ()) if record.epoch > epoch]
         sound_epochs = self.sound_epochs
         if sound_epochs.get(store, epoch + 1) <= epoch:
@@ -150,12 +151,13 @@ class DeadLog:
         return replace(self, records={store: later} if later else {}, sound_epochs=sound_epochs)
 
     def speaks_of(self, store: StoreId, file: FoundFile | None) -> bool:
-        """Tell if records or the file name its incarnation as an owner of the store."""
+        """Tell if the log's records or the store's file show this incarnation as an
+        owner of the store."""
         return store in self.records or (file is not None and file.incarnation == self.incarnation)
 
     @classmethod
     def missing(cls, server: str, incarnation: str) -> Self:
-        """Return what stands for a log that somebody removed."""
+        """Return a placeholder for a log that somebody removed."""
         return cls(server, incarnation, problem=_MISSING)
 
     @classmethod
@@ -181,7 +183,7 @@ class DeadLog:
 
 
 class FoundFile(NamedTuple):
-    """What a store's file says, and if its last owner closed it: there is no WAL then."""
+    """What a store's file says. `closed` if its last owner closed it, so that there is no WAL."""
 
     epoch: int
     revision: int
@@ -192,10 +194,10 @@ class FoundFile(NamedTuple):
 def doubts(
     store: StoreId, logs: Iterable[DeadLog], file: FoundFile | None, *, had_owner: bool
 ) -> str:
-    """Return why changes of `store` may be missing though no gap shows it; else an empty text.
+    """Return why changes of `store` may be missing although no gap shows it, or an empty text.
 
-    `had_owner`: somebody before was allowed to create the store, so that changes may be missing of
-    which neither a file nor a log tells.
+    `had_owner` says that an earlier owner was allowed to create the store, so changes may be
+    missing that neither a file nor a log mentions.
     """
     logs = list(logs)
     last_epoch = max(
@@ -223,14 +225,15 @@ def _may_lack(
     if file is not None and file.incarnation == log.incarnation:
         epoch = max(epoch, file.epoch)
     if epoch < last_epoch:
-        # Never its own, or a later owner started from all there was.
+        # Either it never owned the store, or a later owner started from all there was.
         return False
     if log.sound_epochs.get(store) == epoch:
-        # A record behind the damage: without a gap before it, nothing of the store was in there.
+        # A record follows the damage and no gap precedes it, so the damaged part had
+        # nothing of the store.
         return False
     if file is None or not file.closed or file.incarnation != log.incarnation:
         return True
-    # It was complete when its owner closed it, if that was after all that the log tells of.
+    # The file was complete when its owner closed it, if no record in the log is later.
     return any(record.revision > file.revision for record in records)
 
 
@@ -245,20 +248,20 @@ class DeadLogs:
         *,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`incarnation` is the caller's own, which is never read."""
+        """`incarnation` is the caller's own, whose log is never read."""
         self._wait = wait
         self._disk = disk
         self._layout = layout
         self._own = incarnation
         self._loaded: dict[tuple[str, str], DeadLog] = {}
-        #: What was kept with files that are in quarantine, by tenant and folder.
+        #: The records that were kept with files in quarantine, by tenant and folder.
         self._kept: dict[tuple[str, str], DeadLog] = {}
 
     def refresh(self) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
 
-        May run in a thread: readers see the old collection or the new one. Raises
-        StorageFailedError.
+        May run in a thread: readers see either the old collection or the new one.
+        Raises StorageFailedError.
         """
         lives = [
             (server, incarnation)
@@ -268,15 +271,16 @@ class DeadLogs:
         ]
         ended = {life for life in lives if self._has_ended(*life)}
         if ended and self._disk.direct:
-            # What this host remembered from before the fences, sizes and small files, is forgotten
-            # then, and direct reads alone do not get past all of it.
+            # Wait until this host's caches from before the fences, of sizes and small files, have
+            # expired. Direct reads alone do not bypass all of them.
             self._wait(NETWORK_CACHE_SECONDS)
         loaded = {}
         for life in lives:
             log = self._find(*life, self._loaded.get(life), has_ended=life in ended)
             if log is not None:
                 loaded[life] = log
-        # After the logs, and set before them: what a log lets go is kept elsewhere before.
+        # Read quarantine after the logs, and set it before them: what a log drops was
+        # put there first.
         kept = {}
         for place in kept_records(self._disk, self._layout):
             kept[place] = self._kept.get(place) or self._read_kept(*place)
@@ -288,7 +292,7 @@ class DeadLogs:
         return list(self._loaded.values())
 
     def records(self, store: StoreId) -> list[LogRecord]:
-        """Return every record of `store` in the logs read so far, log by log, and what was kept
+        """Return every record of `store` in the logs read so far, log by log, and then those kept
         with its files in quarantine."""
         found: list[LogRecord] = []
         for log in (*self._loaded.values(), *self._kept.values()):
@@ -296,7 +300,7 @@ class DeadLogs:
         return found
 
     def kept(self, store: StoreId) -> list[DeadLog]:
-        """Return what was kept with files of `store` in quarantine, each as a log."""
+        """Return the records kept with files of `store` in quarantine, each set as a log."""
         return [log for log in self._kept.values() if store in log.records]
 
     def incarnations(self) -> list[tuple[str, str]]:
@@ -304,7 +308,7 @@ class DeadLogs:
         return list(self._loaded)
 
     def stores(self, server: str, incarnation: str) -> list[StoreId]:
-        """Return the stores that a dead incarnation's log speaks of."""
+        """Return the stores that a dead incarnation's log mentions."""
         log = self._loaded.get((server, incarnation))
         return list(log.records) if log is not None else []
 
@@ -313,7 +317,7 @@ class DeadLogs:
         return self._disk.exists(folder) and bool(self._disk.names(folder))
 
     def _has_ended(self, server: str, incarnation: str) -> bool:
-        """Tell if an incarnation has left a log that was not read yet, and is fenced."""
+        """Tell if an incarnation is fenced and has left a log that was not read yet."""
         known = self._loaded.get((server, incarnation))
         if known is not None and known.problem != _MISSING:
             return False
@@ -324,7 +328,7 @@ class DeadLogs:
     def _find(
         self, server: str, incarnation: str, known: DeadLog | None, *, has_ended: bool
     ) -> DeadLog | None:
-        """Return the log of an incarnation; None if it lives, or there is nothing left of it."""
+        """Return the log of an incarnation, or None if it is alive or nothing of it is left."""
         if self._has_log(server, incarnation):
             if known is None or known.problem == _MISSING:
                 if not has_ended:
