@@ -1,1 +1,1 @@
-"""A server's life: it opens stores, sends heartbeats, hands stores over, ends."""
+"""A server's life: it opens stores, sends heartbeats, hands stores over, and ends."""

@@ -1,4 +1,4 @@
-"""How many stores a process may keep open: what its descriptors and the machine's memory allow.
+"""How many stores a process may keep open, given its descriptors and the machine's memory.
 
 `fitting` is pure; `raise_descriptors` and `memory_bytes` ask the system.
 """
@@ -11,21 +11,22 @@ import resource
 from pathlib import Path
 from typing import Final
 
-#: Of an open store: its file, its WAL.
+#: An open store has its file and its WAL.
 _STORE_DESCRIPTORS: Final = 2
 #: The log, the fence, the connection.
 _OTHER_DESCRIPTORS: Final = 64
-#: What an open store takes, SQLite's cache of a small one included: 78 kB measured.
+#: What an open store takes, with SQLite's cache for a small one: 78 kB measured.
 _STORE_BYTES: Final = 100_000
-#: The rest is for other servers, the page cache, and stores that are larger.
+#: Stores get a quarter of the memory. The rest is for other servers, the page cache
+#: and larger stores.
 _MEMORY_SHARE: Final = 4
-#: A container's limit, where there is one.
+#: The limit of a container, where there is one.
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
     """Return how many of `wanted` stores may be open: two descriptors each, and a quarter of the
-    memory for all of them; at least one. `descriptors` is None where there is no limit."""
+    memory for all of them, but at least one. `descriptors` is None if there is no limit."""
     fits = memory_bytes // _MEMORY_SHARE // _STORE_BYTES
     if descriptors is not None:
         fits = min(fits, (descriptors - _OTHER_DESCRIPTORS) // _STORE_DESCRIPTORS)
@@ -33,8 +34,8 @@ def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
 
 
 def raise_descriptors(stores: int) -> int | None:
-    """Raise the process's limit of descriptors as far as it goes and return it, None if endless.
-    Who may raise it without limit raises it to what so many stores need."""
+    """Raise the process's limit of descriptors as far as allowed, and return it, or None if there
+    is no limit. A privileged process raises it to what `stores` open stores need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OTHER_DESCRIPTORS + _STORE_DESCRIPTORS * stores
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -47,7 +48,7 @@ def raise_descriptors(stores: int) -> int | None:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of the container if that may have less."""
+    """Return the memory of this machine, or the container's limit if that is lower."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = _CGROUP_LIMIT.read_text().strip()

@@ -1,21 +1,22 @@
 """Draining: a server hands its stores over while clients go on writing.
 
-A few stores at a time, least recently used first. For each of them:
+It takes a few stores at a time, least recently used first. For each of them:
 
-1. What arrives is held back.
+1. Arriving operations are held back.
 2. Everything accepted becomes durable, and what waited for that leaves: acks, reads, broadcasts.
 3. The file is made durable and closed; the coordinator knows that it exists.
 4. The coordinator is told that the store is released, with its epoch.
-5. What was held, and all that still comes, is answered with NotOwnerError: clients ask the
-   coordinator again and are sent to the next owner, who may open the file at once.
+5. Held and later operations get NotOwnerError: clients ask the coordinator again and are sent to
+   the next owner, which may open the file at once.
 
-So a store pauses for a checkpoint and two round trips. Whatever is asked of a store that is not
-open is not opened for it but released, then refused likewise (`leaving.py`). At the end `vacate`
-releases what is merely assigned, at once, however much that is.
+So a store pauses for a checkpoint and two round trips. Operations on a store that is not open do
+not open it: the store is released, and the operations are refused in the same way
+(`leaving.py`). At the end, `vacate` releases all stores that are merely assigned, in one request
+however many there are.
 
-Kept: a store is released only after its file was closed, and once closed is never served again by
-this incarnation, whatever becomes of the request. While the coordinator is away nothing new is
-begun; the few stores in hand wait for it.
+Invariant: a store is released only after its file was closed. Once it is closed, this incarnation
+never serves it again, whatever happens to the request. While the coordinator is away no further
+store is begun; the few in hand wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Stores handed over together: as many as are checkpointed at once, so none waits for another.
 HAND_OVER_STORES: Final = 8
-#: Until stores that are busy, or could not be made durable, are looked at again.
+#: The delay before looking again at stores that are busy or could not be made durable.
 _PAUSE_SECONDS: Final = 0.02
 _RETRY_SECONDS: Final = 0.1
 
@@ -66,11 +67,11 @@ class Drainer:
         self._phase = phase
         self._one_at_a_time = asyncio.Lock()
         self._vacated_count = 0
-        #: Stores handed over so far.
+        #: How many stores have been handed over.
         self.released_count = 0
 
     async def step(self) -> None:
-        """Hand over a few open stores; without one that can be now, wait a moment."""
+        """Hand over a few open stores. If none can be handed over now, wait a moment."""
         async with self._one_at_a_time:
             stores = self._open_stores.least_recently_used(HAND_OVER_STORES)
             released = await self._hand_over(stores) if stores else 0
@@ -79,7 +80,8 @@ class Drainer:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def vacate(self) -> bool:
-        """Release all that is assigned to this incarnation, none of which is open or being opened.
+        """Release everything that is assigned to this incarnation. No store is open
+        or being opened.
 
         Returns whether the coordinator has answered. A later call repeats the same request.
         """

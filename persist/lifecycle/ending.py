@@ -1,8 +1,8 @@
 """The clean end of a server's life, after it has handed over what it could.
 
-It answers what has arrived, makes everything durable, releases the rest at once and leaves no
-folder behind. What could not be made durable stays in its log: it fences itself, and whoever opens
-the stores next reads that, as after a crash.
+It answers what has arrived, makes everything durable, releases the remaining stores at once and
+leaves no folder behind. If a file could not be made durable, the log stays and the server fences
+itself: the next owner reads the log, as after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.protocol.errors import HoldfastError
 
 logger = logging.getLogger("holdfast.persist")
 
-#: How long what has arrived may take to be answered.
+#: How long answers to what has arrived may take.
 _ANSWER_SECONDS: Final = 2.0
 
 
@@ -53,14 +53,14 @@ class Ending:
                 await self._places.emptied()
         left = await self._checkpointer.close_all()
         if not await self._storage.end(left=len(left)):
-            # Some file could not be made durable: the log stays, and whoever opens the store next
-            # applies it, as after a crash.
+            # Some file could not be made durable. The log stays, and the store's next owner applies
+            # it, as after a crash.
             logger.error("server.not_clean server=%s stores=%d", server, len(left))
             gate.fence_myself()
             return
         if not self._phase.lives_again:
-            # The next life of a drained server takes the place of this one when it registers: one
-            # that has released all counts as ended by itself, and drained no longer.
+            # Not before another life, which replaces this one when it registers: after a release of
+            # everything the coordinator takes the server as ended, and no longer as drained.
             try:
                 await self._coordination.release_all()
             except HoldfastError as error:

@@ -1,11 +1,11 @@
-"""What a server gives back to the coordinator: stores that it was granted and no longer serves.
+"""What a server gives back to the coordinator: granted stores that it no longer serves.
 
-A store that was closed and does not exist has no owner to remember: a request to give it back may
-be late, or lost. A store that was handed over, or granted and never opened, is released for
-certain.
+A store that was closed and does not exist has no owner worth remembering: the request to give
+it back may be late or lost. A store that was handed over, or granted and never opened, is
+released reliably.
 
-Where stores are not handed over one by one, what is assigned goes with the incarnation: nothing is
-given back before.
+In a bucket-only cluster, where stores are not handed over one by one, the assignments end with the
+incarnation, and nothing is given back before.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from holdfast.protocol.names import StoreId
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Stores given back in one request.
+#: How many stores one request gives back.
 _BATCH: Final = 512
-#: Stores that do not exist and were given back, without a word yet that they are: beyond it they
-#: stay this server's until it ends.
+#: How many stores that do not exist may wait for the coordinator's answer. Any more stay with this
+#: server until it ends.
 _MAX_GIVEN_BACK: Final = 4096
 _RETRY_SECONDS: Final = 0.1
 
@@ -47,24 +47,25 @@ class GivingBack:
         self._phase = phase
         self._tasks = tasks
         self._one_by_one = one_by_one
-        #: The epochs of stores that were given back and may still be this server's: a release that
-        #: is late must not be of the epoch that they are opened with again.
+        #: The epochs of stores that were given back and may still belong to this server. If one is
+        #: opened again, its epoch must be higher: a late release must not match it.
         self._epochs: dict[StoreId, int] = {}
-        #: Those of them that the coordinator is yet to be told of.
+        #: Those of them that the coordinator has not been told of yet.
         self._untold: list[StoreId] = []
 
     @property
     def epochs(self) -> Mapping[StoreId, int]:
-        """The stores that may still be this server's; to be opened again with an epoch above
-        these."""
+        """The stores that may still belong to this server. They must be opened again
+        with a higher epoch."""
         return self._epochs
 
     def granted(self, store: StoreId) -> None:
-        """The coordinator has granted a store, with an epoch above any that was given back."""
+        """Note that the coordinator has granted a store, with an epoch above any
+        that was given back."""
         self._epochs.pop(store, None)
 
     def unwritten(self, store: Store) -> None:
-        """A store was closed that does not exist, so nobody has to own it."""
+        """Give back a store that was closed and does not exist: it needs no owner."""
         if not self._one_by_one or len(self._epochs) >= _MAX_GIVEN_BACK:
             return
         self._epochs[store.id] = store.epoch
@@ -73,14 +74,15 @@ class GivingBack:
             self._tasks.spawn(self._tell())
 
     async def _tell(self) -> None:
-        # What is closed in one pass goes in one request.
+        # Stores that are closed in one pass go into one request.
         await asyncio.sleep(0)
         while untold := self._untold[:_BATCH]:
             stores = [(each, self._epochs[each]) for each in untold if each in self._epochs]
             try:
                 await self._coordination.release(stores, nothing=True)
             except HoldfastError as error:
-                # They stay this server's, or not: whoever opens one again asks for a higher epoch.
+                # The coordinator may have heard or not. Reopening such a store asks
+                # for a higher epoch.
                 logger.info("store.not_given_back stores=%d reason=%s", len(stores), error)
             else:
                 for store, epoch in stores:
@@ -91,8 +93,8 @@ class GivingBack:
     async def release(
         self, stores: list[tuple[StoreId, int]], revisions: Mapping[StoreId, int] = NOTHING_KNOWN
     ) -> bool:
-        """Tell the coordinator until it has heard, or there is no use; return which. `revisions`:
-        of files that were closed."""
+        """Tell the coordinator until it answers, or until this server gives up. Return whether it
+        answered. `revisions` are those of closed files."""
         if not self._one_by_one:
             return True
         warned = False

@@ -1,12 +1,12 @@
-"""What an incarnation shows of itself: heartbeats with its load, and silence when its disk hangs.
+"""Heartbeats: an incarnation reports its load, and is silent while its disk hangs.
 
-A loop that is kept from turning is spoken for by a thread (`loop_watch.py`), with the words made
-here.
+If the loop is stuck, a thread (`loop_watch.py`) sends heartbeats for it, which are made here.
 
 A server that cannot acknowledge must not count as one that serves. While a sync takes longer than
-the limit it sends no heartbeat and answers no probe, so it is fenced, and ends when it reads that.
-Before each heartbeat it looks at its own fence: a fenced server that nobody asks anything would
-never look. """
+the limit, the server sends no heartbeat and answers no probe, so it is fenced, and ends when it
+reads its fence. It reads the fence before each heartbeat: otherwise a fenced server without
+requests would never look.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class Load:
-    """What one incarnation has to do."""
+    """The load of one incarnation."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Load:
         self._coordination = coordination
 
     def heartbeat(self, operations_per_second: float) -> Heartbeat:
-        """Return what to tell the coordinator now."""
+        """Return the heartbeat to send now."""
         tier = self._tier
         return Heartbeat(
             self._life.server,
@@ -84,11 +84,11 @@ class Heartbeats:
 
     @property
     def stalled(self) -> bool:
-        """The disk hangs: nothing may be said."""
+        """True while the disk hangs: nothing may be sent."""
         return self._pipeline.sync_seconds > self._stall_seconds
 
     async def run(self) -> None:
-        """Beat until cancelled. Raises FencedError."""
+        """Send heartbeats until cancelled. Raises FencedError."""
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
         stalled = False
@@ -112,15 +112,15 @@ class Heartbeats:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def words(self, late_seconds: float) -> bytes | None:
-        """Return the heartbeat of a loop that has not turned for so long, with the load that it
-        last had; None if nothing may be said. Called in another thread, while the loop does not
-        turn."""
+        """Return a heartbeat for a loop that has been stuck for `late_seconds`, with its
+        last known load. Return None if nothing may be sent. Another thread calls this while
+        the loop is stuck."""
         if self._last is None or not self._coordination.registered or self.stalled:
             return None
         try:
             self._gate.check()
         except StorageError:
-            # Fenced, and the loop will find that out; or nobody knows.
+            # Either fenced, which the loop will find out, or unknown.
             return None
         return encode_heartbeat(self._last._replace(loop_seconds=late_seconds))
 

@@ -1,13 +1,13 @@
-"""How a server hands its stores over: drained at the coordinator's word, while it runs on, or
-before it ends.
+"""How a server hands its stores over: drained by the coordinator while it runs on,
+or before it ends.
 
-Drained, it opens nothing and hands over what is open (`draining.py`) until nothing is its own, or
-it is wanted back. At a stop it does so for as long as that gets on; the rest goes with the
-incarnation (`ending.py`).
+A drained server opens nothing and hands over its open stores (`draining.py`) until it has none, or
+the drain is revoked. A stopping server hands stores over as long as that makes progress; the others
+go with the incarnation (`ending.py`).
 
-Where the storage does not let stores be handed over one by one (without a shared file system the
-log of an incarnation is complete for others only once it is fenced), being drained ends this life
-and begins another. """
+In a bucket-only cluster stores cannot be handed over one by one, because others can rely on an
+incarnation's log only once it is fenced. There, a drain ends this life and begins another.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from holdfast.protocol.control import ServerPhase
 
 logger = logging.getLogger("holdfast.persist")
 
-#: How long a stopping server hands its stores over while clients write, and how long it waits for
-#: the first or next store to go; the rest is released with the incarnation, at once.
+#: How long a stopping server hands stores over while clients write, and how long it waits for the
+#: first or next one. The remaining stores are released with the incarnation, at once.
 _HAND_OVER_SECONDS: Final = 5.0
 _HAND_OVER_PATIENCE_SECONDS: Final = 1.5
 
 
 class Leaving:
-    """Hands over what one incarnation has."""
+    """Hands over the stores of one incarnation."""
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class Leaving:
         self._heartbeats = heartbeats
 
     async def drain(self) -> None:
-        """Hand over what is open whenever that is wanted, until cancelled or it ends this life."""
+        """Hand over open stores whenever the server is drained, until cancelled or until a
+        drain ends this life."""
         phase = self._phase
         while True:
             await phase.changed.wait()
             phase.changed.clear()
-            # At once: from the next heartbeat on the coordinator assigns nothing to this server.
+            # Send it at once: after the next heartbeat the coordinator assigns nothing
+            # more to this server.
             await self._heartbeats.beat()
             if (
                 not self._hands_over
@@ -81,7 +83,8 @@ class Leaving:
                     break
 
     async def hand_over(self) -> None:
-        """Let other servers have the open stores, few by few, as long as that gets on."""
+        """Hand the open stores over to other servers, a few at a time, as long as
+        that makes progress."""
         clock = asyncio.get_running_loop().time
         phase = self._phase
         stop_at = clock() + _HAND_OVER_SECONDS

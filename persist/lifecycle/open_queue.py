@@ -1,9 +1,10 @@
-"""From a store that somebody asked for to one that is open, or a refusal.
+"""From a requested store to an open one, or to a refusal.
 
     wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ `openings.py`
 
-What waits for a store is kept by `open_stores.py` and handed back in the order of arrival. A server
-that opens nothing any more releases what it was granted and sends the clients elsewhere.
+`open_stores.py` keeps the operations that wait for a store and returns them in the order of
+arrival. A server that opens nothing any more releases what it was granted and sends the
+clients elsewhere.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Stores asked for in one `open` request.
+#: How many stores one `open` request asks for.
 _OPEN_BATCH: Final = 512
-#: How long stores that are asked for wait until others can be closed for them.
+#: How long requested stores wait until others can be closed for them.
 _ROOM_SECONDS: Final = 2.0
 _ROOM_LOOK_SECONDS: Final = 0.01
 _RETRY_SECONDS: Final = 0.1
 
 
 class OpenQueue:
-    """Has the wanted stores of one incarnation opened. `run` it in a task."""
+    """Opens the wanted stores of one incarnation. `run` it in a task."""
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class OpenQueue:
         self._max_open_stores = max_open_stores
 
     async def run(self) -> None:
-        """Open what is wanted until cancelled. Raises FencedError: the end."""
+        """Open wanted stores until cancelled. FencedError ends the incarnation."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._open_stores.wanted.wait()
                 self._open_stores.wanted.clear()
                 batch = max(1, min(_OPEN_BATCH, self._max_open_stores // 4))
                 while True:
-                    # What is taken waits for those before it, so turns are taken as late as can be.
+                    # Stores that are taken wait for earlier ones, so take them as late as possible.
                     await self._openings.opens.wait_below(_OPEN_BATCH)
                     wanted = self._open_stores.take_wanted(batch)
                     if not wanted:
@@ -98,7 +99,7 @@ class OpenQueue:
                 self._openings.refuse(each.store, error)
             return
         except (UnavailableError, BucketUnavailableError) as error:
-            # Whoever waits gets its answer when the coordinator is back, or gives up by itself.
+            # Clients get their answer when the coordinator is back, or give up by themselves.
             logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
             await asyncio.sleep(_RETRY_SECONDS)
             self._open_stores.ask_again(wanted)
@@ -116,9 +117,12 @@ class OpenQueue:
                 self._openings.begin(each, Grant(*grant[:5]), tasks)
 
     def _free(self, wanted: list[WantedStore]) -> list[WantedStore]:
-        """Return what can be opened now; the rest has its turn once the tier is done with it.
-        Before the coordinator is asked: it may be about to hear that a file leaves, and what it has
-        granted before that says that there is one."""
+        """Return the stores that can be opened now; leased ones are asked for again when
+        their lease ends.
+
+        This happens before the coordinator is asked. It may be about to hear that a leased file is
+        removed, and a grant made before that would say that the file exists.
+        """
         leases = self._open_stores.leases
         leased = [each for each in wanted if leases.is_leased(each.store)]
         for each in leased:
@@ -126,8 +130,8 @@ class OpenQueue:
         return [each for each in wanted if each not in leased]
 
     async def _make_room(self, count: int) -> None:
-        """Close what is not in use until `count` more stores may be open. Raises BusyError
-        if they are all in use, or cannot be made durable."""
+        """Close stores that are not in use until `count` more may be open. Raises BusyError if all
+        are in use or cannot be made durable."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + _ROOM_SECONDS
         while (excess := self._excess(count)) > 0:
@@ -142,12 +146,12 @@ class OpenQueue:
         return opened + count - self._max_open_stores
 
     async def _turn_away(self, wanted: list[WantedStore], grants: list[list[Any]]) -> None:
-        """Release what was asked of this server but is not open, and send the clients elsewhere."""
+        """Release the stores that were granted but are not open, and send the clients elsewhere."""
         granted = []
         for each, grant in zip(wanted, grants, strict=True):
             if grant[0] is not None:
                 granted.append((each.store, int(grant[0])))
-                # Open at the most as one that nobody ever wrote to, for reads.
+                # If it is open at all, then in memory for reads: nobody ever wrote to it.
                 opened = self._open_stores.find(each.store)
                 if opened is not None:
                     if opened.file is not None:

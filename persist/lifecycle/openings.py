@@ -1,9 +1,10 @@
-"""The openings of a server: stores that the coordinator has granted become open ones, or refusals.
+"""The openings of a server: each store that the coordinator has granted becomes
+open, or is refused.
 
-A few at a time; a store that takes long, because gigabytes of it are checked or copied, holds up
-none that come after it: it gives its place among the few back. A store that cannot be opened now
-(its file is locked, the bucket or the coordinator is away, it is cold) is asked for again later;
-everything else that goes wrong is the answer of whoever waits.
+A few stores are opened at once. One that takes long, because gigabytes are checked or copied, gives
+up its place so that it delays no other. A store that cannot be opened now is asked for again later:
+its file is locked, it is cold, or the bucket or the coordinator is away. Any other failure is the
+answer to the operations that wait.
 """
 
 from __future__ import annotations
@@ -27,34 +28,35 @@ from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Files being opened at once: bounds the syncs of a takeover that queue on one disk.
+#: How many files are opened at once: bounds the syncs of takeovers that queue on one disk.
 _PARALLEL_OPENS: Final = 8
-#: An opening that takes longer than this (a large file is checked or copied) lets another begin.
+#: An opening that takes longer than this, because a large file is checked or copied,
+#: lets another begin.
 _LONG_OPEN_SECONDS: Final = 0.25
-#: Between two tries to open a file whose lock another process still holds.
+#: The delay before trying again to open a file that another process has locked.
 _LOCK_RETRY_SECONDS: Final = 0.05
 
 
 class Opens:
-    """What is being opened, and who wants nothing to be: `async with opens` waits for that to end,
-    and lets nothing begin meanwhile."""
+    """Counts the openings. `async with opens` waits until there are none, and keeps others from
+    beginning meanwhile."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
-        #: Set by the next one that ends, and then replaced.
+        #: The next opening that ends sets it; then it is replaced.
         self._next_end = asyncio.Event()
 
     @property
     def count(self) -> int:
-        """Stores that are being opened."""
+        """How many stores are being opened."""
         return self._count
 
     @property
     def may_begin(self) -> asyncio.Lock:
-        """Held while openings are begun."""
+        """Held while openings begin."""
         return self._lock
 
     async def __aenter__(self) -> None:
@@ -69,7 +71,7 @@ class Opens:
         self._lock.release()
 
     async def wait_below(self, count: int) -> None:
-        """Return when fewer than `count` are being opened."""
+        """Return when fewer than `count` stores are being opened."""
         while self._count >= count:
             await self._next_end.wait()
 
@@ -86,7 +88,7 @@ class Opens:
 
 
 class _Places:
-    """So many at once, but for those that take long."""
+    """Limits how many run at once, without counting those that take long."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -123,7 +125,7 @@ class Openings:
         cold_stores: ColdStores | None,
         tasks: SpawnedTasks,
     ) -> None:
-        """`cold_stores` is None of a server without a bucket."""
+        """`cold_stores` is None if the server has no bucket."""
         self._run_in_thread = life.run_in_thread
         self._open_stores = open_stores
         self._inbox = inbox
@@ -136,22 +138,22 @@ class Openings:
         self.has_opened = False
 
     async def refresh_logs(self) -> None:
-        """Read the logs of incarnations that were fenced since the last time. Raises
-        StorageError."""
+        """Read the logs of incarnations that were fenced since the last call.
+        Raises StorageError."""
         await self._run_in_thread(self._dead_logs.refresh)
 
     def begin(self, wanted: WantedStore, grant: Grant, tasks: asyncio.TaskGroup) -> None:
-        """Open a store that was granted, in a task."""
+        """Open a granted store, in a task."""
         self.opens.begun()
         opening = tasks.create_task(self._open_store(wanted, grant))
         opening.add_done_callback(self._ended)
 
     def ask_when_free(self, wanted: WantedStore) -> None:
-        """Ask for a store again once nobody here has its file."""
+        """Ask for a store again once the lease on its file ends."""
         self._tasks.spawn(self._open_when_free(wanted))
 
     def refuse(self, store: StoreId, error: HoldfastError) -> None:
-        """Answer what waits for a store with an error."""
+        """Refuse the operations that wait for a store."""
         if self._cold_stores is not None:
             self._cold_stores.forget(store)
         self._inbox.refuse_waiting(self._open_stores.refused(store), error)
@@ -162,8 +164,8 @@ class Openings:
     async def _open_store(self, wanted: WantedStore, grant: Grant) -> None:
         try:
             async with self._places.taken():
-                # A new store opens without waiting for anything; hundreds of them in one turn of
-                # the loop would keep heartbeats back.
+                # Opening a new store waits for nothing, and hundreds of them in one turn of the
+                # loop would delay heartbeats.
                 await asyncio.sleep(0)
                 store = await self._opener.open(wanted.store, grant, to_read=not wanted.create)
         except (UnavailableError, BucketUnavailableError):
@@ -188,11 +190,12 @@ class Openings:
         self._inbox.submit_again(self._open_stores.opened(store))
 
     async def _open_later(self, wanted: WantedStore) -> None:
-        """Another process still has the file, or the coordinator's answer is to be had later."""
+        """Ask again: another process still has the file, or the coordinator or
+        the bucket is away."""
         await asyncio.sleep(_LOCK_RETRY_SECONDS)
         self._open_stores.ask_again([wanted])
 
     async def _open_when_free(self, wanted: WantedStore) -> None:
-        """The file is being snapshotted, or leaves."""
+        """Ask again after the lease: the file is being snapshotted or removed."""
         await self._open_stores.leases.free(wanted.store)
         self._open_stores.ask_again([wanted])

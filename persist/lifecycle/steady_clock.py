@@ -1,14 +1,14 @@
-"""The time of day that a server goes by: the wall clock, but for leaps ahead.
+"""The time of day that a server uses: the wall clock, protected from leaps ahead.
 
-What expires is gone for good, so a clock that is once hours ahead, for a moment, must not expire
-what is not old. A leap ahead is therefore followed slowly, by a share of the time that has passed
-on a clock that counts seconds and cannot be set; a step back is followed at once, as nothing is
-lost by it: the times of a store go on from its last one, at the usual pace (`Store.now`).
+Expired rows are gone for good, so a clock that is hours ahead for a moment must not expire rows
+that are not old. A leap ahead is therefore followed slowly, at a fraction of the time that passes
+on a clock that cannot be set. A step back is followed at once, because it loses nothing: a store's
+time continues from its last one, at the usual pace (`Store.now`). A clock that is already wrong at
+the start is detected at registration: the coordinator reports its own time, and the earlier of the
+two counts. If both are wrong, nobody can know.
 
-A clock that is wrong when the server starts is found out when it registers: the coordinator tells
-its own time, and the earlier of the two counts. What both are wrong about cannot be known.
-
-Invariant: between two calls it gains no more than what has passed, and CLOCK_GAIN_RATIO of that.
+Invariant: between two calls the clock gains at most the time that has passed, plus
+CLOCK_GAIN_RATIO of it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def passed_seconds() -> float:
-    """Return seconds that cannot be set, and that go on while the machine sleeps if there are
-    such."""
+    """Return the seconds on a clock that cannot be set and, where the system has one, that runs
+    while the machine sleeps."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 class SteadyClock:
-    """Call it for int milliseconds since the epoch."""
+    """A clock: call it to get int milliseconds since the epoch."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class SteadyClock:
         self._compared = False
 
     def compare(self, time_ms: int) -> None:
-        """Begin no later than what another host's clock shows, in milliseconds, unless that was
-        done before: a clock that has run since is a better witness than one that may have been
-        set."""
+        """Start no later than the time of another host's clock, in milliseconds. Only the
+        first call counts: after that, this clock has run, and is a better witness than one
+        that may have been set."""
         if not self._compared:
             self._compared = True
             self._time = min(self._time, time_ms / 1000 + CLOCK_LEAP_SECONDS)
