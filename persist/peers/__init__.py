@@ -1,1 +1,1 @@
-"""Talking to the coordinator and to the other owners."""
+"""What a server says to the coordinator and to the other owners."""

@@ -1,5 +1,5 @@
-"""What the coordinator commands, and how a server obeys: a sign of life, to register again, to
-drain, to have stores snapshotted."""
+"""The coordinator's commands to a server: to answer a probe, register again, drain, or
+snapshot stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class Commands:
-    """The coordinator's commands to one incarnation."""
+    """Executes the coordinator's commands to one incarnation."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class Commands:
         phase: LifePhase,
         request_snapshots: Callable[[list[StoreId] | None], int],
     ) -> None:
-        """`request_snapshots` has stores snapshotted soon, or all that are open, and returns how
-        many."""
+        """`request_snapshots` schedules snapshots of stores, or of all open ones, and
+        returns how many."""
         self._server = life.server
         self._incarnation = life.id
         self._coordination = coordination
@@ -39,13 +39,13 @@ class Commands:
         self._mishaps = Mishaps(logger)
 
     def command(self, payload: bytes) -> bytes:
-        """Obey a command and return the reply, whatever `payload` holds."""
+        """Execute a command and return the reply, whatever `payload` holds."""
         try:
             self._coordination.recognise(frames.cluster_of(payload, max_length=MAX_ARRAY_LENGTH))
             more = self._obey(frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH))
         except HoldfastError as error:
             return frames.encode_control_error(error)
-        except Exception as error:  # noqa: BLE001 (it is this command's answer)
+        except Exception as error:  # noqa: BLE001 (answered to this command)
             self._mishaps.note("server.command_failed", self._server, error)
             return frames.encode_control_error(internal_error("the command", error))
         return frames.encode_control(
@@ -57,7 +57,7 @@ class Commands:
         )
 
     def _obey(self, fields: Any) -> dict[str, object]:
-        """Return what the reply says beside the usual."""
+        """Return what the reply says besides the usual fields."""
         self._coordination.hear(fields)
         match fields.get("command"):
             case "probe":
@@ -65,7 +65,7 @@ class Commands:
             case "register":
                 self._coordination.register_again()
             case "drain" | "undrain" as command:
-                # Another incarnation's order was for the life before this one.
+                # An order to another incarnation was for an earlier life.
                 if fields.get("incarnation") == self._incarnation:
                     self._phase.set_draining(command == "drain")
             case "snapshot":
@@ -80,7 +80,7 @@ def _stores(rows: Any) -> list[StoreId] | None:
     if rows is None:
         return None
     if type(rows) is not list or any(type(row) is not list for row in rows):
-        raise MalformedFrameError(reason="stores are a list of [tenant, kind, name]")
+        raise MalformedFrameError(reason="stores must be a list of [tenant, kind, name]")
     try:
         return [
             StoreId(check_tenant(tenant), StoreKind(kind), check_store(name))

@@ -1,13 +1,14 @@
-"""What a server and the coordinator say to each other, as the server sees it.
+"""The conversation between a server and the coordinator, from the server's side.
 
-The server asks: to be registered, to open and to release stores. What the coordinator commands is
-in `commands.py`. Kept:
+The server asks to be registered, and to open and release stores. `commands.py` handles what the
+coordinator commands. Invariants:
 
-- The server obeys nobody of a lower term than the highest it has heard. A command of a deposed
-  coordinator is refused, and an answer of it counts as none.
-- A question is asked again by whoever needs the answer; each is harmless when it arrives twice.
+- The server obeys no coordinator whose term is lower than the highest it has heard. A command of a
+  deposed coordinator is refused, and its answer is ignored.
+- Callers repeat a question until they get an answer. Each question is harmless when
+  it arrives twice.
 
-Decides nothing: what a drain does is `draining.py`'s.
+This module decides nothing: `draining.py`, for example, decides what a drain does.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from holdfast.protocol.names import StoreId
 logger = logging.getLogger("holdfast.persist")
 
 _RETRY_SECONDS: Final = 0.1
-#: Of stores that this server has not given back.
+#: For stores that this server has not given back.
 NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
-#: Of no file.
+#: For requests without closed files.
 NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
-#: How often a server whose tree has no id yet looks again before it takes a coordinator for
-#: another's.
+#: How often a server whose tree has no cluster id yet looks again before it concludes that the
+#: coordinator belongs to another cluster.
 _LATE_TRIES: Final = 20
 
 
 class Coordination:
-    """The coordinator, to one incarnation of a server."""
+    """The coordinator as one incarnation of a server sees it."""
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class Coordination:
         read_cluster: Callable[[], str] = lambda: "",
         told_time: Callable[[int], None] = lambda time_ms: None,
     ) -> None:
-        """`read_cluster` returns the id of this server's cluster, or nothing if there is none yet.
-        `told_time` hears the coordinator's time, in milliseconds, before any store can be
-        opened."""
+        """`read_cluster` returns the id of this server's cluster, or an empty text if it has
+        none yet. `told_time` is called with the coordinator's time, in milliseconds, before any
+        store can be opened."""
         self._run_in_thread = life.run_in_thread
         self._bus = life.bus
         self._subjects = life.subjects
@@ -68,15 +69,15 @@ class Coordination:
         self._register_again = asyncio.Event()
         #: The highest term heard.
         self.term = 0
-        #: The coordinator has accepted this incarnation: it may own stores.
+        #: True once the coordinator has accepted this incarnation, which then may own stores.
         self.registered = False
 
     def recognise(self, found: str | None) -> None:
-        """Raise OtherClusterError if a coordinator is that of another cluster."""
+        """Raise OtherClusterError if a coordinator belongs to another cluster."""
         if not found or found == self.cluster:
             return
         if not self.cluster:
-            # The first coordinator makes the id, before it says anything.
+            # The first coordinator writes the id before it says anything.
             self.cluster = self._read_cluster()
         if found != self.cluster:
             who = f"the coordinator on prefix {self._subjects.prefix!r}"
@@ -84,21 +85,22 @@ class Coordination:
             raise OtherClusterError(who=who, found=found, expected=expected)
 
     def hear(self, fields: Any) -> None:
-        """Take note of the term of a coordinator. Raises DeposedError if it is one of before."""
+        """Note a coordinator's term. Raises DeposedError if the term is lower than
+        one heard before."""
         term = fields.get("term")
         if type(term) is not int or not 0 <= term < MAX_TERM:
-            # Who believed a term without bounds would never obey a coordinator again.
+            # A server that accepted an unbounded term might never obey a coordinator again.
             return
         if term < self.term:
             raise DeposedError(term=term, newer_term=self.term)
         self.term = term
 
     async def begin(self) -> None:
-        """Read of which cluster this server is, before it is registered."""
+        """Read the id of this server's cluster, before it registers."""
         self.cluster = await self._run_in_thread(self._read_cluster)
 
     def register_again(self) -> None:
-        """The coordinator does not know this incarnation."""
+        """Register again: the coordinator does not know this incarnation."""
         self._register_again.set()
 
     # What the server says
@@ -107,8 +109,8 @@ class Coordination:
         await self._bus.publish(self._subjects.heartbeat(), encode_heartbeat(heartbeat))
 
     async def register(self, give_up: Callable[[], bool]) -> None:
-        """Return once this incarnation is registered, or `give_up` says so. Raises FencedError,
-        OtherClusterError."""
+        """Return once this incarnation is registered, or `give_up` returns True. Raises
+        FencedError, OtherClusterError."""
         warned = False
         late_tries = _LATE_TRIES
         while not give_up():
@@ -119,7 +121,7 @@ class Coordination:
                 self.registered = True
                 return
             except OtherClusterError:
-                # Another host's file may be hidden by a cache of this one for a while.
+                # A cache may hide another host's file from this one for a while.
                 if self.cluster or not late_tries:
                     raise
                 late_tries -= 1
@@ -131,7 +133,7 @@ class Coordination:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def keep_registered(self, give_up: Callable[[], bool]) -> None:
-        """Register again whenever the coordinator asks for it, for ever."""
+        """Register again, whenever the coordinator asks for it, until cancelled."""
         while True:
             await self._register_again.wait()
             self._register_again.clear()
@@ -140,15 +142,15 @@ class Coordination:
     async def open(
         self, wanted: Sequence[tuple[StoreId, bool]], above: Mapping[StoreId, int] = NO_EPOCHS
     ) -> list[list[Any]]:
-        """Ask for stores `(store, create)`, of some with an epoch above one; return for each
-        `[epoch, state, state_before]` or `[None, code, fields]`. Raises NoCoordinatorError,
-        FencedError."""
+        """Ask for stores `(store, create)`; those in `above` need a higher epoch than there. Return
+        for each `[epoch, state, state_before]` or `[None, code, fields]`. Raises
+        NoCoordinatorError, FencedError."""
         stores = [[*store, create, above.get(store)] for store, create in wanted]
         grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
         return grants
 
     async def raise_epoch(self, store: StoreId, known_epoch: int) -> int:
-        """Tell of an epoch found on disk and return a higher one, which is this server's.
+        """Report an epoch that was found on disk, and return a higher one for this server.
 
         Raises NotOwnerError, NoCoordinatorError, FencedError, ProtocolError.
         """
@@ -164,7 +166,7 @@ class Coordination:
         return epoch
 
     async def adopt(self, stores: Sequence[StoreId]) -> list[list[Any]]:
-        """Ask for stores that nobody owns any more; return as `open` does.
+        """Ask for stores that have no owner any more. Returns the same as `open`.
 
         Raises NoCoordinatorError, FencedError.
         """
@@ -173,22 +175,23 @@ class Coordination:
         return grants
 
     async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Tell that the files of these stores are durable at a revision each.
+        """Report that the files of these stores are durable, each at a revision.
 
         Raises NoCoordinatorError, FencedError.
         """
         await self._ask("created", stores=[[*store, revision] for store, revision in stores])
 
     async def closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Tell that files were closed, durable: `(store, epoch, revision)`. It may be late.
+        """Report durable files that were closed: `(store, epoch, revision)`. The
+        report may be late.
 
         Raises NoCoordinatorError, FencedError.
         """
         await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
 
     async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
-        """Tell that the bucket has all of `(store, epoch, revision)`; return for each if that is
-        recorded, so that its file may go. Raises NoCoordinatorError, FencedError."""
+        """Report that the bucket has all of `(store, epoch, revision)`. Return for each if that is
+        recorded, so that its file may be removed. Raises NoCoordinatorError, FencedError."""
         answer = await self._ask("cold", stores=[[*store, *at] for store, *at in stores])
         recorded: list[bool] = answer["cold"]
         return recorded
@@ -200,8 +203,9 @@ class Coordination:
         nothing: bool = False,
         revisions: Mapping[StoreId, int] = NOTHING_KNOWN,
     ) -> None:
-        """Give up `(store, epoch)`, none of which is open; with `nothing` none of which exists.
-        `revisions`: at which their files were closed, durable. Raises NoCoordinatorError."""
+        """Give up `(store, epoch)` pairs, none of them open. With `nothing`, none of them
+        exists. `revisions` tells at which revision their files were closed, durable.
+        Raises NoCoordinatorError."""
         released = [
             [*store, epoch, nothing, revision]
             if (revision := revisions.get(store)) is not None
@@ -211,7 +215,7 @@ class Coordination:
         await self._ask("release", stores=released)
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:
-        """Tell that nothing of a store counts any more; return if that is recorded. Raises
+        """Report that a store is deleted. Return if that is recorded. Raises
         NoCoordinatorError, FencedError."""
         answer = await self._ask("deleted", stores=[[*store, epoch]])
         return bool(answer.get("deleted") == [True])
@@ -221,7 +225,7 @@ class Coordination:
         await self._ask("release", stores=None)
 
     async def vacate(self, number: int) -> None:
-        """Give up everything, with nothing open, and live on. Raises NoCoordinatorError."""
+        """Give up everything while nothing is open, and live on. Raises NoCoordinatorError."""
         await self._ask("vacate", number=number)
 
     async def _ask(self, verb: str, **fields: object) -> Any:

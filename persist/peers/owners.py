@@ -1,7 +1,7 @@
-"""Owners: asks the owner of each of some stores for its head, so that each has one.
+"""Asks the owner of each given store for the store's head, so that each store gets an owner.
 
-Works through the wire like any client, in small batches: a store that nobody owns is assigned and
-opened, and whoever opens it brings it up to date from the logs of dead owners first.
+This goes over the wire like any client's request, in small batches. A store without an owner is
+assigned and opened, and its new owner first brings it up to date from the logs of dead owners.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 
-#: Stores taken over between two breaths.
+#: How many stores are taken over between two pauses.
 _BATCH: Final = 32
 _BREATH_SECONDS: Final = 0.05
 _READER: Final = b"log-reaper"
 
 
 class Owners:
-    """The owners of a cluster's stores, as the coordinator names them."""
+    """The owners of a cluster's stores, found through the coordinator."""
 
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus
         self._subjects = subjects
 
     async def take_over(self, stores: Sequence[StoreId]) -> None:
-        """Return once each store is open at its owner, or was a moment ago. Raises HoldfastError:
-        of the first one that is not."""
+        """Return once each store is open at its owner, or was a moment ago. Raises the
+        HoldfastError of the first store that is not."""
         for start in range(0, len(stores), _BATCH):
             by_tenant: dict[str, list[StoreId]] = defaultdict(list)
             for store in stores[start : start + _BATCH]:
@@ -69,6 +69,6 @@ class Owners:
         )
         for element in frames.decode(reply):
             if type(element) is not list or len(element) < 3:
-                raise MalformedFrameError(reason="a reply's element")
+                raise MalformedFrameError(reason="a reply element must be a list of at least three")
             if element[1] != 0:
                 raise error_from_wire(element[2], element[3])
