@@ -1,7 +1,8 @@
-"""What takes the place of a file that a store has not because it is cold: an image from the bucket.
+"""Opens the image of a cold store from the bucket, in place of the file that the
+store does not have.
 
-Small, and wanted for reads alone, it is opened in memory; else it becomes the store's file, as a
-generation that no earlier owner can have had, nor be about to unlink.
+A small image that is wanted only for reads is opened in memory. Any other becomes the store's file,
+as a generation that no earlier owner can have had, nor be about to unlink.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class ColdImages:
         self._evidence = evidence
         self._raise_epoch = raise_epoch
         self._cold_stores = cold_stores
-        #: Of images that are open in memory.
+        #: The size of the images that are open in memory.
         self._memory_bytes = 0
 
     def brought(self, store: StoreId, grant: Grant, *, has_file: bool) -> Fetched | None:
-        """Return the image that takes the place of a file, if the store has none because it is
-        cold.
+        """Return the image that takes the place of a file, if the store has no file
+        because it is cold.
 
-        Raises StoreIsColdError, StorageFailedError.
+        Raises StoreIsColdError if the image must be fetched first, StorageFailedError.
         """
         if grant.cold is None:
             return None
@@ -65,11 +66,11 @@ class ColdImages:
         return None
 
     async def open(self, image: Fetched, grant: Grant, *, to_read: bool) -> StoreFile:
-        """Open what was brought, in memory or as the store's file."""
+        """Open a fetched image, in memory or as the store's file."""
         life = self._life
         store, epoch = image.store, grant.epoch
         try:
-            # Who had it snapshotted had closed it.
+            # It was closed when its owner let it be snapshotted.
             closed = FoundFile(image.meta.epoch, image.meta.revision, image.meta.incarnation, True)
             found = self._evidence.missing(store, closed, grant)
             if to_read and not (found.batches or found.outcomes):
@@ -90,7 +91,7 @@ class ColdImages:
         return StoreFile.open(path, store, disk=life.disk)
 
     def _in_memory(self, image: Fetched) -> StoreFile | None:
-        """Return a small image opened in memory; None where a file serves better."""
+        """Return a small image opened in memory, or None if a file is better."""
         size_bytes = image.version.image_bytes
         if (
             isinstance(image.content, Path)
@@ -100,7 +101,7 @@ class ColdImages:
             return None
         file = image.open_in_memory(self._life.layout.store(image.store))
         if any(file.limits()) or file.staged_bodies():
-            # Reading it may make changes: of what is due.
+            # Even a read may make changes in such a store: it removes what is due.
             file.abandon()
             return None
         self._memory_bytes += size_bytes

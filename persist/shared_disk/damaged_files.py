@@ -1,10 +1,10 @@
-"""Files that are damaged, or older than what is known of their store: where they go, and what is
-said.
+"""Files that are damaged, or older than what is known of their store.
 
-One that a crash left unfinished, before it was ever durable, is removed: the logs hold all of it.
-Any other moves to quarantine, and what is missing is said. Never an older or empty store in its
-place: the logs alone do not tell how far a durable file went. One that is cold comes back as its
-snapshot. """
+A file that a crash left unfinished, before it was ever durable, is removed: the logs hold all of
+it. Any other file moves to quarantine, and the error says what is missing. The store is never
+opened as an older or empty one instead, because the logs alone do not tell how far a durable file
+went. A cold store comes back as its snapshot.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class DamagedFiles:
-    """What one incarnation does about the damaged files that it finds."""
+    """Handles the damaged files that one incarnation finds."""
 
     def __init__(self, life: Incarnation, evidence: Evidence) -> None:
         self._life = life
         self._evidence = evidence
 
     def take_away(self, store: StoreId, path: Path, grant: Grant, error: StoreDamagedError) -> None:
-        """Take a file away that cannot be opened. Raises StoreDamagedError unless the logs hold all
-        of the store, StoreIsColdError if its snapshot takes its place."""
+        """Remove or quarantine a file that cannot be opened. Raises StoreDamagedError unless the
+        logs hold all of the store, StoreIsColdError if its snapshot takes its place."""
         if grant.cold is not None and grant.state == StoreState.DURABLE:
             self._set_aside(store, path, error)
             raise StoreIsColdError(store=str(store)) from error
@@ -44,14 +44,14 @@ class DamagedFiles:
         self._evidence.require_beginning(store, grant.state, cause=error)
 
     def refuse_older_than_snapshot(self, file: StoreFile, grant: Grant) -> None:
-        """Set an open file aside that is older than what the store went cold at. Raises
+        """Quarantine an open file that is older than the store was when it went cold. Raises
         StoreIsColdError then."""
         revision = file.meta.revision
         if revision >= (grant.cold or 0):
             return
         file.close()
         name = str(file.store)
-        reason = f"it is of revision {revision} and went cold at {grant.cold}"
+        reason = f"it has revision {revision}, but went cold at {grant.cold}"
         self._set_aside(file.store, file.path, StoreDamagedError(store=name, reason=reason))
         raise StoreIsColdError(store=name)
 
@@ -66,7 +66,7 @@ class DamagedFiles:
 
     def _set_aside(self, store: StoreId, path: Path, error: StoreDamagedError) -> None:
         life = self._life
-        # Listed before: a next owner's is not among them.
+        # List these before the gate is checked: so no file of a next owner is among them.
         generations = life.layout.generations(life.disk, store)
         others = [life.layout.store(store, generation) for generation in generations]
         life.gate.check()

@@ -1,15 +1,16 @@
-"""What a shared disk says of a store beside its file: dead owners' logs, a tombstone, a quarantine.
+"""What a shared disk tells about a store besides its file: dead owners' logs, a
+tombstone, a quarantine.
 
-From it follow what a file lacks, which epochs were taken before, and when a store may not be
-opened:
+The evidence shows what a file lacks, which epochs were used before, and when a store
+must not be opened:
 
-- The log of its last owner is damaged or missing, and may have held more: refuse, until the store
-  was restored or an operator accepts the loss.
-- The file with all that the logs have does not reach the revision that the coordinator knows:
-  somebody has put an older one in the place of the store's.
+- The log of its last owner is damaged or missing, and may have had more: refuse until the store is
+  restored or an operator accepts the loss.
+- The file, even with everything in the logs, does not reach the revision that the coordinator
+  knows: somebody has put an older file in its place.
 - There is no file, and the logs do not hold the store from its beginning.
 
-Reads and judges; changes nothing.
+This module reads and judges. It changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class Evidence:
-    """The evidence that one incarnation goes by."""
+    """The evidence available to one incarnation."""
 
     def __init__(self, disk: Disk, layout: Layout, dead_logs: DeadLogs) -> None:
         self._disk = disk
@@ -35,8 +36,8 @@ class Evidence:
         self._dead_logs = dead_logs
 
     def missing(self, store: StoreId, file: FoundFile | None, grant: Grant) -> TakeoverPlan:
-        """Return what the logs have beyond the file. Raises StoreDamagedError if they may not have
-        all of it."""
+        """Return what the logs have beyond the file. Raises StoreDamagedError if they may
+        lack some of it."""
         try:
             found = plan(
                 store,
@@ -53,7 +54,7 @@ class Evidence:
         return found
 
     def refuse_older(self, file: StoreFile, missing: TakeoverPlan, grant: Grant) -> None:
-        """Raise StoreDamagedError if a file, with what it is `missing`, is an older one."""
+        """Raise StoreDamagedError if a file is an older one, even with what it is `missing`."""
         revision = missing.reaches(file.meta.revision)
         if revision < grant.revision:
             raise StoreDamagedError(
@@ -67,7 +68,7 @@ class Evidence:
             )
 
     def known_epoch(self, store: StoreId, file: StoreFile | None) -> int:
-        """Return the highest epoch that anything on disk has for the store."""
+        """Return the highest epoch of the store that anything on disk shows."""
         epochs = [record.epoch for record in self._dead_logs.records(store)]
         grave = self.grave(store) if file is None else None
         if grave is not None:
@@ -75,14 +76,15 @@ class Evidence:
         return max([*epochs, file.meta.epoch if file is not None else 0])
 
     def grave(self, store: StoreId) -> Grave | None:
-        """Return the tombstone of a store that was deleted."""
+        """Return the tombstone of a deleted store, or None."""
         path = self._layout.tombstone(store)
         return read_tombstone(self._disk, path) if self._disk.exists(path) else None
 
     def logs_hold_all(self, store: StoreId, grant: Grant) -> bool:
         """Tell if the logs prove to hold every change that was ever acknowledged.
 
-        Raises StoreDamagedError if it was never durable, and a log that may have held it is short.
+        Raises StoreDamagedError if the store was never durable and a log that may have had
+        changes of it is short.
         """
         if grant.state == StoreState.DURABLE:
             return False
@@ -117,19 +119,19 @@ class Evidence:
         raise StoreDamagedError(store=str(store), reason=reason) from cause
 
     def _beginning(self, store: StoreId) -> int:
-        """Return the revision that a store without a file begins at."""
+        """Return the revision at which a store without a file begins."""
         grave = self.grave(store)
         return grave.revision + 1 if grave is not None else 0
 
     def _records(self, store: StoreId, file: FoundFile | None) -> list[LogRecord]:
-        """Return what dead owners' logs have of a store, but for what was before it was deleted."""
+        """Return the records of a store in dead owners' logs, without those from
+        before it was deleted."""
         records = self._dead_logs.records(store)
         grave = self.grave(store) if records and file is None else None
         return [record for record in records if grave is None or record.epoch > grave.epoch]
 
     def _blame(self, store: StoreId, file: FoundFile | None) -> str:
-        """Return which logs that once had changes of the store lack some, as the end of a
-        reason."""
+        """Name the short logs that had changes of the store, as the end of a reason."""
         return "".join(
             f"; {log}"
             for log in self._dead_logs.logs()
@@ -137,7 +139,7 @@ class Evidence:
         )
 
     def _doubt(self, store: StoreId, file: FoundFile | None, grant: Grant) -> str:
-        # Of the first epoch nobody else was the owner.
+        # The first epoch has no earlier owner.
         had_owner = grant.epoch > 1 and grant.state_before != StoreState.UNKNOWN
         logs = [*self._dead_logs.logs(), *self._dead_logs.kept(store)]
         grave = self.grave(store) if file is None else None
@@ -147,7 +149,7 @@ class Evidence:
 
 
 def found_file(file: StoreFile | None, *, closed: bool) -> FoundFile | None:
-    """Return what is known of a file that was opened; `closed`: its last owner had closed it."""
+    """Return what is known of an opened file. `closed` says that its last owner had closed it."""
     if file is None:
         return None
     return FoundFile(file.meta.epoch, file.meta.revision, file.meta.incarnation, closed)

@@ -1,13 +1,12 @@
-"""The fence watch: tells a server that something in its incarnation's folder changed, at once.
+"""The fence watch: tells a server at once that something in its incarnation's folder changed.
 
-A server reads its fence after each sync and with each heartbeat; one that is idle would otherwise
-hear of a fence only then. This is a hint and nothing rests on it: it may come late, twice, without
-a reason, or never. Only changes are told: a read of the fence is none, so looking at it because of
-a hint causes no further hint. The log, in a folder below, is not watched.
+A server reads its fence after each sync and with each heartbeat. Without a watch, an idle server
+would learn only then that it is fenced. The watch is a hint, and nothing depends on it: it may come
+late, twice, without a reason, or never. It reports only changes. Reading the fence is not one, so
+reacting to a hint causes no further hint. The log is in a folder below, and is not watched.
 
-A local file system is watched through the kernel. The kernel does not hear what other hosts do on a
-network file system, so there the folder is looked at twice a second; also when the system has no
-watch to give.
+The kernel watches a local file system. On a network file system it does not notice what other hosts
+do, so there, and when the system has no watches left, the folder is polled twice a second.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from holdfast.shared_fs.disk.file_system import mount_of
 logger = logging.getLogger("holdfast.persist")
 
 POLL_SECONDS: Final = 0.5
-#: How long the threads of a watch may take to end; they hold nothing that anybody waits for.
+#: How long the threads of a watch may take to end. Nobody waits for anything that they hold.
 _JOIN_SECONDS: Final = 1.0
 
-#: Watches a folder for as long as its body runs, calling back in the event loop's thread.
+#: A context manager that watches a folder and calls back in the thread of the event loop.
 Watch = Callable[[Path, Callable[[], None]], AbstractContextManager[None]]
 
 
@@ -48,9 +47,9 @@ Watch = Callable[[Path, Callable[[], None]], AbstractContextManager[None]]
 def watch_folder(
     folder: Path, on_change: Callable[[], None], *, poll: bool | None = None
 ) -> Iterator[None]:
-    """Call `on_change` in the running loop after each change in `folder`, while the body runs.
+    """Call `on_change` in the running loop after each change in `folder`, until the body ends.
 
-    `poll` None: as the file system asks for.
+    If `poll` is None, the kind of file system decides.
     """
     handler = _Handler(asyncio.get_running_loop(), on_change)
     polls = not mount_of(folder).local if poll is None else poll
@@ -65,7 +64,7 @@ def watch_folder(
 
 @contextlib.contextmanager
 def no_watch(folder: Path, on_change: Callable[[], None]) -> Iterator[None]:
-    """Watch nothing: for folders that no kernel knows, as those of a simulation."""
+    """Watch nothing: for folders that the kernel does not know, such as a simulation's."""
     yield
 
 
@@ -74,13 +73,13 @@ def _start(folder: Path, handler: FileSystemEventHandler, *, poll: bool) -> Base
         try:
             return _started(Observer(), folder, handler)
         except OSError as error:
-            # Most often fs.inotify.max_user_instances, which all processes of a user share.
+            # Usually fs.inotify.max_user_instances, which all processes of a user share.
             logger.warning("fence.watch_polls folder=%s reason=%s", folder, error)
     return _started(PollingObserver(timeout=POLL_SECONDS), folder, handler)
 
 
 def _started(observer: BaseObserver, folder: Path, handler: FileSystemEventHandler) -> BaseObserver:
-    # Not what was opened or closed: the server itself opens its fence after each sync.
+    # Not opening and closing: the server itself opens its fence after each sync.
     changes: list[type[FileSystemEvent]] = [
         FileCreatedEvent,
         FileModifiedEvent,
@@ -101,8 +100,8 @@ class _Handler(FileSystemEventHandler):
         self.enabled = True
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        """In the observer's thread."""
-        # A loop that is closed by now takes no more calls.
+        """Runs in the observer's thread."""
+        # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._tell)
 

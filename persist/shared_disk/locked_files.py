@@ -1,11 +1,12 @@
-"""Files that another process still has: it was fenced or has released the store, and is about to
-go.
+"""Files that another process still has locked. It is fenced or has released the store,
+and will end soon.
 
-Wait for it. If it does not go within LOCK_WAIT_SECONDS (a stopped process, a stuck network lock),
-copy file and WAL, bring the copy up to date, and give it the name of this epoch; the old one is
-left to the process: whatever it still writes there is never read again. Should this owner be
-stopped before it gives the name, what the file says of its epoch tells the next ones that it came
-late. """
+The new owner waits for it. If the lock remains for LOCK_WAIT_SECONDS (a stopped process, a stuck
+network lock), the new owner copies the file and its WAL, brings the copy up to date, and gives it
+the name of its own epoch. The other process keeps the old file: whatever it still writes there is
+never read again. If the new owner is stopped before it names the copy, the epoch inside the file
+tells later owners that it came late.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: How long an owner that is no longer one may keep its lock. It hears of its fence within one
-#: heartbeat, if it runs at all.
+#: How long a former owner may keep its lock. It learns of its fence within one heartbeat,
+#: if it runs at all.
 LOCK_WAIT_SECONDS: Final = 1.0
 
 
 class LockedFiles:
-    """The files that one incarnation has found locked."""
+    """The files that one incarnation finds locked."""
 
     def __init__(
         self,
@@ -43,12 +44,11 @@ class LockedFiles:
         self._life = life
         self._evidence = evidence
         self._raise_epoch = raise_epoch
-        #: When a store's file was first found locked.
+        #: When each store's file was first found locked.
         self._locked_since: dict[StoreId, float] = {}
 
     async def generation(self, store: StoreId, generations: list[int]) -> int:
-        """Return which of the generations that there are counts. Raises BusyError while that is
-        open."""
+        """Return which of a file's generations counts. Raises BusyError while that is undecided."""
         if len(generations) == 1:
             return generations[0]
         life = self._life
@@ -60,26 +60,27 @@ class LockedFiles:
         return found
 
     def opened(self, store: StoreId) -> None:
-        """The store's file is not locked any more."""
+        """Note that the store's file is no longer locked."""
         self._locked_since.pop(store, None)
 
     async def copied(self, store: StoreId, generation: int, grant: Grant) -> StoreFile:
-        """Return a copy of a file that is locked, open, once its holder had its time. Raises
-        BusyError before that, and if it is gone."""
+        """Return an open copy of a locked file, once its holder has had its time. Raises BusyError
+        before that, and if the file is gone."""
         now = asyncio.get_running_loop().time()
         if now - self._locked_since.setdefault(store, now) < LOCK_WAIT_SECONDS:
             raise BusyError(what=f"the file of {store}")
         try:
             return await self._open_copy(store, generation, grant)
         except FileNotFoundError as gone:
-            # Its holder had it go cold.
+            # Its holder removed it, because the store went cold.
             raise BusyError(what=f"the file of {store}") from gone
 
     async def _open_copy(self, store: StoreId, generation: int, grant: Grant) -> StoreFile:
-        """Go on with a copy as the generation of this epoch; the lock's holder keeps the old one.
+        """Continue with a copy as the generation of this epoch. The lock's holder
+        keeps the old file.
 
-        The holder is fenced: what it acknowledged is in the file, its WAL or its log, all of which
-        are read here after the fence.
+        The holder is fenced: everything it acknowledged is in the file, its WAL or its log, and all
+        three are read here after the fence.
         """
         life, evidence = self._life, self._evidence
         source = life.layout.store(store, generation)
@@ -92,8 +93,8 @@ class LockedFiles:
             file = StoreFile.open(draft, store, disk=life.disk)
             try:
                 file.quick_check()
-                # A copy looks closed, to whoever finds it: it must lack nothing, and say whose it
-                # is, before it has its name.
+                # A copy looks like a closed file to its next owner. So it must be complete, and
+                # name its owner, before it gets its name.
                 found = evidence.missing(store, found_file(file, closed=False), grant)
                 evidence.refuse_older(file, found, grant)
                 if found.batches or found.outcomes:
@@ -125,7 +126,7 @@ class LockedFiles:
         return StoreFile.open(target, store, disk=life.disk)
 
     async def remove_others(self, store: StoreId, generations: list[int]) -> None:
-        """Remove generations that do not count, once nobody holds them any more."""
+        """Remove generations that do not count, as soon as nobody holds them."""
         if generations:
             await self._life.run_large(lambda: self._remove(store, generations))
 

@@ -1,19 +1,20 @@
-"""The log reaper: lets the logs of dead incarnations go.
+"""The log reaper: removes the logs of dead incarnations.
 
-A dead incarnation's log is needed until each store in it has been taken over: the new owner applies
-what its file lacks and makes it durable before it answers anything. So the reaper resolves each
-store that the log speaks of and asks its owner for the head; when every one has answered, the log,
-the fence file and the folder are removed. It works through the wire like any client, in small
-batches, so stores that nobody uses cost a failover nothing at the time of the failover.
+A dead incarnation's log is needed until each store in it has been taken over: before its first
+answer, the new owner applies what the file lacks and makes it durable. So the reaper resolves each
+store that the log mentions and asks the owner for its head. When every owner has answered, the log,
+the fence file and the folder are removed. The reaper works over the wire like any client, in small
+batches, so that unused stores add nothing to the failover itself.
 
-Any server may reap for any dead server; a lock beside the incarnations keeps it to one at a time. A
-store that is damaged keeps its log: it may be all that is left. A log that is itself damaged or
-missing is kept, or its folder is, as what says so; once an operator has accepted the loss, it is
-reaped like any other, and what there is of it goes to quarantine.
+Any server may reap for any dead server. A lock beside the incarnations allows one reaper at a time.
+A damaged store keeps its log, which may be all that is left of it. A damaged log is kept, and so is
+the folder of a missing one, as the evidence. Once an operator has accepted the loss, it is reaped
+like any other, and its remains go to quarantine.
 
-A life that ended before the coordinator heard of it is fenced by the next life of the same server,
-which has the server's lock and is registered, and so is what is left of a removal that was cut
-short. """
+A life that ended before the coordinator heard of it is fenced by the next life of the same
+server, which has the server's lock and is registered. That life also removes what an interrupted
+removal left behind.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class LogReaper:
-    """Reaps for one running incarnation."""
+    """The reaper of one running incarnation."""
 
     def __init__(self, life: Incarnation, dead_logs: DeadLogs, owners: Owners) -> None:
-        """`life` is the caller's own: registered, with the server's lock."""
+        """`life` is the caller's own: it is registered and has the server's lock."""
         self._server = life.server
         self._incarnation = life.id
         self._owners = owners
@@ -48,12 +49,13 @@ class LogReaper:
         self._clock_ms = life.clock_ms
 
     def end_unknown_lives(self) -> None:
-        """Fence earlier lives of this server that were never registered, and so never answered
-        anything; remove what is left of those that have no log. Raises StorageFailedError."""
+        """Fence earlier lives of this server that were never registered and so never answered
+        anything. Remove the remains of lives without a log. Raises StorageFailedError."""
         disk, layout, server = self._disk, self._layout, self._server
         for earlier in disk.names(layout.server(server)):
             if earlier >= self._incarnation:
-                # Files beside the incarnations among them: their names do not start with a digit.
+                # This also skips the files beside the incarnations: their names do not
+                # start with a digit.
                 continue
             path = layout.fence(server, earlier)
             if disk.names(layout.log(server, earlier)):
@@ -65,7 +67,7 @@ class LogReaper:
                 let_go(disk, layout, server, earlier)
 
     async def run_pass(self) -> None:
-        """Try to let go of every dead log that is known. Errors leave the log for a later pass."""
+        """Try to reap every known dead log. After an error, a later pass tries again."""
         for log in self._dead_logs.logs():
             if log.is_short:
                 continue

@@ -1,9 +1,9 @@
-"""Files of stores that have none: each is a generation of its own epoch, where no other owner makes
-one.
+"""Creates files for stores that have none. Each file is a generation of its owner's epoch, which no
+other owner uses.
 
 A store that is written for the first time gets its file when its first changes reach the disk:
-whole, with all of them, if they are few. One that takes the place of a deleted store goes on beyond
-what that one had come to, and has its name only once that is durable in it.
+whole, with all of them, if they are few. A store that replaces a deleted one continues above the
+deleted one's last revision, and gets its name only once that is durable in the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.shared_fs.store_file.store_image import NewStore, new_store_image
 
 
 class NewFiles:
-    """Makes files of stores for one incarnation."""
+    """Creates files of stores for one incarnation."""
 
     def __init__(self, life: Incarnation) -> None:
         self._life = life
@@ -32,8 +32,8 @@ class NewFiles:
     def create(
         self, store: StoreId, epoch: int, owner: tuple[int, str, str] = (0, "", "")
     ) -> StoreFile:
-        """Create an empty file; until it has an owner, whatever precedes `epoch` may be applied to
-        it."""
+        """Create an empty file. Until it has an owner, records from before `epoch` may
+        be applied to it."""
         life = self._life
         life.gate.check()
         path = life.layout.store(store, epoch)
@@ -41,8 +41,8 @@ class NewFiles:
         return StoreFile.create(path, store, time=life.clock_ms(), owner=owner, disk=life.disk)
 
     def create_after(self, grave: Grave, store: StoreId, epoch: int) -> Path:
-        """Create the file of a store that takes the place of a deleted one, whole and durably, and
-        return where it is, closed. Blocking."""
+        """Create the file of a store that replaces a deleted one, whole and durable, and return its
+        path. The file is closed. Blocking."""
         life = self._life
         path = life.layout.store(store, epoch)
         life.disk.make_directory(path.parent)
@@ -52,7 +52,7 @@ class NewFiles:
         file = StoreFile.create(draft, store, time=time, disk=life.disk)
         try:
             file.go_on_from(grave.revision + 1, time=time)
-            # Whose it is comes with what the logs have of it.
+            # The owner is recorded later, after the store's changes in the logs.
         finally:
             file.close()
         life.gate.check()
@@ -66,12 +66,12 @@ class NewFiles:
         batches: Sequence[AppliedBatch],
         outcomes: Sequence[WriterOutcome],
     ) -> Callable[[], StoreFile] | None:
-        """Return what writes a small file that holds these, in any thread; None where
-        `create_as_mine` has to do."""
+        """Return a function that writes a small file with these changes and outcomes, in any
+        thread. Return None if `create_as_mine` must be used."""
         life = self._life
         path = life.layout.store(store, epoch)
         if life.disk.exists(wal_of(path)):
-            # It is of a file that is gone. `create` fails, and takes it away.
+            # It belongs to a file that is gone. `create` fails, and removes it.
             return None
         new = new_store_image(
             store,

@@ -1,20 +1,21 @@
 """Opening a store: from the coordinator's grant to a Store that may answer.
 
-The order, each step of which a crash may interrupt and the next owner repeats:
+A crash may interrupt any of these steps, and the next owner repeats them:
 
-1. Open the file that counts (`generations.py`), or wait for whoever has it locked, and copy it
-   (`locked_files.py`). One that is damaged leaves (`damaged_files.py`). A store that went cold has
-   no file: its snapshot, of the revision recorded then, takes its place (`cold_images.py`); a file
-   that is there after all counts if it is at or beyond that revision.
+1. Open the file that counts (`generations.py`), or wait for the process that has it locked, and
+   copy it (`locked_files.py`). A damaged file is removed or quarantined (`damaged_files.py`). A
+   cold store has no file: its snapshot, of the revision recorded at that time, takes its place
+   (`cold_images.py`). If there is a file after all, it counts if it is at or beyond that revision.
 2. Apply what the logs of dead owners have beyond the file (`takeover.py`), or refuse if they may
    lack some of it (`evidence.py`).
-3. Record the new owner and epoch. A grant whose epoch is not above that of the file and of the logs
-   comes from a coordinator that has lost its state: it is told, and grants a higher one.
-4. If anything may not be durable, checkpoint with full sync, and tell the coordinator of a file
-   that it does not know to be durable, before the first answer: after it, dead owners' logs may go.
+3. Record the new owner and epoch. If a grant's epoch is not above the epochs of the file and the
+   logs, the coordinator has lost its state: it is told, and grants a higher one.
+4. If anything may not be durable, checkpoint with full sync, and report a file that the
+   coordinator does not know to be durable. Both come before the first answer: after that, dead
+   owners' logs may be removed.
 
-The new epoch reaches the file only after their changes have: records of older epochs are void to a
-file of a newer one.
+The new epoch is written to the file after the changes, because a file of a newer epoch voids
+records of older ones.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: A check of a file this small costs less than opening it.
+#: Checking a file this small costs less than opening it.
 _SMALL_FILE_BYTES: Final = 128 * 1024
 
 
@@ -59,8 +60,8 @@ class StoreOpener:
         confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
         cold_stores: ColdStores | None = None,
     ) -> None:
-        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one; `confirm`
-        tells it that the files of stores are durable at a revision each."""
+        """`raise_epoch` tells the coordinator a file's epoch and returns a higher one. `confirm`
+        tells it that stores' files are durable, each at a revision."""
         self._life = life
         self._raise_epoch = raise_epoch
         self._confirm = confirm
@@ -71,10 +72,11 @@ class StoreOpener:
         self._cold_images = ColdImages(life, self._evidence, raise_epoch, cold_stores)
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
-        """Return the store, up to date and durable; with `to_read` one that may answer only reads.
+        """Return the store, up to date and durable. With `to_read` it may be one that
+        answers only reads.
 
-        Raises BusyError while another process holds the file, StoreIsColdError if it has to be
-        brought first, StoreDamagedError, NewerFormatError, StorageFailedError.
+        Raises BusyError while another process holds the file, StoreIsColdError if its image must be
+        fetched first, StoreDamagedError, NewerFormatError, StorageFailedError.
         """
         file, closed = await self._open_newest(store, grant, to_read)
         try:
@@ -86,7 +88,7 @@ class StoreOpener:
                 except StoreDamagedError:
                     accepted = self._life.disk.exists(self._life.layout.older_accepted(store))
                     if closed and not accepted:
-                        # Left as it was found: a WAL would say that its owner has died.
+                        # Leave it as it was found: a WAL would say that its owner died.
                         unchanged, file = file, None
                         unchanged.close()
                     if file is None or not accepted or file.in_memory:
@@ -135,8 +137,8 @@ class StoreOpener:
         )
 
     async def _epoch(self, store: StoreId, file: StoreFile | None, grant: Grant) -> int:
-        """Return the epoch to own the store in: that of the grant if nothing on disk has it
-        already."""
+        """Return the epoch in which to own the store: the granted one, unless something on disk
+        already has it or a higher one."""
         if file is None or not self._is_mine(file, grant.epoch):
             known_epoch = self._evidence.known_epoch(store, file)
             if known_epoch >= grant.epoch:
@@ -146,7 +148,8 @@ class StoreOpener:
     async def _begun(
         self, store: StoreId, found: TakeoverPlan, epoch: int, grant: Grant
     ) -> StoreFile | None:
-        """Return a new file for a store that has none and has begun; None for one that has not."""
+        """Return a new file for a store that has changes but no file, or None if it has
+        no changes either."""
         grave = self._evidence.grave(store)
         if grave is not None and grant.state != StoreState.UNKNOWN:
             path: Path = await self._life.run_in_thread(
@@ -160,7 +163,7 @@ class StoreOpener:
     async def _open_newest(
         self, store: StoreId, grant: Grant, to_read: bool
     ) -> tuple[StoreFile | None, bool]:
-        """Return the file, if there is one, and if its last owner had closed it."""
+        """Return the file, if there is one, and whether its last owner had closed it."""
         generations = self._life.layout.generations(self._life.disk, store)
         image = self._cold_images.brought(store, grant, has_file=bool(generations))
         if image is not None:
@@ -170,7 +173,7 @@ class StoreOpener:
             return None, True
         generation = await self._locked.generation(store, generations)
         path = self._life.layout.store(store, generation)
-        # While a file is open there is a WAL, be it empty. Opening makes one.
+        # An open file has a WAL, even if empty, and opening one creates it. So look first.
         closed = not self._life.disk.exists(wal_of(path))
         try:
             file = await self._open_file(path, store)
@@ -180,7 +183,7 @@ class StoreOpener:
             self._damaged.take_away(store, path, grant, error)
             return None, True
         except FileNotFoundError as error:
-            # Between the listing and the opening another process moved it.
+            # Another process moved it between the listing and the opening.
             raise BusyError(what=f"the file of {store}") from error
         self._locked.opened(store)
         self._damaged.refuse_older_than_snapshot(file, grant)
@@ -190,7 +193,8 @@ class StoreOpener:
         return file, closed
 
     async def _open_file(self, path: Path, store: StoreId) -> StoreFile:
-        """Open a file, and check it if it was left open or is small. Raises as `StoreFile.open`."""
+        """Open a file, and check it if it was left open or is small. Raises the errors
+        of `StoreFile.open`."""
         disk, wal = self._life.disk, wal_of(path)
         wal_bytes = disk.size_bytes(wal) if disk.exists(wal) else 0
         is_small = disk.size_bytes(path) + wal_bytes <= _SMALL_FILE_BYTES
@@ -204,21 +208,21 @@ class StoreOpener:
                 _check(file)
             return file
 
-        # What a thread costs is for what takes long: a file is checked, and its WAL read, by the
-        # page.
+        # A thread is worth its cost only for long work: a file is checked, and its WAL
+        # read, page by page.
         if (is_small or not wal_bytes) and not disk.direct:
             return open_and_check()
         opening = asyncio.ensure_future(self._life.run_large(open_and_check))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # Nobody else would ever let go of the file.
+            # Nobody else would ever close the file.
             opening.add_done_callback(_abandon_opened)
             raise
 
     def _go_on_beyond(self, file: StoreFile, missing: TakeoverPlan, grant: Grant) -> None:
-        """Let an older file, which an operator put there and accepts, count as the state beyond all
-        that was: no revision means two things, and followers begin anew."""
+        """Make an older file, which an operator has put there and accepts, the state above all
+        earlier revisions. So no revision has two meanings, and followers start again."""
         self._life.gate.check()
         file.apply(missing.batches, missing.outcomes)
         reached = file.meta.revision
@@ -231,7 +235,7 @@ class StoreOpener:
     async def _bring_up_to_date(
         self, file: StoreFile, found: TakeoverPlan, epoch: int, *, closed: bool
     ) -> bool:
-        """Return if the file was made durable."""
+        """Return whether the file was made durable."""
         before = file.meta.revision
         replayed = bool(found.batches or found.outcomes)
         if not replayed and closed:
@@ -246,8 +250,7 @@ class StoreOpener:
                 file.take(epoch, self._life.server, self._life.id)
             self._make_durable(file)
 
-        # It comes from an owner that died. Once it is durable here, no log of a dead owner is
-        # needed for it any more.
+        # Its owner died. Once the file is durable here, it needs no log of a dead owner any more.
         is_small = file.size_bytes() <= _SMALL_FILE_BYTES
         await (self._life.run_in_thread if is_small else self._life.run_large)(bring)
         logger.info(
@@ -260,9 +263,9 @@ class StoreOpener:
         return True
 
     def _make_durable(self, file: StoreFile) -> None:
-        # SQLite syncs the name of a WAL only where it has made it itself; who made this one may
-        # have died before it did. Before a page is written: what a power cut would bring back under
-        # that name is the WAL before, whose pages are older than those.
+        # SQLite syncs the name of a WAL only if it created the WAL itself, and the process that
+        # created this one may have died before it did. Sync before writing a page: otherwise a
+        # power cut could bring back the previous WAL under that name, with older pages.
         self._life.disk.sync_directory(file.path.parent)
         file.checkpoint()
 

@@ -2,10 +2,10 @@
 
     log     `commit_log.py`, synced in a thread of its own or in the loop
     fence   a file, read after each sync and watched (`fence_watch.py`)
-    others  the logs of fenced incarnations, beside: reaped once nobody needs them (`log_reaper.py`)
+    others  the logs of fenced incarnations, reaped once they are not needed (`log_reaper.py`)
 
-With a bucket, writes that are to be `stored` go into a log there besides, and what dead servers
-left in theirs is reaped too.
+With a bucket, writes of level `stored` also go to a log there, and the logs that dead servers left
+in the bucket are reaped too.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Dead logs are let go in the background, well after the failover that made them.
+#: Dead logs are reaped in the background, well after the failover that made them.
 _REAP_SECONDS: Final = 5.0
 
 
 class SharedDiskMode:
-    """The storage of one incarnation: see `StorageMode`."""
+    """The storage of one incarnation; see `StorageMode`."""
 
     log_level = Durability.SYNCED
     stall_seconds = SYNC_STALL_SECONDS
     hands_over = True
-    #: A look at the fence file says it.
+    #: Reading the fence file is enough.
     confirm_open = None
 
     def __init__(
@@ -67,7 +67,7 @@ class SharedDiskMode:
         coordination: Coordination,
         owners: Owners,
     ) -> None:
-        """The fence of `life` is there. `sync_in_thread` is for its log, `watch` for its folder."""
+        """The fence of `life` exists. `sync_in_thread` is for its log, `watch` for its folder."""
         self._life = life
         self._watch = watch
         self._open_stores = open_stores
@@ -81,24 +81,24 @@ class SharedDiskMode:
         self._mishaps = Mishaps(logger)
 
     async def begin(self) -> None:
-        """Nothing: the fence is there."""
+        """Do nothing: the fence exists."""
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Tell the coordinator that the files of stores are durable at a revision each."""
+        """Tell the coordinator that the files of stores are durable, each at a revision."""
         await self._coordination.created(stores)
 
     async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Tell it likewise of files that were closed, durable: store, epoch, revision."""
+        """Tell the coordinator of durable files that were closed: store, epoch, revision."""
         await self._coordination.closed(stores)
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
-        """Move the file to quarantine, with what was acknowledged and is not in it. Raises
-        StorageError."""
+        """Move the file to quarantine, with the acknowledged changes that it lacks.
+        Raises StorageError."""
         await self._withdrawal.withdraw(store, error)
         return False
 
     def opener(self, tier: Tier | None) -> Opener:
-        """Return what opens the files of stores, and brings cold ones."""
+        """Return the opener of stores' files, which also fetches cold ones."""
         return StoreOpener(
             self._life,
             self.dead_logs,
@@ -108,7 +108,7 @@ class SharedDiskMode:
         )
 
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
-        """Return the way into the bucket, if there is one."""
+        """Return the writer of the log in the bucket, or None without a bucket."""
         if tier is None:
             return None
         life = self._life
@@ -125,7 +125,7 @@ class SharedDiskMode:
         return self._stored
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what is to run beside everything else, until cancelled."""
+        """Yield the tasks that run beside everything else, until cancelled."""
         yield self._watch_fence()
         yield self._reap_loop()
         if tier is None or self._stored is None:
@@ -141,7 +141,7 @@ class SharedDiskMode:
         ).run()
 
     async def end(self, left: int) -> bool:
-        """Tell if everything is in durable files."""
+        """Return whether everything is in durable files."""
         return not left
 
     def leave(self) -> None:
@@ -151,7 +151,7 @@ class SharedDiskMode:
         let_go(life.disk, life.layout, life.server, life.id)
 
     def close(self) -> None:
-        """Nothing: the threads are the caller's."""
+        """Do nothing: the threads belong to the caller."""
 
     def _is_dead(self, server: str, incarnation: str) -> bool:
         return not is_open(self._life.disk, self._life.layout.fence(server, incarnation))
@@ -161,7 +161,7 @@ class SharedDiskMode:
         folder = self._life.layout.incarnation(self._life.server, self._life.id)
         with self._watch(folder, changed.set):
             while True:
-                # At first too: for what changed before there was a watch.
+                # Also at first, for a change that came before the watch.
                 try:
                     self._life.gate.check()
                 except FencedError:

@@ -1,7 +1,7 @@
-"""Takes the file of a store that turned out to be damaged out of service, with all that it lacks.
+"""Takes a store's damaged file out of service, together with all that it lacks.
 
-What was acknowledged is durable beside the file in quarantine before the log may let it go. The
-file leaves under its lock, so it is never that of a next owner.
+Acknowledged changes are durable beside the file in quarantine before the log may drop them. The
+file is moved under its lock, so it is never the file of a next owner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Withdrawal:
         self._life = life
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> None:
-        """Move the file of a store, which is leased. Raises StorageError."""
+        """Move the file of a leased store. Raises StorageError."""
         await self._life.run_in_thread(partial(self._keep, store, error))
 
     def _keep(self, store: Store, error: StoreDamagedError) -> None:
@@ -37,12 +37,12 @@ class Withdrawal:
             life.layout.store(store.id, generation)
             for generation in life.layout.generations(life.disk, store.id)
         ]
-        # Reading the log may have taken a while. The file's lock is held, so even a server that is
-        # stopped right here moves nothing but what was its own.
+        # Reading the log may have taken a while. The file's lock is held, so even if this server is
+        # stopped right here it moves only its own file.
         life.gate.check()
         path = life.layout.store(store.id) if store.file is None else store.file.path
         if store.file is None:
-            # Whatever lies there is none of ours.
+            # The file that lies there is not ours.
             path = path.with_name(f"{path.name}.{life.id}")
         folder = quarantine(
             life.disk,
@@ -68,8 +68,8 @@ class Withdrawal:
         )
 
     def _records(self, store: Store) -> list[LogRecord]:
-        """Return what the log of this incarnation has of a store; at the least what its file
-        lacks."""
+        """Return the log records that this incarnation has of a store: at least those
+        that its file lacks."""
         life = self._life
         contents = read_log(
             life.disk,
@@ -83,7 +83,7 @@ class Withdrawal:
 
 
 def pending_records(store: Store) -> list[LogRecord]:
-    """Return the changes of a store that its file lacks, all of them synced, as log records."""
+    """Return the changes that a store's file lacks, all of them synced, as log records."""
     records = []
     for pending in store.pending.ticks:
         previous, time, changes = pending.batch
@@ -103,7 +103,7 @@ def pending_records(store: Store) -> list[LogRecord]:
 
 
 def _reaches(records: list[LogRecord], store: Store) -> bool:
-    """Tell if records have all that waits for the store's file."""
+    """Tell if records hold everything that waits for the store's file."""
     if not store.pending.ticks:
         return True
     mine = [record for record in records if record.epoch == store.epoch]
@@ -116,5 +116,5 @@ def _let_go(file: StoreFile) -> None:
     try:
         file.abandon()
     except StorageError as error:
-        # The lock is gone all the same.
+        # The lock is released all the same.
         logger.error("store.close_failed store=%s reason=%s", file.store, error)
