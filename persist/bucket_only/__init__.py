@@ -1,1 +1,1 @@
-"""The storage mode of a server whose bucket is all there is: the same parts, elsewhere."""
+"""The storage mode of a bucket-only cluster: the same parts as on a shared disk, in the bucket."""

@@ -1,17 +1,17 @@
-"""The commit log of a server without a shared file system: its slots in the bucket, and nothing
-else.
+"""The commit log of a server without a shared file system: its slots in the bucket,
+and nothing else.
 
-What the pipeline calls a sync is the put of the next slot with everything appended so far. `paced`
-comes before it and waits until a put is due, so that many ticks share one; what the pipeline
-gathers meanwhile goes along. Invariants:
+What the pipeline calls a sync is the put of the next slot, with everything appended so far. Before
+it, `paced` waits until a put is due, so that many ticks share one slot, including those appended
+during the wait. Invariants:
 
-- A put is under way for as long as it takes to know what became of it; the next one waits.
-- Nothing is removed by the word of the pipeline's checkpoints, since files on a server's own disk
-  are a cache: only snapshots let slots go (`SlotKeeper`). `segment` so only counts what was
-  written, to say which files lag behind.
+- A put lasts until its outcome is known. The next one waits for it.
+- The pipeline's checkpoints remove nothing here, because files on a server's own disk are only a
+  cache. Only snapshots make slots removable (`SlotKeeper`). So `segment` merely counts what was
+  written, to tell which files lag behind.
 
-`append`, `paced`, `prepare_sync` and `settle` are called in the loop; what `prepare_sync` returns
-runs in the thread of the putter.
+`append`, `paced`, `prepare_sync` and `settle` are called in the loop. The function that
+`prepare_sync` returns runs in the uploader's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.shared_fs.disk.log_pace import LogPace
 
 
 class BucketCommitLog:
-    """The log of one incarnation, as the pipeline uses it."""
+    """The log of one incarnation, with the interface that the pipeline uses."""
 
     def __init__(self, putter: LogUploader, index: SlotIndex) -> None:
         self._uploader = putter
@@ -39,7 +39,7 @@ class BucketCommitLog:
         self._records: list[LogRecord] = []
         self._unsettled_bytes = 0
         self._written_bytes = 0
-        #: Slots that were put, as (slot, records, raw bytes, object's bytes): the thread adds them,
+        #: Slots that were put, as (slot, records, raw bytes, object's bytes). The thread adds them,
         #: the loop takes them.
         self._done: list[tuple[int, list[LogRecord], int, int]] = []
 
@@ -53,11 +53,11 @@ class BucketCommitLog:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of slots that are still needed, and of what is not in one yet."""
+        """The bytes of slots that are still needed, plus those that are not in a slot yet."""
         return self._index.size_bytes + self._unsettled_bytes
 
     def append(self, tick: int, records: Sequence[LogRecord]) -> int:
-        """Take the records of a tick for the next slot."""
+        """Keep the records of a tick for the next slot."""
         size_bytes = sum(map(record_bytes, records))
         self._records.extend(records)
         self._unsettled_bytes += size_bytes
@@ -77,9 +77,10 @@ class BucketCommitLog:
                     await self._changed.wait()
 
     def prepare_sync(self) -> Callable[[], None]:
-        """Return what commits everything appended before this call; call it in the putter's thread.
+        """Return a function that commits everything appended so far; call it in the
+        uploader's thread.
 
-        It raises FencedError: then none of it is committed, and nothing ever will be.
+        If it raises FencedError, nothing of that is committed, and nothing ever will be.
         """
         self.settle()
         records, self._records = self._records, []
@@ -94,7 +95,7 @@ class BucketCommitLog:
         return put
 
     def settle(self) -> None:
-        """Take note of the slots that were put."""
+        """Note the slots that were put."""
         while self._done:
             slot, records, raw_bytes, size_bytes = self._done.pop(0)
             self._index.added(slot, records, size_bytes)
@@ -102,7 +103,7 @@ class BucketCommitLog:
             self._pace.ended()
 
     def retire(self, segment: int) -> None:
-        """Nothing: see the module's invariants."""
+        """Do nothing; see the module's invariants."""
 
     def close(self) -> None:
         self._uploader.stop()

@@ -1,8 +1,9 @@
-"""The logs of fenced incarnations in the bucket, by store: `takeover.DeadLogs`, elsewhere.
+"""The logs of fenced incarnations in the bucket, by store: what `takeover.DeadLogs` is
+on a shared disk.
 
-One list of the bucket tells of every incarnation; a log is read once, when its fence is there.
-Slots that no store needs any more are removed by `remove_needless`, never the fence and the mark:
-so an incarnation that has ended is never taken for one that lives.
+One listing of the bucket shows every incarnation. A log is read once, when its fence exists.
+`remove_needless` removes slots that no store needs any more, but never the fence and the mark: so
+an incarnation that has ended is never taken for one that is alive.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ _Key = tuple[str, str]
 
 
 class BucketDeadLogs:
-    """The logs that have been read so far. Blocking calls; readers see the old or the new ones."""
+    """The logs that have been read so far. Calls block; readers see either the old logs
+    or the new ones."""
 
     def __init__(self, bucket: Bucket, incarnation: str) -> None:
-        """`incarnation` is the caller's own, which is never read."""
+        """`incarnation` is the caller's own, whose log is never read."""
         self._bucket = bucket
         self._own = incarnation
         self._loaded: dict[_Key, DeadLog] = {}
         self._listed: dict[_Key, ListedLog] = {}
-        #: Marked, and without a fence: somebody is about to put it, or died before that.
+        #: Logs with a mark but no fence: the fence is about to be put, or its putter
+        #: died before that.
         self.half_fenced: list[_Key] = []
 
     def refresh(self) -> None:
-        """Read the logs of incarnations that were fenced since the last call. Raises
-        StorageError."""
+        """Read the logs of incarnations that were fenced since the last call.
+        Raises StorageError."""
         loaded: dict[_Key, DeadLog] = {}
         listed: dict[_Key, ListedLog] = {}
         half_fenced: list[_Key] = []
@@ -54,7 +57,7 @@ class BucketDeadLogs:
             known = self._loaded.get(key)
             if known is None:
                 if fence_slot(self._bucket, log) is None:
-                    # Until somebody finishes this nobody may take over from it.
+                    # Until the fence is put, nobody may take over from it.
                     half_fenced.append(key)
                     continue
                 known = self._read(log)
@@ -75,8 +78,8 @@ class BucketDeadLogs:
         return found
 
     def remove_needless(self, needed_by: Callable[[DeadLog], list[StoreId]]) -> list[StoreId]:
-        """Remove the slots of each log that no store needs, and return the stores that need
-        others."""
+        """Remove the slots of each log that no store needs. Return the stores that
+        still need theirs."""
         needing: dict[StoreId, None] = {}
         for key, log in self._loaded.items():
             listed = self._listed[key]
@@ -115,15 +118,15 @@ class BucketDeadLogs:
 
 
 def needed_by(manifests: Manifests, log: DeadLog) -> list[StoreId]:
-    """Return the stores of a log that have no snapshot beyond all that it has of them."""
+    """Return the stores of a log that have no snapshot beyond everything the log has of them."""
     return [
         store for store, records in log.records.items() if _needs(manifests.find(store), records)
     ]
 
 
 def fence_the_dead(bucket: Bucket, own: str, is_dead: Callable[[str, str], bool]) -> None:
-    """Fence the logs of incarnations that are dead by a fence elsewhere: only what has a fence in
-    the bucket is ever removed from there."""
+    """Fence the logs of incarnations that have a fence elsewhere: only logs with a fence in the
+    bucket are ever removed from it."""
     for log in list_logs(bucket):
         if log.incarnation != own and not log.marked and is_dead(log.server, log.incarnation):
             fence_log(bucket, log.server, log.incarnation)

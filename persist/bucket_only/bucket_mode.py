@@ -1,15 +1,16 @@
 """The storage of a server without a shared file system: the bucket, and a cache on its own disk.
 
     log     `bucket_commit_log.py`: slots, put in a thread of their own
-    fence   in the bucket: asked for before anything leaves, one request for all that waits
+    fence   in the bucket: read before anything leaves, one request for all that waits
     others  `bucket_dead_logs.py`: the logs of fenced incarnations
 
-and the work beside: own slots go when snapshots are beyond them, after the coordinator has recorded
-that the stores have some; dead logs go likewise (`bucket_reaper.py`). Files on its own disk may be
-lost at any time, with the server or without it: that one is durable says nothing to others.
+In the background, own slots are removed once there are snapshots beyond them and the coordinator
+has recorded that the stores have snapshots. Dead logs are removed likewise (`bucket_reaper.py`).
+Files on the server's own disk may be lost at any time, with or without the server, so a durable
+file there means nothing to other servers.
 
-An incarnation that ends cleanly fences itself first: whatever it wrote and did not snapshot is in
-its log, and only the log of a fenced incarnation is complete. For the same reason it gives up all
+An incarnation that ends cleanly fences itself first: its log has whatever it wrote and did not
+snapshot, and only the log of a fenced incarnation is complete. For the same reason it gives up all
 of its stores at once or none.
 """
 
@@ -53,14 +54,14 @@ from holdfast.shared_fs.snapshots.manifest import (
 
 logger = logging.getLogger("holdfast.persist")
 
-#: A server that nobody asks anything looks at its fence so often: each look is a request.
+#: How often an idle server reads its fence: each read costs a request.
 _LOOK_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _CREATED_BATCH: Final = 1024
 
 
 class BucketMode:
-    """The storage of one incarnation: see `StorageMode`."""
+    """The storage of one incarnation; see `StorageMode`."""
 
     log_level = Durability.STORED
     stall_seconds = PUT_STALL_SECONDS
@@ -84,19 +85,19 @@ class BucketMode:
         self._owners = owners
         self._own_log = BucketLog(bucket, life.server, life.id)
         self._uploader = LogUploader(self._own_log, life.server)
-        #: One for the puts, one for looks at the fence, one for what may take its time.
+        #: One for puts, one for reads of the fence, one for slow work.
         self._put_thread, self._look_thread, self._slow_thread = (BucketThread() for _ in range(3))
         self._own_slots = SlotIndex()
         self._log = BucketCommitLog(self._uploader, self._own_slots)
         self.synced_log = SyncedLog(self._log, self._put_thread, self._log.paced)
         self.dead_logs = BucketDeadLogs(bucket, life.id)
-        #: From `begin` on.
+        #: Set by `begin`.
         self._manifests: Manifests
         self._published: list[tuple[StoreId, SnapshotVersion]] = []
         self._to_tell = asyncio.Event()
 
     async def begin(self) -> None:
-        """Put the first slot: from now on the incarnation can be fenced. Before it is registered.
+        """Put the first slot, so that the incarnation can be fenced, before it is registered.
 
         Raises FencedError, BucketError.
         """
@@ -104,24 +105,24 @@ class BucketMode:
         await self._put_thread(self._uploader.begin)
 
     async def confirm_open(self) -> None:
-        """Return if anything may leave now. Raises FencedError, BucketError."""
+        """Return if output may leave now. Raises FencedError, BucketError."""
         await self._look_thread(self._gate.confirm)
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Nothing: a file on this disk is nothing to others."""
+        """Do nothing: a file on this disk means nothing to other servers."""
 
     async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Nothing, likewise."""
+        """Do nothing, for the same reason."""
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
-        """Drop the file, a cache; what was synced is known to be in the bucket, and the store is
-        opened anew. Raises StorageError."""
+        """Drop the file, which is a cache, so that the store is opened again. The bucket has
+        everything that was synced. Raises StorageError."""
         self._log.settle()
         await self._life.run_in_thread(partial(self._drop, store))
         return True
 
     def opener(self, tier: Tier | None) -> Opener:
-        """Return what opens stores from the bucket."""
+        """Return the opener of stores from the bucket."""
         assert tier is not None
         return StoreRestorer(
             self._life,
@@ -133,11 +134,11 @@ class BucketMode:
         )
 
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
-        """Return None: every write is `stored`, by the log."""
+        """Return None: the log makes every write `stored`."""
         return None
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what is to run beside everything else, until cancelled."""
+        """Yield the tasks that run beside everything else, until cancelled."""
         assert tier is not None
         tier.snapshotter.on_published(self._note_published)
         yield self._look_loop()
@@ -156,19 +157,19 @@ class BucketMode:
         ).run()
 
     async def end(self, left: int) -> bool:
-        """Fence this incarnation, which will write nothing more: before anybody else may own what
-        this log has. Raises BucketError: then the coordinator has to."""
+        """Fence this incarnation, which writes nothing more, before another may own its stores.
+        Raises BucketError: then the coordinator must fence it."""
         self._gate.fence_myself()
         fence = partial(fence_log, self._bucket, self._life.server, self._life.id)
         await self._slow_thread(fence)
         return True
 
     def leave(self) -> None:
-        """Let the thread of the log give up."""
+        """Make the log's thread give up."""
         self._log.close()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._log.close()
         for thread in (self._put_thread, self._look_thread, self._slow_thread):
             thread.stop()
@@ -180,8 +181,8 @@ class BucketMode:
         return self._manifests.find(store)
 
     def _was_never_registered(self, server: str, incarnation: str) -> bool:
-        """Tell of a life without a fence: whoever was registered, has been fenced before the next
-        one."""
+        """Tell if an unfenced life is dead. It is if it is an earlier life of this server: any that
+        was registered has been fenced before the next one."""
         return server == self._life.server and incarnation < self._life.id
 
     def _note_published(self, store: StoreId, version: SnapshotVersion) -> None:
@@ -193,7 +194,7 @@ class BucketMode:
             try:
                 store.file.abandon()
             except StorageError as error:
-                # The lock is gone all the same.
+                # The lock is released all the same.
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
             self._life.disk.remove(store.file.path)
             self._life.disk.remove(store.file.path.with_name(store.file.path.name + "-wal"))
@@ -216,8 +217,8 @@ class BucketMode:
             while self._published:
                 some = self._published[:_CREATED_BATCH]
                 try:
-                    # From now on a store without a snapshot is damaged; before that its log has to
-                    # stay, as the only thing that tells of it.
+                    # The coordinator takes a store recorded here for damaged if it has no snapshot.
+                    # Before that, the log must stay, as the only thing that mentions the store.
                     await self._coordination.created(
                         [(store, version.revision) for store, version in some]
                     )

@@ -1,8 +1,8 @@
 """The reaper of logs in the bucket: removes the slots of dead incarnations that no store needs.
 
-A slot is needed until each store in it has a snapshot beyond it. Stores that have none are asked
-for at their owners, who bring them up to date and snapshot them. Any server may reap for any: what
-another has removed is simply not there. Fences stay (`bucket_log.py`).
+A slot is needed until each store in it has a snapshot beyond it. For stores that have none, the
+reaper asks their owners, which bring them up to date and snapshot them. Any server may reap for any
+other: what another server has removed is simply no longer there. Fences stay (`bucket_log.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.shared_fs.snapshots.manifest import open_manifests
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Each pass is a list of the bucket, and of what it shows little can be done sooner.
+#: Each pass lists the bucket, and little of what it shows could be handled sooner.
 _PASS_SECONDS: Final = 60.0
 
 
 class BucketReaper:
-    """Reaps for one running incarnation."""
+    """The reaper of one running incarnation."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class BucketReaper:
         is_dead: Callable[[str, str], bool],
         dead_logs: BucketDeadLogs | None = None,
     ) -> None:
-        """`is_dead` tells if an incarnation whose log has no fence has ended all the same.
-        `dead_logs` are read for each pass if none are given."""
+        """`is_dead` tells if an incarnation has ended although its log has no fence. Without
+        `dead_logs`, each pass reads them anew."""
         self._bucket = bucket
         self._server = life.server
         self._incarnation = life.id
@@ -69,8 +69,8 @@ class BucketReaper:
                 self._mishaps.note("log.reap_failed", self._server, error)
 
     async def run_pass(self) -> None:
-        """Remove what no store needs, and have the other stores snapshotted. Raises
-        HoldfastError."""
+        """Remove the slots that no store needs, and request snapshots of the other stores.
+        Raises HoldfastError."""
         needing: list[StoreId] = await self._run_in_thread(self._remove)
         if needing:
             await self._owners.take_over(needing)
@@ -82,7 +82,8 @@ class BucketReaper:
         dead_logs = self._dead_logs or BucketDeadLogs(self._bucket, self._incarnation)
         dead_logs.refresh()
         for server, incarnation in dead_logs.half_fenced:
-            # Who began it may be dead as well; the next pass reads what is finished now.
+            # The server that began to fence it may be dead too. The next pass reads the logs that
+            # are finished now.
             if self._is_dead(server, incarnation):
                 fence_log(self._bucket, server, incarnation)
         return dead_logs.remove_needless(partial(needed_by, open_manifests(self._bucket)))

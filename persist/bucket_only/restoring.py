@@ -1,18 +1,18 @@
-"""Opening a store of a cluster without a shared file system.
+"""Opening a store in a cluster without a shared file system.
 
 The truth is in the bucket: the newest snapshot, and what the logs of dead owners have beyond it. A
-file on this server's own disk is a cache of a prefix of that, and good enough if it is at least as
-new as the snapshot:
+file on this server's own disk is a cache of a prefix of that, and it is good enough if it is at
+least as new as the snapshot:
 
-1. Read the manifest. With no file here, or an older or a damaged one, bring the snapshot.
-2. Apply what the logs have beyond (`takeover.py`). With a gap between the file here and the logs,
-   begin again with the snapshot.
-3. A store that was once snapshotted and has no snapshot now, or of which a damaged log may have
-   held more, is refused: never silently empty or older.
+1. Read the manifest. If there is no file here, or an older or damaged one, fetch the snapshot.
+2. Apply what the logs have beyond it (`takeover.py`). If there is a gap between the file here and
+   the logs, start again from the snapshot.
+3. Refuse a store that was once snapshotted and has no snapshot now, or of which a damaged log may
+   have had more: it is never silently empty or older.
 4. Record owner and epoch, as `opening.py` does.
 
-What this server itself wrote in this life, and closed, is in its own slots as well: they are read
-too if the file here lacks it, as when somebody removed it.
+What this server wrote earlier in this life is in its own slots as well. They are read too if the
+file here lacks it, for example because somebody removed the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Truth(NamedTuple):
     snapshot: SnapshotVersion | None
     deleted_epoch: int
     records: list[LogRecord]
-    #: Where a store without a snapshot begins: beyond what was before it was deleted.
+    #: The revision at which a store without a snapshot begins: above those of a deleted one.
     beginning: int = 0
 
 
@@ -65,7 +65,8 @@ class StoreRestorer:
         coordination: Coordination,
         not_snapshotted: Callable[[StoreId], object],
     ) -> None:
-        """`not_snapshotted` is told of stores that only the logs of dead owners have whole."""
+        """`not_snapshotted` is called for stores that have changes only in the
+        logs of dead owners."""
         self._server = life.server
         self._incarnation = life.id
         self._disk = life.disk
@@ -79,7 +80,7 @@ class StoreRestorer:
         self._not_snapshotted = not_snapshotted
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
-        """Return the store, up to date, also if it is only to be read.
+        """Return the store, up to date, even if it is only to be read.
 
         Raises StoreDamagedError, NewerFormatError, StorageError, BucketUnavailableError.
         """
@@ -144,7 +145,7 @@ class StoreRestorer:
     def _file(
         self, store: StoreId, truth: _Truth, grant: Grant
     ) -> tuple[StoreFile | None, TakeoverPlan]:
-        """Return the file to go on with, and what it lacks. Blocking."""
+        """Return the file to continue with, and what it lacks. Blocking."""
         own = self._own_slots.last(store)
         file = self._cached(store, truth)
         if file is not None and (own is None or own <= (file.meta.epoch, file.meta.revision)):
@@ -167,7 +168,7 @@ class StoreRestorer:
         elif grant.state == StoreState.DURABLE:
             # Logs alone do not tell how far it went.
             raise StoreDamagedError(
-                store=str(store), reason="it was snapshotted, and the bucket has no snapshot of it"
+                store=str(store), reason="it was snapshotted, but the bucket has no snapshot of it"
             )
         try:
             return restored, self._missing(store, restored, records, grant, truth)
@@ -177,8 +178,8 @@ class StoreRestorer:
             raise
 
     def _cached(self, store: StoreId, truth: _Truth) -> StoreFile | None:
-        """Return the file on this disk if it is as good as the newest snapshot; remove any
-        other."""
+        """Return the file on this disk if it is at least as new as the newest snapshot.
+        Remove any other."""
         path = self._layout.store(store)
         if not self._disk.exists(path):
             return None
@@ -209,8 +210,8 @@ class StoreRestorer:
         grant: Grant,
         truth: _Truth,
     ) -> TakeoverPlan:
-        """Return what the logs have beyond the file. Raises StoreDamagedError if that may not be
-        all."""
+        """Return what the logs have beyond the file. Raises StoreDamagedError if they may
+        lack some of it."""
         meta = file.meta if file is not None else None
         found = plan(
             store,
@@ -272,7 +273,7 @@ class StoreRestorer:
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
         if self._disk.exists(path):
-            self._remove(path, "the store begins anew")
+            self._remove(path, "the store starts again from nothing")
         return StoreFile.create(
             path, store, time=self._clock_ms(), owner=owner, disk=self._disk
         )
