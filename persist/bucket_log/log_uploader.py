@@ -1,7 +1,7 @@
-"""Puts slots until it is known what became of them, however long the bucket is away.
+"""Puts slots and retries until their outcome is known, however long the bucket is away.
 
-Blocking, for a thread of its own. A slot that may or may not be there is put again, the same bytes,
-and nothing else meanwhile: so an outage costs time and never order.
+Blocking: runs in a thread of its own. If it is unknown whether a slot exists, the same bytes are
+put again, and nothing else meanwhile. So an outage costs time and never order.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.shared_fs.disk.commit_log import LogRecord
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Between two calls of the bucket, each of which tries by itself for a while.
+#: The delay between calls of the bucket, each of which retries by itself for a while.
 _FIRST_WAIT_SECONDS: Final = 0.1
 _MAX_WAIT_SECONDS: Final = 5.0
 
 
 class BucketThread(SyncThread):
-    """A thread for calls of the bucket: none is short, and none may keep the loop."""
+    """A thread for calls of the bucket: none is short, and none may block the loop."""
 
     @property
     def runs_in_loop(self) -> bool:
@@ -43,11 +43,11 @@ class LogUploader:
         self._begun = False
 
     def stop(self) -> None:
-        """Give up what is being put; from any thread."""
+        """Give up the present put. May be called in any thread."""
         self._stopped.set()
 
     def begin(self) -> None:
-        """Put slot 0, if that has not been done. Raises FencedError; BucketError once stopped."""
+        """Put slot 0, unless that is done. Raises FencedError; BucketError once stopped."""
         if not self._begun:
             self._put(self._log.prepare(()))
             self._begun = True
@@ -55,8 +55,9 @@ class LogUploader:
     def put(self, records: Sequence[LogRecord]) -> tuple[int, int]:
         """Commit records as the next slot and return its number and size in bytes.
 
-        Raises FencedError: nothing of it is committed. Once stopped BucketError, with nothing
-        known. """
+        Raises FencedError: nothing of it is committed. Raises BucketError once stopped: whether it
+        is committed is unknown.
+        """
         self.begin()
         prepared = self._log.prepare(records)
         self._put(prepared)

@@ -1,7 +1,7 @@
 """Which slots of a server's own log in the bucket are still needed, and by which stores.
 
-A slot is needed until every store in it has a published snapshot beyond what the slot has of it.
-Slots go oldest first, so the log's end is always found by what is left. Pure.
+A slot is needed until every store in it has a published snapshot beyond the slot's changes. Slots
+are removed oldest first, so the remaining ones always show where the log ends. Pure.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _Order = tuple[int, int]
 
 
 class SlotIndex:
-    """The slots of one incarnation. Costs memory for each pair of a slot and a store in it."""
+    """The slots of one incarnation. Takes memory for each pair of a slot and a store in it."""
 
     def __init__(self) -> None:
-        #: For each slot, oldest first, the stores that still need it, and its size.
+        #: For each slot, oldest first: the stores that still need it, and its size.
         self._slots: OrderedDict[int, dict[StoreId, None]] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        #: For each store the slots that it needs, and the last (epoch, revision) that each has of
-        #: it.
+        #: For each store: the slots that it needs, each with the last (epoch, revision)
+        #: that it has of it.
         self._stores: dict[StoreId, deque[tuple[int, _Order]]] = {}
         self._next_slot = 0
         self.size_bytes = 0
 
     @property
     def count(self) -> int:
-        """Slots that are needed, or lie between such."""
+        """The number of slots that are needed, or lie between needed ones."""
         return len(self._slots)
 
     @property
@@ -39,7 +39,7 @@ class SlotIndex:
         return next(iter(self._slots), self._next_slot)
 
     def added(self, slot: int, records: Iterable[LogRecord], size_bytes: int) -> None:
-        """A slot was put, with these records."""
+        """Note that a slot was put with these records."""
         self._next_slot = slot + 1
         last: dict[StoreId, _Order] = {}
         for record in records:
@@ -52,7 +52,7 @@ class SlotIndex:
             self.size_bytes += size_bytes
 
     def snapshotted(self, store: StoreId, epoch: int, revision: int) -> None:
-        """A snapshot of a store was published, or a newer one was there."""
+        """Note that a snapshot of a store was published, or a newer one existed already."""
         needed = self._stores.get(store)
         if needed is None:
             return
@@ -69,12 +69,14 @@ class SlotIndex:
             self.size_bytes -= self._sizes.pop(slot)
 
     def last(self, store: StoreId) -> _Order | None:
-        """Return the (epoch, revision) up to which the slots have a store that still needs some."""
+        """Return the last (epoch, revision) of a store in the slots, or None if
+        it needs no slot."""
         needed = self._stores.get(store)
         return needed[-1][1] if needed else None
 
     def oldest(self, limit: int) -> list[StoreId]:
-        """Return up to `limit` stores to snapshot, those that hold the oldest slots first."""
+        """Return up to `limit` stores to snapshot, starting with those that need
+        the oldest slots."""
         found: dict[StoreId, None] = {}
         for stores in self._slots.values():
             for store in stores:

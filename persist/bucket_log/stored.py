@@ -1,20 +1,21 @@
-"""Which changes go to the bucket's log beside the commit log, and which answers wait for that.
+"""Which changes go to the bucket's log besides the commit log, and which answers wait for that.
 
 A write of level `stored` is acknowledged when the state up to it can be rebuilt from the bucket
 alone: from a snapshot and log objects. Most stores never see such a write, and nothing of them goes
-there. The first `stored` write of a store makes it *followed*: from that tick on all of its
-changes, of any level, go to the bucket's log. Invariants:
+there. The first `stored` write makes a store *followed*: from that tick on all of its changes, of
+any level, go to the bucket's log. Invariants:
 
-- What the bucket's log has of a store follows, without a gap, a published snapshot of the same
-  epoch, or of an earlier one at the very revision where it begins, or the store's beginning. So a
-  gap in it is damage, always.
-- A followed store whose earlier changes are not in the bucket needs a snapshot first (its *base*):
-  until that is published its changes are held here, and are not put.
-- An answer leaves when the slot with the last change that it tells of is committed, and the base is
-  there; or when a snapshot has that change. Within a store in the order of changes.
+- The bucket's log of a store continues, without a gap, from one of these: a published snapshot of
+  the same epoch, one of an earlier epoch at exactly the revision where the log begins, or the
+  store's beginning. So a gap in it always means damage.
+- A followed store whose earlier changes are not in the bucket needs a snapshot first (its *base*).
+  Until that is published, its changes are held here and are not put.
+- An answer leaves when the base exists and the slot with the last change that the answer
+  reports is committed, or when a snapshot has that change. Within a store answers leave in the
+  order of changes.
 - Only what the commit log has synced is put: the bucket's log never runs ahead of it.
-- All of it is bounded. Beyond MAX_UNSTORED_BYTES what waits is dropped, and stores for which
-  answers wait begin again with a snapshot: other levels are never held up by a bucket that is away.
+- All of it is bounded. Beyond MAX_UNSTORED_BYTES the waiting changes are dropped, and stores for
+  which answers wait start again with a snapshot: a bucket that is away never delays other levels.
 
 Pure: no clock, no bucket, no NATS.
 """
@@ -31,7 +32,8 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_log.log_object import record_bytes
 from holdfast.shared_fs.disk.commit_log import LogRecord
 
-#: Followed stores for which nothing waits: one that is forgotten begins again with a snapshot.
+#: How many followed stores without waiting answers are remembered. A forgotten one starts again
+#: with a snapshot.
 MAX_FOLLOWED: Final = 16384
 
 
@@ -56,7 +58,7 @@ class Base(NamedTuple):
 @dataclass(slots=True)
 class _Followed:
     epoch: int
-    #: Where the bucket's log begins to have it.
+    #: The revision at which the bucket's log begins to have it.
     start: int
     #: The last change that was taken, and the last one that the bucket has.
     taken: int
@@ -67,13 +69,13 @@ class _Followed:
 
 
 class StoredWrites:
-    """What waits for the bucket, of one incarnation."""
+    """The changes and answers of one incarnation that wait for the bucket."""
 
     def __init__(self, *, max_bytes: int = MAX_UNSTORED_BYTES) -> None:
         self._max_bytes = max_bytes
         #: In the order of last use.
         self._followed: OrderedDict[StoreId, _Followed] = OrderedDict()
-        #: Records of ticks that are not synced yet, and of synced ones for the next slot.
+        #: Records of unsynced ticks, and those of synced ticks that wait for the next slot.
         self._unsynced: deque[tuple[int, LogRecord]] = deque()
         self._ready: list[LogRecord] = []
         self._ready_bytes = 0
@@ -86,12 +88,12 @@ class StoredWrites:
 
     @property
     def follows(self) -> bool:
-        """Some store's changes go to the bucket."""
+        """True if some store's changes go to the bucket."""
         return bool(self._followed)
 
     @property
     def waiting_count(self) -> int:
-        """Answers that wait for the bucket."""
+        """How many answers wait for the bucket."""
         return self._waiting_count
 
     @property
@@ -101,17 +103,18 @@ class StoredWrites:
 
     @property
     def is_full(self) -> bool:
-        """No further `stored` write can be taken now."""
+        """True if no further `stored` write can be taken now."""
         return (
             self._waiting_count >= MAX_UNSTORED_ANSWERS or self._unstored_bytes >= self._max_bytes
         )
 
-    # What the write path says
+    # Called by the write path
     def take(
         self, tick: int, records: Sequence[LogRecord], answers: Sequence[StoredAnswer]
     ) -> None:
-        """The commit log has `records` as frame `tick`; `answers` wait for the bucket. Answers may
-        be of stores that the tick has no record of: retries of what was written before."""
+        """Note that the commit log has `records` as frame `tick`, and that `answers` wait for the
+        bucket. An answer may be for a store without a record in this tick: it then answers a retry
+        of an earlier write."""
         new = {answer.store for answer in answers}
         for record in records:
             if record.store in self._followed or record.store in new:
@@ -133,25 +136,25 @@ class StoredWrites:
         self._forget()
 
     def synced(self, tick: int) -> None:
-        """The commit log is durable up to `tick`."""
+        """Note that the commit log is durable up to `tick`."""
         self._synced_tick = tick
         while self._unsynced and self._unsynced[0][0] <= tick:
             self._make_ready(self._unsynced.popleft()[1])
 
-    # What the writer of slots says
+    # Called by the writer of slots
     @property
     def ready_bytes(self) -> int:
         """Bytes of changes for the next slot."""
         return self._ready_bytes
 
     def begin_slot(self) -> list[LogRecord]:
-        """Return what goes into the next slot."""
+        """Return the records for the next slot."""
         assert not self._under_way
         self._under_way, self._ready, self._ready_bytes = self._ready, [], 0
         return self._under_way
 
     def slot_committed(self) -> None:
-        """What `begin_slot` returned is in the bucket."""
+        """Note that the records of `begin_slot` are in the bucket."""
         done, self._under_way = self._under_way, []
         touched: dict[StoreId, None] = {}
         for record in done:
@@ -163,14 +166,14 @@ class StoredWrites:
         for store in touched:
             self._release(self._followed[store])
 
-    # What snapshots say
+    # Called by snapshots
     @property
     def wants_bases(self) -> bool:
-        """Some store needs a snapshot that was not asked for yet."""
+        """True if some store needs a snapshot that was not asked for yet."""
         return bool(self._wanted)
 
     def wanted_bases(self) -> list[Base]:
-        """Return the stores that need a snapshot; each is returned once, until `base_failed`."""
+        """Return the stores that need a snapshot. Each is returned once, until `base_failed`."""
         bases = []
         for store in self._wanted:
             followed = self._followed.get(store)
@@ -180,13 +183,13 @@ class StoredWrites:
         return bases
 
     def base_failed(self, store: StoreId) -> None:
-        """No snapshot could be had: it is wanted still."""
+        """Note that no snapshot could be made: it is still wanted."""
         followed = self._followed.get(store)
         if followed is not None and not followed.based and followed.waiting:
             self._wanted[store] = None
 
     def snapshotted(self, store: StoreId, epoch: int, revision: int) -> None:
-        """A snapshot of a store was published."""
+        """Note that a snapshot of a store was published."""
         followed = self._followed.get(store)
         if followed is None or followed.epoch != epoch:
             return
@@ -202,7 +205,7 @@ class StoredWrites:
                 elif tick <= self._synced_tick:
                     self._make_ready(record)
                 else:
-                    # Behind younger ticks, perhaps: then it is ready with them.
+                    # Younger ticks may precede it here. Then it becomes ready with them.
                     self._unsynced.append((tick, record))
         followed.stored = max(followed.stored, revision)
         self._release(followed)
@@ -246,9 +249,9 @@ class StoredWrites:
             followed.held.append((tick, record))
 
     def _follow(self, store: StoreId, epoch: int, revision: int) -> _Followed:
-        """Begin to follow a store behind `revision`."""
+        """Begin to follow a store after `revision`."""
         before = self._followed.pop(store, None)
-        # At its beginning there is nothing that a snapshot could add.
+        # At the store's beginning there is nothing that a snapshot could add.
         followed = _Followed(epoch, revision, revision, revision, based=revision == 0)
         if before is not None:
             self._unstored_bytes -= sum(record_bytes(record) for _, record in before.held)
@@ -271,7 +274,7 @@ class StoredWrites:
             self._waiting_count -= 1
 
     def _drop(self) -> None:
-        """Drop what waits for the bucket, but for the slot that is being put."""
+        """Drop what waits for the bucket, except the slot that is being put."""
         self._unsynced.clear()
         self._ready, self._ready_bytes = [], 0
         self._unstored_bytes = sum(map(record_bytes, self._under_way))
