@@ -1,1 +1,2 @@
-"""The threads and tasks of a server: syncs, tiers, what nobody awaits, the watch over the loop."""
+"""Work beside the loop: syncs, tiers, tasks that nobody awaits, and the watch over
+the loop itself."""

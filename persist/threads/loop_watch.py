@@ -1,14 +1,14 @@
-"""A voice for a server whose event loop does not turn, which a loop cannot raise for itself.
+"""Sends heartbeats for a server whose event loop is stuck, which the loop cannot do for itself.
 
-The loop beats for itself while it turns (`heartbeats.py`). When it has not turned for
-LATE_SECONDS a thread, on a connection of its own, sends the heartbeats that it owes, and they say
-for how long it has not turned: so a long piece of work in the loop fences nobody, and a loop that
-hangs for good is known to. Kept:
+The loop sends its own heartbeats while it turns (`heartbeats.py`). When it has not turned for
+LATE_SECONDS, a thread with a connection of its own sends the heartbeats that are due. They say how
+long the loop has been stuck. So a long piece of work in the loop does not get the server fenced,
+and the coordinator knows of a loop that hangs for good. Invariants:
 
-- The thread speaks only while the loop does not turn. A loop that turns and is not heard has lost
-  its connection, and is to be found out.
-- It is as silent as the loop would be: once it is fenced, while its disk hangs, before it is
-  registered.
+- The thread speaks only while the loop is stuck. A loop that turns without being heard has lost its
+  connection, and that must be noticed.
+- It is silent whenever the loop would be: once fenced, while the disk hangs, and
+  before registration.
 - A stopped process (SIGSTOP, a swapped-out host) has no thread either.
 """
 
@@ -28,19 +28,19 @@ from holdfast.protocol.limits import HEARTBEAT_SECONDS
 
 logger = logging.getLogger("holdfast.persist")
 
-#: A loop that has not turned for so long is spoken for. Before the coordinator doubts it.
+#: The thread speaks for a loop that has been stuck for this long: before the coordinator doubts it.
 LATE_SECONDS: Final = 2 * HEARTBEAT_SECONDS
-#: How often the loop says that it turns.
+#: How often the loop reports that it turns.
 _TURN_SECONDS: Final = HEARTBEAT_SECONDS / 2
 _CONNECT_AGAIN_SECONDS: Final = 1.0
 
-#: Returns what to say for a loop that has not turned for so many seconds; None: nothing. Called in
-#: the thread.
+#: Returns the heartbeat for a loop that has been stuck for so many seconds, or None to send
+#: nothing. Called in the thread.
 Words = Callable[[float], bytes | None]
 
 
 class Turns:
-    """When a loop last turned. `run` it in a task of that loop; read it anywhere."""
+    """When a loop last turned. `run` it in a task of that loop; read it in any thread."""
 
     def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
@@ -49,12 +49,12 @@ class Turns:
 
     @property
     def late_seconds(self) -> float:
-        """For how long the loop has not turned; 0 if that is not worth a word."""
+        """How long the loop has been stuck; 0 if that is too short to report."""
         seconds = self._clock() - self._turned_at
         return seconds if seconds > LATE_SECONDS else 0.0
 
     def turned(self) -> None:
-        """The loop turns."""
+        """Note that the loop turns."""
         seconds = self.late_seconds
         self._turned_at = self._clock()
         if seconds:
@@ -67,24 +67,24 @@ class Turns:
 
 
 class LoopWatch:
-    """The thread. `speaking` for as long as an incarnation lives."""
+    """The thread that speaks for a loop. Use `speaking` for as long as an incarnation lives."""
 
     def __init__(self, connect: Callable[[], Awaitable[Bus]], subject: str) -> None:
-        """`connect` returns a connection of the loop that it is awaited in."""
+        """`connect` returns a connection that belongs to the loop in which it is awaited."""
         self._connect = connect
         self._subject = subject
 
     @contextmanager
     def speaking(self, turns: Turns, words: Words) -> Iterator[None]:
-        """Say `words` while the loop of `turns` does not turn."""
+        """Send `words` while the loop of `turns` is stuck."""
         ended = threading.Event()
 
         def live() -> None:
             with suppress(RuntimeError):
-                # The interpreter ends.
+                # The interpreter is shutting down.
                 asyncio.run(self._live(turns, words, ended))
 
-        # A daemon: it may be waiting for NATS.
+        # A daemon, because it may be waiting for NATS.
         threading.Thread(target=live, name="holdfast.loop_watch", daemon=True).start()
         try:
             yield
@@ -114,7 +114,7 @@ class LoopWatch:
 
 
 async def speak(bus: Bus, subject: str, turns: Turns, words: Words) -> bool:
-    """Send what is to be said for a loop now; return if that was anything."""
+    """Send what is due for a loop now. Return whether there was anything."""
     seconds = turns.late_seconds
     payload = words(seconds) if seconds else None
     if payload is None:

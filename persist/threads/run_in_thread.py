@@ -1,4 +1,4 @@
-"""The type of whatever runs blocking functions for the event loop."""
+"""The type of what runs blocking functions for the event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any, Protocol
 
 
 class RunInThread(Protocol):
-    """Runs a blocking function outside the loop's thread (or, in a simulation, inside)."""
+    """Runs a blocking function outside the loop's thread (in a simulation: inside it)."""
 
     def __call__(self, function: Callable[[], Any], /) -> Awaitable[Any]: ...

@@ -1,17 +1,16 @@
-"""Where the commit log is synced: in a thread of its own, or, where a sync is short, in the loop.
+"""Where the commit log is synced: in a thread of its own or, if syncs are short, in the loop.
 
-asyncio's own pool would do, but a sync then waits behind checkpoints of store files in the same
-pool, and each hand-over costs several locks and a task. Here one is a queue's put there, and one
+With asyncio's own pool, a sync would wait behind checkpoints of store files, and each hand-over
+would cost several locks and a task. Here a hand-over is one put into a queue, and one
 `call_soon_threadsafe` back. Even that wakes two threads, which takes as long as a sync of a good
-disk: so while syncs are short they are done at once, which answered lone writes a fifth sooner and
-took a quarter more appends of a thousand callers. When they are not short in the mean, the next
+disk. So while syncs are short they run in the loop: that answered lone writes a fifth sooner, and
+took a quarter more appends from a thousand callers. When their mean is no longer short, the next
 ones go to the thread.
 
-How long one took in the thread says little: it ends only when the busy loop gives up Python's lock.
-So now and then one is tried in the loop, and more and more rarely while it is not short.
-
-A disk that begins to hang during one in the loop stops the loop with it: the server is silent then,
-and is fenced as one that hangs.
+The duration of a sync in the thread says little, because it only ends when the busy loop gives up
+Python's lock. So now and then one is tried in the loop, less and less often while they are not
+short. If the disk begins to hang during a sync in the loop, the loop stops with it: the server is
+silent then, and is fenced as one that hangs.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from typing import Any, Final
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
-#: A sync is short below this: the loop is kept from other work for no longer than by one tick.
+#: A sync below this is short: it blocks the loop no longer than one tick does.
 SHORT_SECONDS: Final = 0.001
-#: After so many in the thread the next is tried in the loop; after twice as many if it was not
-#: short.
+#: After this many syncs in the thread, the next is tried in the loop. The number doubles each time
+#: the try was not short.
 TRY_AFTER_SYNCS: Final = 32
 TRY_AFTER_SYNCS_MAX: Final = 4096
-#: What one sync counts for in the mean of those in the loop.
+#: The weight of one sync in the mean of those in the loop.
 _WEIGHT: Final = 0.1
 
 
 class SyncThread:
-    """Runs functions one after the other. `stop` it in the end."""
+    """Runs functions one after the other. Call `stop` at the end."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._waiting_count = 0
-        #: Of syncs in the loop, in the mean.
+        #: The mean of the syncs in the loop.
         self._mean_seconds = 0.0
-        #: In the thread, until the next is tried in the loop.
+        #: How many go to the thread until the next is tried in the loop.
         self._left_count = self._try_after = TRY_AFTER_SYNCS
         # A daemon: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="holdfast.sync", daemon=True)
@@ -52,11 +51,11 @@ class SyncThread:
 
     @property
     def runs_in_loop(self) -> bool:
-        """The next function is run in the caller's thread."""
+        """True if the next function runs in the caller's thread."""
         return self._left_count == 0 and self._waiting_count == 0
 
     def __call__(self, function: Callable[[], Any], /) -> asyncio.Future[Any]:
-        """Return the future of what `function` returns or raises."""
+        """Return a future with the result or exception of `function`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self.runs_in_loop:
@@ -70,11 +69,11 @@ class SyncThread:
         return future
 
     def stop(self) -> None:
-        """End the thread once it has done what it was given."""
+        """End the thread once it has run what it was given."""
         self._jobs.put(None)
 
     def _took(self, seconds: float) -> None:
-        """A sync in the loop took so long."""
+        """Note the duration of a sync in the loop."""
         if self._mean_seconds:
             seconds = (1 - _WEIGHT) * self._mean_seconds + _WEIGHT * seconds
         if seconds < SHORT_SECONDS:

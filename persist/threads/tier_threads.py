@@ -1,8 +1,8 @@
-"""Threads for what waits for the bucket, apart from those that sync files.
+"""Threads for calls that wait for the bucket, separate from those that sync files.
 
-A bucket that is away holds up who asks it, for as long as a call tries: neither the loop nor a
-checkpoint may stand behind that. Nor the end of the process: they are daemons, since whatever they
-are at may be cut off at any point.
+While the bucket is away, a call blocks its thread for as long as it retries. Neither the loop nor a
+checkpoint may queue behind that, nor may the end of the process: the threads are daemons, because
+their work may be cut off at any point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
 
 class TierThreads:
-    """Runs functions, so many at once, in the order in which they came. `stop` it in the end."""
+    """Runs functions in the order in which they came, `count` at once. Call `stop` at the end."""
 
     def __init__(self, name: str, count: int) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -26,7 +26,7 @@ class TierThreads:
         self._started = False
 
     def __call__(self, function: Callable[[], Any], /) -> asyncio.Future[Any]:
-        """Return the future of what `function` returns or raises."""
+        """Return a future with the result or exception of `function`."""
         if not self._started:
             self._started = True
             for number in range(self._count):
@@ -38,7 +38,7 @@ class TierThreads:
         return future
 
     def stop(self) -> None:
-        """End the threads once they have done what they were given."""
+        """End the threads once they have run what they were given."""
         for _ in range(self._count if self._started else 0):
             self._jobs.put(None)
 
