@@ -1,13 +1,13 @@
-"""Changes on the wire: their numbers, and their rows, read by names.
+"""Changes on the wire: their numbers, and access to their rows by name.
 
-A change travels and is kept as an array, `[number, ...]`; the numbers below say what follows each.
-Positions are fixed, trailing elements may be left out when nil, and later versions may append
-elements. This module alone knows the positions; all others ask for a row by what it is:
+A change is sent and stored as an array, `[number, ...]`; the comments below list the elements for
+each number. Positions are fixed, trailing elements may be left out if nil, and later versions may
+append more. Only this module knows the positions; all others read a row by names:
 
     row = message_set(change)      row.seq, row.value, row.headers, row.msg_id, row.expires
 
-Each function expects a change of its own number: ask `number_of` first. Code that runs for each of
-many thousand plain appends reads the arrays directly, and names the benchmark that justifies it.
+Each function expects a change of its own number: check `number_of` first. Code that runs for each
+of many thousand plain appends uses the arrays directly, and names the benchmark that justifies it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue, Me
 
 _Item = TypeVar("_Item")
 
-# A change has the number of the operation that made it. Never renumber.
-#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: when its ttl ends
+# A change has the number of the operation that made it. Never renumber them.
+#: [CHANGE_SET_MESSAGE, seq, value, headers, msg_id, expires]; expires: the time when its ttl ends
 CHANGE_SET_MESSAGE: Final = 1
 #: [CHANGE_DELETE_MESSAGES, [seq, ...]]
 CHANGE_DELETE_MESSAGES: Final = 3
@@ -35,18 +35,18 @@ CHANGE_SET_ENTRY: Final = 5
 CHANGE_DELETE_ENTRIES: Final = 6
 #: [CHANGE_CLEAR]
 CHANGE_CLEAR: Final = 7
-#: [CHANGE_CONFIGURE, config]: all of what is not the default from now on. Changes no state.
+#: [CHANGE_CONFIGURE, config]: the new configuration, without defaults. Changes no state.
 CHANGE_CONFIGURE: Final = 9
-#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32: of all up to the end of this. Changes
-#: no state, and is broadcast without its data.
+#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32 covers the upload up to the end of this
+#: chunk. Changes no state, and is broadcast without its data.
 CHANGE_PUT_CHUNK: Final = 10
 #: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
 CHANGE_DROP_UPLOADS: Final = 11
-# Of consumers. They change no message; a consumer's id is the revision that made it.
+# Changes of consumers. They change no message. A consumer's id is the revision that made it.
 #: [CHANGE_CONSUMER_CONFIGURE, id, name, config, next_seq]
 CHANGE_CONSUMER_CONFIGURE: Final = 16
-#: [CHANGE_CONSUMER_FETCH, id, next_seq, deadline, [seq, ...], [[seq, delivery_count], ...],
-#: [seq, ...], [seq, ...]]: delivered first and again, found removed, given up
+#: [CHANGE_CONSUMER_FETCH, id, next_seq, deadline, [seq, ...], [[seq, delivery_count], ...], [seq,
+#: ...], [seq, ...]]: delivered first, delivered again, found removed, given up
 CHANGE_CONSUMER_FETCH: Final = 17
 #: [CHANGE_CONSUMER_ACK, id, [seq, ...], [seq, ...], [[seq, deadline, delivery_count], ...]]: acked,
 #: given up, to be delivered again at another time
@@ -54,13 +54,13 @@ CHANGE_CONSUMER_ACK: Final = 18
 #: [CHANGE_CONSUMER_DELETE, id]
 CHANGE_CONSUMER_DELETE: Final = 19
 
-#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are in `table` from now
-#: on, and no longer in the owner's file. Changes no state.
+#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are now in `table`, and no
+#: longer in the owner's file. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
-#: What concerns no message and no entry, and leaves nothing in a change log.
+#: Changes that concern no message and no entry, and that leave nothing in a change log.
 UPLOAD_CHANGES: Final = frozenset((CHANGE_PUT_CHUNK, CHANGE_DROP_UPLOADS))
-#: What followers leave out: it changes no message and no entry.
+#: Changes that followers skip, since they change no message and no entry.
 STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
     CHANGE_CONFIGURE,
     CHANGE_CONSUMER_CONFIGURE,
@@ -70,21 +70,21 @@ STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
     CHANGE_ARCHIVE,
 }
 
-#: Returns which change it is: one of `CHANGE_...`.
+#: Returns the number of a change: one of `CHANGE_...`.
 number_of: Final = itemgetter(0)
-#: Elements of a set that has a value and nothing else.
+#: The length of a set with a value and nothing else.
 PLAIN_SET_ELEMENTS: Final = 3
 _VALUE_AND_HEADERS: Final = 4
 #: Changes that set a message or an entry.
 SETS: Final = frozenset((CHANGE_SET_MESSAGE, CHANGE_SET_ENTRY))
-#: Changes that delete messages or entries, each named in the change.
+#: Changes that delete messages or entries by name.
 DELETES: Final = frozenset((CHANGE_DELETE_MESSAGES, CHANGE_DELETE_ENTRIES))
 
 _new: Final = tuple.__new__
 
 
 class MessageSet(NamedTuple):
-    """A message that was appended or replaced. `value`: bytes, or what stands for a large one."""
+    """A message that was appended or replaced. `value` is bytes, or the fields of a LargeValue."""
 
     seq: int
     value: Any
@@ -94,7 +94,7 @@ class MessageSet(NamedTuple):
 
 
 class EntrySet(NamedTuple):
-    """A key that was set. `value`: bytes, or what stands for a large one."""
+    """A key that was set. `value` is bytes, or the fields of a LargeValue."""
 
     key: str
     value: Any
@@ -103,7 +103,8 @@ class EntrySet(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of an upload. `crc32` is of all up to its end; `data` is None in a broadcast."""
+    """A part of an upload. `crc32` covers the upload up to its end;
+    `data` is None in a broadcast."""
 
     upload_id: bytes
     offset: int
@@ -119,7 +120,7 @@ class Archived(NamedTuple):
 
 
 class ConsumerConfigured(NamedTuple):
-    """A consumer was made, to begin at `next_seq`, or configured anew."""
+    """A consumer was created to start at `next_seq`, or was reconfigured."""
 
     id: int
     name: str
@@ -128,8 +129,8 @@ class ConsumerConfigured(NamedTuple):
 
 
 class ConsumerFetched(NamedTuple):
-    """Deliveries: for the first time, again with their counts; and what was found gone, or given
-    up."""
+    """Deliveries: first ones, and repeated ones with their counts;
+    then removed and given up seqs."""
 
     id: int
     next_seq: int
@@ -141,8 +142,8 @@ class ConsumerFetched(NamedTuple):
 
 
 class ConsumerAcked(NamedTuple):
-    """What was acknowledged and given up, and `[seq, deadline, count]` of what is due at another
-    time."""
+    """Seqs that were acknowledged and given up, and `[seq,
+    deadline, count]` of rescheduled ones."""
 
     id: int
     acked: list[int]
@@ -151,9 +152,9 @@ class ConsumerAcked(NamedTuple):
 
 
 def message_set(change: WireChange) -> MessageSet:
-    """Return what a set of a message says."""
+    """Return the fields of a set of a message."""
     if len(change) == PLAIN_SET_ELEMENTS:
-        # As the class does, in half the time: what most are.
+        # The same tuple in half the time, for the most frequent form.
         return _new(MessageSet, (change[1], change[2], None, None, None))
     if len(change) == _VALUE_AND_HEADERS:
         return _new(MessageSet, (change[1], change[2], change[3], None, None))
@@ -161,7 +162,7 @@ def message_set(change: WireChange) -> MessageSet:
 
 
 def entry_set(change: WireChange) -> EntrySet:
-    """Return what a set of an entry says."""
+    """Return the fields of a set of an entry."""
     if len(change) == PLAIN_SET_ELEMENTS:
         return _new(EntrySet, (change[1], change[2], None, None))
     if len(change) == _VALUE_AND_HEADERS:
@@ -170,23 +171,23 @@ def entry_set(change: WireChange) -> EntrySet:
 
 
 def set_value(change: WireChange) -> Any:
-    """Return the value of a set, of a message or an entry."""
+    """Return the value of a set of a message or an entry."""
     return change[2]
 
 
 def set_key(change: WireChange) -> Any:
-    """Return what a set is of: a seq, or a key."""
+    """Return the seq or key that is set."""
     return change[1]
 
 
 def large_value(change: WireChange) -> LargeValue | None:
-    """Return what stands for the value of a set, if that is a large one."""
+    """Return the LargeValue of a set; None if the value is plain bytes."""
     value = change[2]
     return None if type(value) is bytes else LargeValue(*value[:4])
 
 
 def is_plain_set(change: WireChange) -> bool:
-    """Tell if a set of a message has nothing but a value of bytes and headers."""
+    """Tell whether a set of a message has nothing but headers and a value of bytes."""
     return len(change) <= _VALUE_AND_HEADERS and type(change[2]) is bytes
 
 
@@ -203,23 +204,23 @@ def trimmed_to(change: WireChange) -> int:
 
 
 def configured(change: WireChange) -> dict[str, Any]:
-    """Return the configuration from a change on: all of what is not the default."""
+    """Return the configuration after a change, without defaults."""
     config: dict[str, Any] = change[1]
     return config
 
 
 def chunk(change: WireChange) -> Chunk:
-    """Return what a chunk says."""
+    """Return the fields of a chunk."""
     return Chunk(*change[1:5])
 
 
 def without_data(change: WireChange) -> WireChange:
-    """Return a chunk as it is broadcast: followers have no use for what is in it."""
+    """Return a chunk as it is broadcast, without its data, which followers do not use."""
     return [*change[:3], None, change[4]]
 
 
 def dropped_uploads(change: WireChange) -> list[bytes]:
-    """Return the uploads that a change drops."""
+    """Return the ids of the uploads that a change drops."""
     upload_ids: list[bytes] = change[1]
     return upload_ids
 
@@ -230,13 +231,13 @@ def archived(change: WireChange) -> Archived:
 
 
 def consumer_id(change: WireChange) -> int:
-    """Return which consumer a change is of; all changes of consumers say so."""
+    """Return the id of the consumer that a change is about."""
     id_: int = change[1]
     return id_
 
 
 def consumer_configured(change: WireChange) -> ConsumerConfigured:
-    """Return what the configuration of a consumer says."""
+    """Return the fields of a consumer's configuration."""
     return ConsumerConfigured(*change[1:5])
 
 
@@ -246,7 +247,7 @@ def consumer_fetched(change: WireChange) -> ConsumerFetched:
 
 
 def consumer_acked(change: WireChange) -> ConsumerAcked:
-    """Return what workers said of deliveries."""
+    """Return the outcomes that workers reported."""
     return ConsumerAcked(*change[1:5])
 
 

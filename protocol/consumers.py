@@ -1,8 +1,8 @@
-"""Consumers: what is configured of one, and what its state tells.
+"""Consumers: their configuration, and the description of their state.
 
-A consumer is a named cursor on a stream that several workers share. It lives in the store, as the
-messages do, and each of its steps is a change with a revision. On the wire and in the file its
-configuration is a map that names only what differs from the default; durations are seconds.
+A consumer is a named cursor on a stream, shared by several workers. It is part of the store, as the
+messages are, and each of its steps is a change with a revision. On the wire and in the file, its
+configuration is a map of what differs from the default. Durations are seconds.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ConsumerConfig:
     max_deliveries: int | None = None
     #: The most messages that may be delivered and not acknowledged at a time.
     max_ack_pending: int = 1000
-    #: The stream of the same tenant that receives messages that are given up. None: they are only
-    #: counted.
+    #: The stream of the same tenant that receives messages that are given
+    #: up. None: they are only counted.
     dead_letter: str | None = None
 
     @classmethod
@@ -59,7 +59,9 @@ class ConsumerConfig:
             check = _CHECKS.get(name)
             if check is None:
                 known = ", ".join(_CHECKS)
-                raise InvalidArgumentError(argument=repr(name)[:80], reason=f"not one of {known}")
+                raise InvalidArgumentError(
+                    argument=repr(name)[:80], reason=f"it must be one of {known}"
+                )
             checked[name] = _DEFAULTS[name] if value is None else check(name, value)
         return replace(self, **checked)
 
@@ -96,7 +98,7 @@ class ConsumerInfo:
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Self:
-        """Return what `to_wire` gave."""
+        """Return the info that `to_wire` gave."""
         name, id_, config, *rest = wire
         return cls(name, id_, ConsumerConfig.from_wire(config), *rest[:8])
 
@@ -130,7 +132,7 @@ def _wait(name: str, value: Any) -> float:
         or not math.isfinite(value)
         or not 0 < value <= MAX_ACK_WAIT_SECONDS
     ):
-        reason = f"a number above 0, at most {MAX_ACK_WAIT_SECONDS:.0f}, not {value!r:.80}"
+        reason = f"{value!r:.80} is not a number above 0, at most {MAX_ACK_WAIT_SECONDS:.0f}"
         raise InvalidArgumentError(argument=name, reason=reason)
     return float(value)
 
@@ -152,7 +154,9 @@ def _pending(name: str, value: Any) -> int:
 
 def _count(name: str, value: Any, most: int) -> int:
     if type(value) is not int or not 1 <= value <= most:
-        raise InvalidArgumentError(argument=name, reason=f"1 to {most}, not {value!r:.80}")
+        raise InvalidArgumentError(
+            argument=name, reason=f"it must be 1 to {most}, not {value!r:.80}"
+        )
     return value
 
 

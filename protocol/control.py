@@ -1,71 +1,72 @@
-"""Control messages: what clients, servers and the coordinator say outside the hot path.
+"""Control messages: everything that clients, servers and the coordinator say outside the hot path.
 
-Each is a msgpack map (`frames.encode_control`); unknown fields are ignored, so either side may be
-newer. A refusal is `{"error": code, "fields": {...}}` and is raised by `frames.decode_control`.
+Each is a msgpack map (`frames.encode_control`). Unknown fields are ignored, so either side may be
+newer. A refusal is `{"error": code, "fields": {...}}`; `frames.decode_control` raises it.
 
 Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
 
     resolve   {stores: [[kind, name], ...]} -> {term, owners: [owner | error, ...]}
-              owner is [server, incarnation, epoch], error is [nil, code, fields], in order
+              owner is [server, incarnation, epoch], error is [nil, code, fields]; in order
     suspect   {server, incarnation} -> {alive}          probed, and fenced if dead, before the reply
     servers   {} -> {term, servers: [ServerInfo, ...]}
     stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
               in order of (name, kind); `after` and `next` are [name, kind] or nil
 
-Operators to the coordinator, on `hf._.coord.<verb>`, where no tenant's permissions reach:
+Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publish to:
 
-    drain     {server} -> {term, incarnation}           gets no new stores, releases what it has
-    undrain   {server} -> {term, incarnation}           takes stores again
+    drain     {server} -> {term, incarnation}           it gets no new stores and releases its own
+    undrain   {server} -> {term, incarnation}           it takes stores again
     tenants   {after} -> {tenants: [name, ...], next | nil}
               those that have or had stores, in order; `after` is the last `next`, or empty
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
-    register  {server, incarnation} -> {term}   before anything else in an incarnation's life
+    register  {server, incarnation} -> {term}   the first request of each incarnation
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
               -> {term, grants: [grant | error, ...]}
-              grant is [epoch, state, state_before, cold, revision], see StoreState;
-              a grant's epoch is above `known_epoch`, what the server found on disk
-              (or nil); `state_before` is as it was before this request; `cold` is left
-              out, or the revision at which the store was left to the bucket (0 also of a store of
-              which a coordinator that lost its state does not know yet if it is in the bucket), or
-              nil; `revision` is left out, or what its file and the logs have reached at least: less
-              is an older file
+              grant is [epoch, state, state_before, cold, revision]; for the states see StoreState.
+              `epoch` is above `known_epoch`, which is what the server found on disk, or nil.
+              `state_before` is the state before this request.
+              `cold` is the revision at which the store went cold; nil or left out if it is hot. It
+              is also 0 if a coordinator that lost its state does not know yet whether the bucket
+              has the store.
+              `revision`, which may be left out, is the least that the file and the logs have
+              reached; a lower one means an older file.
     adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
-              those that exist, and that nobody owns any more, are the asker's
+              grants those that exist and have no owner any more
     created   {server, incarnation, stores: [[tenant, kind, name, revision], ...]} -> {term}
-              their files are durable at that revision; from now on a missing file is damage, and
-              what was cold at a lower revision is hot
+              their files are durable at that revision. From now on a missing file is damage, and
+              a store that went cold at a lower revision is hot
     closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]} -> {term}
-              their files were closed, durable, at that revision; with another epoch than the
-              store's it changes nothing. May come late, or never
+              their files were closed, durable, at that revision. Changes nothing if the epoch is
+              not the store's. May come late, or never
     cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
-              -> {term, cold: [bool, ...]}              a verified snapshot in the bucket has all of
-              it; true if it is recorded, so that the file may go
+              -> {term, cold: [bool, ...]}    a verified snapshot in the bucket has all of the
+              store; true if that is recorded, so that the file may be removed
     deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
               -> {term, deleted: [bool, ...]}
-              nothing of it counts any more, nobody owns it;
-              true if it is recorded. Its next owner has a higher epoch
+              the store is deleted and has no owner; true if that is recorded. The next owner of
+              the name has a higher epoch
     release   {server, incarnation,
                stores: [[tenant, kind, name, epoch, nothing, revision], ...] | nil} -> {term}
-              closed and checkpointed; with an epoch only if that is still the store's; with
-              `nothing` there is no file and no record of it, and the coordinator keeps nothing
-              either; `revision`, unless it is nil or left out, is as in `closed`;
-              nil releases all and ends the incarnation
-    vacate    {server, incarnation, number} -> {term}   it has nothing open: all of its stores are
-              released, and it lives on. A number that was used already changes nothing
+              the stores are closed and checkpointed. With an epoch, only if it is still the
+              store's. With `nothing` there is no file and no record of the store, and the
+              coordinator keeps none either. `revision`, unless nil or left out, is as in
+              `closed`. nil releases all stores and ends the incarnation
+    vacate    {server, incarnation, number} -> {term}   nothing is open: all stores are released,
+              and the incarnation lives on. A number that was used already changes nothing
 
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
      bucket_requests, cluster, loop_seconds}
 
-Everything that servers ask and that the coordinator answers or commands has `cluster`, the id of
-the cluster that the speaker is of (`shared_fs/bucket/cluster_id.py`), unless it does not know it
-yet. What is of another cluster is refused with OtherClusterError. `cluster {} -> {term}`, asked on
-the same subjects as `register`, asks for nothing else: a coordinator that starts does so.
+Every request of a server, and every answer and command of the coordinator, has the field `cluster`:
+the id of the sender's cluster (`shared_fs/bucket/cluster_id.py`), unless the sender does not know
+it yet. A message of another cluster is refused with OtherClusterError. `cluster {} -> {term}`, on
+the same subjects as `register`, only asks for that id; a coordinator sends it at its start.
 
-The coordinator to a server, on `hf._.ctl.<server>`. A command of a lower `term` than the highest
+The coordinator to a server, on `hf._.ctl.<server>`. A command with a lower `term` than the highest
 that the server has heard is refused with DeposedError:
 
     probe     {command: "probe", term} -> {server, incarnation, state, term}
@@ -77,8 +78,8 @@ Operators to a server, on the same subject:
 
     snapshot  {command: "snapshot", stores: [[tenant, kind, name], ...] | nil}
               -> the same and {snapshots}
-              so many stores, nil being all that it has open, go to the bucket soon;
-              the manifests tell when they have
+              this many stores will soon be snapshotted; nil stands for all open ones. The
+              manifests show when they are done
 """
 
 from __future__ import annotations
@@ -97,37 +98,37 @@ class StoreState(IntEnum):
 
     #: It was never written.
     UNKNOWN = 0
-    #: A server was allowed to create it. Its file may not exist yet; it may be in a log only.
+    #: A server was allowed to create it. Its file may not exist yet, or may be in a log only.
     CREATED = 1
     #: Its file has been durable: if it is missing now, data is lost.
     DURABLE = 2
 
 
 class ServerPhase(StrEnum):
-    """The phase of an incarnation, as its server tells it: on the wire `state`."""
+    """The phase of an incarnation, as its server reports it; on the wire it is `state`."""
 
     RUNNING = "running"
-    #: Opens nothing, releases what it has, and stays.
+    #: Opens nothing, releases its stores, and keeps running.
     DRAINING = "draining"
-    #: The same, on its way to the end of this incarnation.
+    #: The same, before the end of this incarnation.
     STOPPING = "stopping"
 
 
 class ServerState(StrEnum):
     """The state of a server, according to the coordinator."""
 
-    #: Heartbeats arrive; gets new work.
+    #: Heartbeats arrive. It gets new stores.
     LIVE = "live"
-    #: Asked to leave: keeps what it owns until released, gets no new work.
+    #: Asked to leave. It keeps its stores until it has released them, and gets no new ones.
     DRAINING = "draining"
-    #: Silent or suspected; being probed. Keeps what it owns, gets no new work.
+    #: Silent or suspected, and being probed. It keeps its stores and gets no new ones.
     SUSPECT = "suspect"
-    #: Its incarnation is fenced; what it owned goes elsewhere when next resolved.
+    #: Its incarnation is fenced. Its stores get new owners when they are next resolved.
     DEAD = "dead"
 
 
 class Owner(NamedTuple):
-    """Who serves a store."""
+    """The server that serves a store."""
 
     server: str
     incarnation: str
@@ -135,15 +136,15 @@ class Owner(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The coordinator's leave to open a store."""
+    """The coordinator's permission to open a store."""
 
     epoch: int
     state: int
-    #: As it was before the grant, which may be the one to create the store.
+    #: The state before this grant, which may be the one that creates the store.
     state_before: int = StoreState.CREATED
-    #: The revision at which it went cold; None of a hot one, whose file must be there.
+    #: The revision at which it went cold; None if it is hot and its file must exist.
     cold: int | None = None
-    #: What its file, with what the logs have beyond, has reached at least: less is an older file.
+    #: The least revision of its file and the logs together; a lower one means an older file.
     revision: int = 0
 
 
@@ -155,9 +156,9 @@ class ServerInfo(NamedTuple):
     #: A ServerState: live, draining, suspect or dead.
     state: str
     heartbeat_age_seconds: float
-    #: Stores that it owns.
+    #: The number of stores that it owns.
     assigned_stores: int
-    #: Those of them that are open.
+    #: The number of them that are open.
     open_stores: int
     operations_per_second: float
     #: The size of its commit log, on the shared file system.
@@ -179,12 +180,12 @@ class StoreInfo(NamedTuple):
     incarnation: str
     epoch: int
     state: StoreState
-    #: Its file may be in the bucket alone.
+    #: True if its file may be in the bucket only.
     cold: bool = False
 
 
 class Heartbeat(NamedTuple):
-    """What a server says of itself twice a second."""
+    """What a server publishes about itself twice a second."""
 
     server: str
     incarnation: str
@@ -194,14 +195,15 @@ class Heartbeat(NamedTuple):
     operations_per_second: float = 0.0
     snapshot_backlog: int = 0
     bucket_requests: int = 0
-    #: The id of its cluster; empty from a server that does not know it yet.
+    #: The id of its cluster; empty if the server does not know it yet.
     cluster: str = ""
-    #: For how long its event loop has not turned; 0 of one that does.
+    #: How long its event loop has been stuck; 0 if it turns.
     loop_seconds: float = 0.0
 
     @property
     def hangs(self) -> bool:
-        """It says itself that it has served nobody for too long to count as alive."""
+        """True if the server reports that its loop has been stuck
+        for too long to count as alive."""
         return self.loop_seconds > LOOP_STALL_SECONDS
 
     @classmethod
@@ -209,7 +211,7 @@ class Heartbeat(NamedTuple):
         """Return the heartbeat in `fields`. Raises InvalidNameError, InvalidArgumentError."""
         state = fields.get("state", ServerPhase.RUNNING)
         if type(state) is not str or len(state) > MAX_NAME_BYTES:
-            raise InvalidArgumentError(argument="state", reason="a word is wanted")
+            raise InvalidArgumentError(argument="state", reason="it must be a word")
         return cls(
             server=check_server(fields.get("server", "")),
             incarnation=check_server(fields.get("incarnation", "")),
@@ -226,14 +228,14 @@ class Heartbeat(NamedTuple):
 
 def _cluster(value: object) -> str:
     if type(value) is not str or len(value) > MAX_NAME_BYTES:
-        raise InvalidArgumentError(argument="cluster", reason="an id is wanted")
+        raise InvalidArgumentError(argument="cluster", reason="it must be an id")
     return value
 
 
 def _load(fields: Mapping[str, Any], name: str) -> int | float:
-    """Return a number of a heartbeat, 0 if it is left out: one that can be listed and compared."""
+    """Return a number of a heartbeat that can be listed and compared; 0 if it is left out."""
     value = fields.get(name, 0)
     if type(value) not in (int, float) or not 0 <= value <= MAX_INTEGER:
-        raise InvalidArgumentError(argument=name, reason="a number from 0 on is wanted")
+        raise InvalidArgumentError(argument=name, reason="it must be a number from 0 on")
     number: int | float = value
     return number

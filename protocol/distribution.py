@@ -1,8 +1,8 @@
-"""What holdfast is installed as: the distribution's name, its version, and how to get more of it.
+"""The distribution: its name, its version, and how to install more of it.
 
 The packages are imported as `holdfast.*` and the command is `holdfast`, but the name `holdfast` on
-the Python package index belongs to an unrelated project: nothing here may ever name it as something
-to install, or take its version for ours.
+the Python package index belongs to an unrelated project. Never name it as something to install, and
+never take its version for ours.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ DISTRIBUTION: Final = "holdfast-nats"
 
 
 def version() -> str:
-    """Return the version that is installed; of a source tree that is not, the one that it says."""
-    # Here, since no client that does not ask shall import it.
+    """Return the installed version, or that of the source tree if it is not installed."""
+    # Imported here, so that only clients that ask for the version pay for it.
     from importlib import metadata
 
     try:
@@ -25,7 +25,7 @@ def version() -> str:
 
 
 def how_to_install(extras: str) -> str:
-    """Return what to type to get the packages of these extras (joined by commas)."""
+    """Return the command that installs the packages of these extras (joined by commas)."""
     return f"pip install '.[{extras}]' in a clone of holdfast, or 'WHEEL[{extras}]' with its wheel"
 
 

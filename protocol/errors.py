@@ -86,8 +86,8 @@ class HoldfastError(Exception):
             ArithmeticError,
             RecursionError,
         ):
-            # A newer peer may send other fields than this version's text names, and a field may
-            # quote something too large or too deep to show.
+            # A newer peer may send other fields than the template names, and a field may quote
+            # something too large or too deep to show.
             return f"{self.code}: " + ", ".join(f"{k}={v!r}" for k, v in wire_fields(self).items())
 
     def __getattr__(self, name: str) -> Any:
@@ -462,8 +462,10 @@ def error_to_wire(error: HoldfastError) -> list[object]:
 
 
 def wire_fields(error: HoldfastError) -> dict[str, object]:
-    """Return the fields of an error for the wire: bounded, and of types that msgpack carries. Some
-    quote what a peer sent."""
+    """Return the fields of an error for the wire, bounded and of types that msgpack can carry.
+
+    Some fields quote what a peer sent.
+    """
     fields = list(error.fields.items())[:MAX_ERROR_FIELDS]
     return {_wire_text(name): _wire_value(value, nested=True) for name, value in fields}
 
@@ -491,7 +493,8 @@ def _wire_text(text: str) -> str:
 
 
 def error_from_wire(code: str, fields: Mapping[str, object]) -> HoldfastError:
-    """Return the error of `code`; a code of a newer peer becomes a plain HoldfastError with it."""
+    """Return the error of `code`. An unknown code, from a newer peer,
+    becomes a plain HoldfastError."""
     if type(fields) is not dict or not all(type(name) is str for name in fields):
         raise TypeError("the fields of an error are a map of names")
     known = ERRORS_BY_CODE.get(code)

@@ -1,8 +1,8 @@
-"""Frames: how requests, replies, changes and control messages are laid out as bytes.
+"""Frames: the layout of requests, replies, changes and control messages as bytes.
 
-Every payload is one version byte and then msgpack; docs/protocol.md has the same in prose.
-Positions in arrays are fixed, trailing elements may be left out when nil, and more may follow in a
-later version, which older readers ignore.
+Every payload is one version byte followed by msgpack; docs/protocol.md describes it in prose.
+Positions in arrays are fixed. Trailing elements may be left out if nil, and later versions may
+append more, which older readers ignore.
 
     request    [writer, [group, ...]]
     group      [kind, name, counter, first_unacked, durability, ops]
@@ -13,16 +13,18 @@ later version, which older readers ignore.
     value      bytes, or [upload_id, size_bytes, sha256, crc32]: it was uploaded in chunks
     control    {name: value}
 
-A group is what one client asks of one store in one frame: either writes, with a `counter` that
-grows by one for each write group of this writer and store, or reads, with counter 0.
-`first_unacked` is the lowest counter the writer still waits for: outcomes below it may be
-forgotten, and a group below it that arrives late is refused. A run is what most groups are: each
-operation set one message at the next seq, or (seq 0) one key, at the next revision; so one number
-of each stands for all results. A request without groups asks whether the server is there; the reply
-to it is empty. Decoding checks shape and types of what it names here and raises
-MalformedFrameError; the values inside an operation are checked where it is executed. What comes
-from the bus has no extension types and no keys but text and bytes, and what servers take is bounded
-in depth and width (`check_nesting`)."""
+A group is what one client asks of one store in one frame. It has either writes, with a `counter`
+that grows by one for each write group of this writer and store, or reads, with counter 0.
+`first_unacked` is the lowest counter that the writer still waits for: outcomes below it may be
+forgotten, and a group below it that arrives late is refused. Most groups give a run: each operation
+set one message at the next seq, or one key (seq 0), at the next revision, so three numbers stand
+for all results. A request without groups asks whether the server is there; its reply is empty.
+
+Decoding checks the shape and types of everything named here and raises
+MalformedFrameError. The values inside an operation are checked where it is executed.
+Messages from the bus may contain no extension types, and map keys must be text or bytes.
+Servers also bound depth and width (`check_nesting`).
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,9 @@ from holdfast.protocol.messages import Ack, Durability, LargeValue
 PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
-# Operations: writes below 32, reads from 32 on. Never renumber.
-#: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds] -> [seq, revision] or, of a
-#: msg_id stored before, [seq, revision, time, true]
+# Operations: writes are below 32, reads start at 32. Never renumber them.
+#: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds] -> [seq, revision] or, if the
+#: msg_id was stored before, [seq, revision, time, true]
 APPEND: Final = 1
 #: [SET_MESSAGE, seq, value, headers, ttl_seconds] -> [seq, revision]
 SET_MESSAGE: Final = 2
@@ -70,20 +72,20 @@ DELETE_ENTRIES: Final = 6
 CLEAR: Final = 7
 #: [BATCH, [op, ...]] -> [result, ...]; all of it or nothing
 BATCH: Final = 8
-#: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil: the default again
+#: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil restores the default
 CONFIGURE: Final = 9
 #: [PUT_CHUNK, upload_id, offset, data] -> [staged_bytes, revision]
 PUT_CHUNK: Final = 10
 #: [DROP_UPLOADS, [upload_id, ...]] -> [count, revision]
 DROP_UPLOADS: Final = 11
-#: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: there is none), or
-#: [EXPECT, nil, last_seq] of a stream -> [revision]; refused unless it is so
+#: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: it does not exist), or
+#: [EXPECT, nil, last_seq] of a stream -> [revision]; refused if the expectation does not hold
 EXPECT: Final = 15
-#: [CONSUMER_CONFIGURE, name, {setting: value | nil, ...}, start_seq] -> [id, config]; start_seq: of
-#: a new one
+#: [CONSUMER_CONFIGURE, name, {setting: value | nil, ...}, start_seq] -> [id,
+#: config]; start_seq is for a new consumer
 CONSUMER_CONFIGURE: Final = 16
 #: [CONSUMER_FETCH, id, limit] -> [[[seq, delivery_count], ...], revision, retry_after_ms | nil,
-#: blocked]; blocked: max_ack_pending has kept some back; with dead ones a fifth element,
+#: blocked]; blocked: max_ack_pending held some back. With dead letters there is a fifth element,
 #: [dead_letter, [[seq, delivery_count], ...]]
 CONSUMER_FETCH: Final = 17
 #: [CONSUMER_ACK, id, [[verb, seq, delivery_count, delay_ms], ...]] -> [[counted, ...], revision]
@@ -102,24 +104,24 @@ GET_ENTRY: Final = 34
 GET_ENTRIES: Final = 35
 #: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server]
 HEAD: Final = 36
+#:
 #: [CHANGES, after_revision, after_seq, limit, state_revision] ->
 #: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
-#: Who builds the state from revision 0 gives the head_revision of its first page as the
-#: state_revision of the pages that follow: deletes up to there are no news to it.
+#: A client that builds the state from revision 0 passes the head_revision of its first page as the
+#: state_revision of the following pages: it does not need deletes up to there.
 CHANGES: Final = 37
 #: [CONFIG] -> config, a map of what is not the default
 CONFIG: Final = 38
-#: [UPLOAD, upload_id] -> [size_bytes, crc32, [seq | 0, revision, time] | nil] | nil; with the last,
-#: it is a value already
+#: [UPLOAD, upload_id] -> [size_bytes, crc32, [seq | 0, revision, time] | nil] | nil; the third
+#: element is set once the upload has become a value
 UPLOAD: Final = 39
-#: [READ_CHUNK, upload_id, offset] -> bytes from there on, empty at the end | nil: there is no such
-#: value
+#: [READ_CHUNK, upload_id, offset] -> bytes from there on, empty at the end | nil: no such value
 READ_CHUNK: Final = 40
-#: [CONSUMERS, name | nil] -> [info, ...], in order of their names
+#: [CONSUMERS, name | nil] -> [info, ...], in order of name
 CONSUMERS: Final = 42
-#: [GET_SEQS, [seq, ...]] -> [[message, ...], next_index | nil]; of those that are there
+#: [GET_SEQS, [seq, ...]] -> [[message, ...], next_index | nil]; the messages that exist
 GET_SEQS: Final = 43
-#: [GET_KEYS, [key, ...]] -> [[entry | nil, ...], next_index | nil]; each key's, in the order given
+#: [GET_KEYS, [key, ...]] -> [[entry | nil, ...], next_index | nil]; one for each key, in order
 GET_KEYS: Final = 44
 
 OPERATION_NAMES: Final[dict[int, str]] = {
@@ -153,7 +155,7 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     GET_KEYS: "get_all",
 }
 
-#: What a worker says of a delivery.
+#: What a worker reports about a delivery.
 VERB_ACK: Final = 0
 VERB_NAK: Final = 1
 VERB_TERM: Final = 2
@@ -162,8 +164,8 @@ VERB_IN_PROGRESS: Final = 3
 WireChange = Sequence[Any]
 
 _first: Final = itemgetter(0)
-#: Makes a NamedTuple in half the time that its class needs, where one is made for each answer or
-#: change.
+#: Makes a NamedTuple in half the time that its class needs. Used where
+#: one is made per answer or change.
 _new: Final = tuple.__new__
 _LIST: Final = {list}
 _INT: Final = {int}
@@ -184,8 +186,8 @@ class Group(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The results of `length` operations that each took the next seq (or of a kv: 0) and
-    revision."""
+    """The results of `length` operations that each took the next revision
+    and the next seq (0 in a kv)."""
 
     seq: int
     revision: int
@@ -204,13 +206,13 @@ class Run(NamedTuple):
             repeat(False),
             strict=False,
         )
-        # As `Ack._make` does, without a call for each.
+        # As `Ack._make` does, but without a call for each.
         return list(map(_new, repeat(Ack), fields))
 
 
 class Outcome(NamedTuple):
-    """The answer to a group. `results` is a run, or has one element for each operation, in
-    order."""
+    """The answer to a group. `results` is a run, or a list with one
+    element per operation, in order."""
 
     epoch: int
     time: int
@@ -219,8 +221,10 @@ class Outcome(NamedTuple):
 
 
 class ChangeBatch(NamedTuple):
-    """The changes of one store that one broadcast carries. Change `i` has revision
-    `previous_revision + 1 + i`."""
+    """The changes of one store in one broadcast.
+
+    Change `i` has revision `previous_revision + 1 + i`.
+    """
 
     epoch: int
     previous_revision: int
@@ -235,7 +239,7 @@ def pack(value: object) -> bytes:
 
 
 def unpack(payload: bytes) -> Any:
-    """Return what `payload` holds. Raises MalformedFrameError."""
+    """Return the value that `payload` holds. Raises MalformedFrameError."""
     try:
         return msgpack.unpackb(payload, raw=False, strict_map_key=False, use_list=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -248,8 +252,11 @@ def encode(value: object) -> bytes:
 
 
 def decode(payload: bytes, *, max_length: int = -1) -> Any:
-    """Return what a payload carries, without arrays and maps above `max_length`, -1 being any.
-    Raises UnsupportedVersionError, MalformedFrameError."""
+    """Return the value that a payload carries.
+
+    Arrays and maps of more than `max_length` elements are refused; -1 sets no limit. Raises
+    UnsupportedVersionError, MalformedFrameError.
+    """
     if not payload:
         raise MalformedFrameError(reason="empty")
     if payload[0] != PROTOCOL_VERSION:
@@ -270,22 +277,24 @@ def decode(payload: bytes, *, max_length: int = -1) -> Any:
 
 
 def _refuse_extension(code: int, data: bytes) -> object:
-    raise ValueError(f"an extension type, {code}")
+    raise ValueError(f"an extension type ({code})")
 
 
 def is_flat(values: Iterable[Any]) -> bool:
-    """Tell if none of `values` has others in it."""
+    """Tell whether none of `values` is an array, a map or another object."""
     return _FLAT.issuperset(map(type, values))
 
 
 def check_nesting(value: Any, levels: int = MAX_NESTING) -> int:
-    """Return how many elements all arrays and maps of `value` have. Raises MalformedFrameError if
-    they lie deeper in each other than `levels`."""
+    """Return the number of elements in all arrays and maps of `value`.
+
+    Raises MalformedFrameError if they are nested deeper than `levels`.
+    """
     count = 0
     level = [value]
     while level:
         if levels == 0:
-            raise MalformedFrameError(reason="arrays and maps too deep within each other")
+            raise MalformedFrameError(reason="arrays and maps are nested too deep")
         levels -= 1
         inner: list[Any] = []
         for each in level:
@@ -306,7 +315,7 @@ def encode_request(writer: bytes, groups: Sequence[Sequence[Any]]) -> bytes:
 
 
 def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
-    """Return the writer's id and its groups, with the shape of each checked.
+    """Return the writer's id and its groups, after checking the shape of each.
 
     Raises UnsupportedVersionError, MalformedFrameError.
     """
@@ -345,7 +354,7 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
             wrong = type(operation) is not list or not operation or type(operation[0]) is not int
             batched = not wrong and operation[0] == BATCH
         else:
-            # Perhaps thousands: looked at in passes without a line of Python for each.
+            # There may be thousands, so they are checked without Python code for each.
             wrong = set(map(type, operations)) != _LIST or not all(operations)
             numbers = [] if wrong else list(map(_first, operations))
             wrong = wrong or set(map(type, numbers)) != _INT
@@ -353,13 +362,13 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
         if wrong:
             raise MalformedFrameError(reason="an operation is [number, ...]")
         if batched:
-            # A batch counts as what is in it.
+            # A batch counts as the operations in it.
             operation_count += sum(
                 max(0, len(operation[1]) - 1)
                 for operation in operations
                 if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list
             )
-        # As `Group._make` does, in half the time: for each group of each frame.
+        # As `Group._make` does, but in half the time; runs for each group of each frame.
         checked.append(tuple.__new__(Group, fields))
     if operation_count > MAX_FRAME_OPERATIONS:
         raise MalformedFrameError(
@@ -404,7 +413,7 @@ def error_result(index: int, error: HoldfastError) -> list[Any]:
 def encode_changes(
     epoch: int, previous_revision: int, time: int, changes: Sequence[WireChange]
 ) -> bytes:
-    """Return one broadcast; the same bytes are what the commit log keeps."""
+    """Return one broadcast. The commit log keeps the same bytes."""
     payload: bytes = _VERSION_BYTE + _pack((epoch, previous_revision, time, changes))
     return payload
 
@@ -425,7 +434,7 @@ def decode_changes(payload: bytes) -> ChangeBatch:
 
 
 def large_value_from_wire(wire: Any) -> LargeValue:
-    """Return what stands in the place of a large value. Raises MalformedFrameError."""
+    """Return the LargeValue that stands for a large value. Raises MalformedFrameError."""
     if type(wire) is list and len(wire) >= 4:
         found = LargeValue(*wire[:4])
         if (
@@ -443,7 +452,7 @@ def large_value_from_wire(wire: Any) -> LargeValue:
 
 
 def encode_control(**fields: object) -> bytes:
-    """Return a control message: what servers, coordinator and clients say outside the hot path."""
+    """Return a control message: see `control.py`."""
     return encode(fields)
 
 
@@ -453,27 +462,28 @@ def encode_control_error(error: HoldfastError, **more: object) -> bytes:
 
 
 def cluster_of(payload: bytes, *, max_length: int = -1) -> str | None:
-    """Return the id of the cluster whose coordinator sent a control message, also one that refuses;
-    None if it says none. Raises UnsupportedVersionError, MalformedFrameError."""
+    """Return the id of the sender's cluster, also of a refusal; None if the message has none.
+
+    Raises UnsupportedVersionError, MalformedFrameError.
+    """
     body = decode(payload, max_length=max_length)
     cluster = body.get("cluster") if type(body) is dict else None
     return cluster if type(cluster) is str else None
 
 
 def decode_control(payload: bytes, *, max_length: int = -1) -> Mapping[str, Any]:
-    """Return the fields of a control message, without arrays and maps above `max_length`, -1 being
-    any.
+    """Return the fields of a control message; `max_length` is as in `decode`.
 
     Raises UnsupportedVersionError, MalformedFrameError, and the error that a refusal carries.
     """
     body = decode(payload, max_length=max_length)
     check_nesting(body)
     if type(body) is not dict or not all(type(name) is str for name in body):
-        raise MalformedFrameError(reason="a control message is a map of names")
+        raise MalformedFrameError(reason="a control message must be a map with text keys")
     if "error" in body:
         try:
             error = error_from_wire(str(body["error"]), body.get("fields") or {})
         except TypeError as cause:
-            raise MalformedFrameError(reason=f"a refusal of the wrong shape: {cause}") from cause
+            raise MalformedFrameError(reason=f"a malformed refusal: {cause}") from cause
         raise error
     return body

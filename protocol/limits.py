@@ -1,4 +1,4 @@
-"""Every limit of the system, each with its reason; their relations are asserted below.
+"""Every limit of the system, each with its reason. Their relations are asserted below.
 
 Sizes are bytes, times are seconds. A peer may be stricter than these, never laxer.
 """
@@ -19,61 +19,59 @@ MAX_NAME_TOKENS: Final = 16
 MAX_KEY_BYTES: Final = 4 * KIB
 
 # Time
-#: How much faster than time passes a server's clock may run to catch up with a wall clock that is
-#: ahead: an hour's excursion for five minutes then moves it by half a minute, and a right step is
-#: followed within ten times its length.
+#: How much faster than real time a server's clock may run to catch up with a wall clock that is
+#: ahead. A wall clock that is an hour off for five minutes moves it by half a minute, and it
+#: follows a correct step within ten times the length of the step.
 CLOCK_GAIN_RATIO: Final = 0.1
-#: A wall clock so far ahead is told of in the log, and a store's time by the doctor. Hosts that
-#: keep time differ by less.
+#: If a wall clock is ahead by this much, the log says so; the doctor says so of a store's time.
+#: Synchronised hosts differ by less.
 CLOCK_LEAP_SECONDS: Final = 10.0
 
 # The bus
-#: Between two looks at a connection: whether anything was received since the last one.
+#: Time between two looks at a connection, each of which asks whether anything was received.
 BUS_LOOK_SECONDS: Final = 0.8
-#: So many looks without anything received call for a PING, and so many for another connection: 4.8
-#: s at the most after the last byte. nats-server is given 2.4 s for the PONG, a tenth of which it
-#: never takes.
+#: After this many looks without received data, a PING is sent, or the connection
+#: is replaced: at most 4.8 s after the last byte. A nats-server has 2.4 s for the
+#: PONG and never takes a tenth of that.
 BUS_PING_LOOKS: Final = 2
 BUS_DEAD_LOOKS: Final = 5
-#: What `close` waits for the system to take what was published; a healthy one takes it in
-#: milliseconds.
+#: How long `close` waits for the system to take what was published;
+#: a healthy one needs milliseconds.
 BUS_CLOSE_SECONDS: Final = 0.5
 
 # Values and frames
-#: NATS's default max_payload is 1 MiB. A frame leaves this much of it to the protocol's own
-#: headers.
+#: NATS's default max_payload is 1 MiB. A frame leaves this much of it for the protocol's headers.
 FRAME_RESERVE_BYTES: Final = 4 * KIB
-#: A value that travels in one piece. With the largest key and headers it still fits in one frame.
+#: A value that travels in one piece. With the largest key and headers, it still fits in one frame.
 MAX_VALUE_BYTES: Final = 1000 * 1000
-#: A value above this is compressed by its writer; below it a frame's header and the mark eat up the
-#: gain.
+#: Writers compress larger values. Below this, the header of a zstd frame and the
+#: mark cost what compression saves.
 COMPRESS_ABOVE_BYTES: Final = KIB
-#: A larger value goes to the server in chunks of this size. Half of a megabyte was no faster, and
-#: four in flight are what a client and a server hold of it.
+#: A larger value is uploaded in chunks of this size. Chunks of 512 KiB were no faster, and a client
+#: and a server each hold four of them in flight.
 CHUNK_BYTES: Final = 256 * KIB
-#: The largest chunk that a server takes.
+#: The largest chunk that a server accepts.
 MAX_CHUNK_BYTES: Final = 512 * KIB
-#: Chunks of one value that may be in flight, either way.
+#: Chunks of one value that may be in flight, in either direction.
 CHUNKS_IN_FLIGHT: Final = 4
-#: The largest value of all: far below what a SQLite file of 1 KiB pages can hold, 4 TiB.
+#: The largest value of all: far below the 4 TiB that a SQLite file of 1 KiB pages can hold.
 MAX_LARGE_VALUE_BYTES: Final = 64 * KIB * MIB
 #: The id of an upload: as long as a UUID.
 UPLOAD_ID_BYTES: Final = 16
 #: The digest of a large value.
 SHA256_BYTES: Final = 32
-#: Uploads of one store that are not finished. Each takes the space of what it has.
+#: Unfinished uploads of one store. Each takes the space of its chunks.
 MAX_STAGED_UPLOADS: Final = 64
-#: An upload that gets no chunk for this long was given up, and is removed.
+#: An upload without a new chunk for this long is considered abandoned and is removed.
 UPLOAD_RETENTION_SECONDS: Final = 3600.0
-#: All header names and texts of one message (JetStream: 64 KiB), but those that clients of ours
-#: add.
+#: All header names and texts of one message (JetStream: 64 KiB), except those that our clients add.
 MAX_HEADERS_BYTES: Final = 16 * KIB
-#: The smallest max_payload of a nats-server that holdfast works with: its own default.
+#: The smallest max_payload of a nats-server that holdfast works with: NATS's default.
 MIN_PAYLOAD_BYTES: Final = MIB
-#: A subject: the longest of ours has a prefix and a store name of MAX_NAME_BYTES each, a tenant of
+#: A subject. The longest of ours has a prefix and a store name of MAX_NAME_BYTES each, a tenant of
 #: 63 and some letters.
 MAX_SUBJECT_BYTES: Final = KIB
-#: A line of the NATS protocol. A nats-server's own limit for clients is 4 KiB; INFO names all
+#: A line of the NATS protocol. A nats-server's own limit for clients is 4 KiB, but INFO names all
 #: servers of a NATS cluster.
 MAX_NATS_LINE_BYTES: Final = MIB
 #: Operations in one frame. Bounds the work of one tick per client and the size of a reply.
@@ -83,222 +81,232 @@ MAX_MSG_ID_BYTES: Final = 256
 #: Seqs or keys that one delete operation may name.
 MAX_DELETE_COUNT: Final = 4096
 
-# What a payload may be made of
-#: Arrays and maps within each other. The protocol's own are nine deep at the most (a header of an
-#: operation of a batch); a thousand would end Python's recursion where such a value is shown or
-#: packed.
+# What a payload may contain
+#: Nesting of arrays and maps. The protocol itself nests at most nine deep (a header of
+#: an operation of a batch). A depth of a thousand would exceed Python's recursion limit
+#: when such a value is shown or packed.
 MAX_NESTING: Final = 16
-#: Elements of one array, and of one map, that a server takes: room is made for as many as are
-#: announced.
+#: Elements of one array, and of one map, that a server accepts: memory is
+#: allocated for as many as are announced.
 MAX_ARRAY_LENGTH: Final = 2 * MAX_FRAME_OPERATIONS
-#: What an element of an argument (a seq, a key, an ack) may take in memory beside its bytes on the
-#: wire.
+#: What an element of an argument (a seq, a key, an ack) may take in
+#: memory beside its bytes on the wire.
 ELEMENT_BYTES: Final = 64
 #: Seqs, revisions, times and counts: SQLite's integers.
 MIN_INTEGER: Final = -(1 << 63)
 MAX_INTEGER: Final = (1 << 63) - 1
-#: Terms of coordinators: one each time that one starts, so none comes near it but by forgery.
+#: Terms of coordinators. Each start of a coordinator takes one, so only a forged term comes near.
 MAX_TERM: Final = 1 << 48
-#: What an error tells: so many fields of so much text, and elements of a list, whatever it quotes.
+#: An error carries at most this many fields, characters of text and elements of a list.
 MAX_ERROR_FIELDS: Final = 16
 MAX_ERROR_TEXT_CHARACTERS: Final = 512
 MAX_ERROR_ELEMENTS: Final = 16
 
 # Consumers
-#: Consumers of one stream: each is a cursor in the owner's memory while the stream is in use.
+#: Consumers of one stream. Each is a cursor in the owner's memory while the stream is in use.
 MAX_CONSUMERS: Final = 64
-#: The most that `max_ack_pending` of a consumer may be: each is a row, and an element in memory.
+#: The largest `max_ack_pending` of a consumer. Each pending message
+#: is a row, and an element in memory.
 MAX_ACK_PENDING: Final = 10_000
-#: Messages of one fetch, and acks in one operation: what a page has.
+#: Messages of one fetch, and acks in one operation: as many as a page has.
 MAX_FETCH: Final = 4096
-#: The longest `ack_wait_seconds`, and delay of a message that is handed back.
+#: The longest `ack_wait_seconds`, and the longest delay of a message that is handed back.
 MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
 
 # Reading
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB
 PAGE_ROWS: Final = 4096
-#: Tenants in one answer of the coordinator: some 60 bytes and one look into its index each.
+#: Tenants in one answer of the coordinator: about 60 bytes and one index lookup each.
 TENANTS_PAGE_ROWS: Final = 1024
 
-#: How long a slice of reads takes before the answers to writes have their turn, but for the read
-#: that it is at: what 4,096 reads of one message take.
+#: How long a slice of reads takes before answers to writes get their turn; a read that has begun is
+#: finished. 4,096 reads of one message take this long.
 READ_SLICE_SECONDS: Final = 0.02
 
 # Client
-#: Frames one client may have in flight to one server: one being synced, one being applied, and
-#: two on the way. More only moves the queue from the client to the server.
+#: Frames that one client may have in flight to one server: one being synced, one being applied, and
+#: two on the way. More would only move the queue from the client to the server.
 FRAMES_IN_FLIGHT: Final = 4
-#: Frames that are late and wait for nothing but the server's bucket: they take no other's place.
-#: With an outage of hours in mind, and a look at each of them every so often.
+#: Late frames that wait for nothing but the server's bucket; they do not count as in flight. Enough
+#: for an outage of hours, during which each is looked at from time to time.
 MAX_STORED_FRAMES: Final = 1024
-#: A caller hears about a write in this time, one way or the other.
+#: The caller of a write gets an answer or an error within this time.
 OPERATION_TIMEOUT_SECONDS: Final = 30.0
-#: The longest timeout of a client or a call: a retry must find the outcome of the first try, also
-#: when its last frame travelled long.
+#: The longest timeout of a client or a call. A retry must find the outcome of the first try, even
+#: if its last frame travelled for long.
 MAX_OPERATION_TIMEOUT_SECONDS: Final = 300.0
 #: An unanswered frame is sent again after this long. Far above a slow sync, far below the timeout.
 FRAME_TIMEOUT_SECONDS: Final = 2.0
-#: A server that leaves a frame unanswered for this long is asked whether it is there: a frame that
-#: died with its server gets no `no responders` of its own, the question does.
+#: A server that leaves a frame unanswered for this long is asked whether it is there. A frame that
+#: died with its server gets no `no responders`, but the question does.
 PING_SECONDS: Final = 0.2
-#: Operations that wait in a client before a caller is made to wait for room, and their bytes.
+#: Operations that wait in a client before callers must wait for room, and their bytes.
 MAX_WAITING_OPERATIONS: Final = 65536
 MAX_WAITING_BYTES: Final = 64 * MIB
-#: So many wait at first, and at least: more as answers come, fewer when they come late.
+#: The number that may wait at first, and at least. It grows as answers
+#: come, and shrinks when they come late.
 FIRST_WAITING_OPERATIONS: Final = 4096
 MIN_WAITING_OPERATIONS: Final = 256
-#: Undelivered changes a subscription holds; beyond it drops them and catches up from the owner.
+#: Undelivered changes that a subscription holds. Beyond it, it drops
+#: them and catches up from the owner.
 SUBSCRIPTION_BUFFER_CHANGES: Final = 8192
-#: What a failed transaction had read, which the next one of that store reads at once; and of how
-#: many stores.
+#: Keys that a failed transaction had read, which the next one of that store reads at once; and the
+#: number of such stores.
 MAX_CONTENDED_KEYS: Final = 1024
 MAX_CONTENDED_STORES: Final = 64
-#: What a live replica holds that the owner has not confirmed; beyond it a write is refused as
-#: `busy`. A hundred thousand keys may be set in one go: a write cannot wait, and takes half a KiB
-#: beside its value.
+#: Writes of a live replica that the owner has not confirmed. Beyond it, a write is refused with
+#: `busy`. Applications may set a hundred thousand keys at once: such a write cannot wait, and takes
+#: half a KiB beside its value.
 MAX_UNSAVED_WRITES: Final = 131_072
 MAX_UNSAVED_BYTES: Final = 64 * MIB
-#: The same in bytes, of all subscriptions of a client together; each may hold an eighth of it.
+#: The same in bytes, for all subscriptions of a client together. Each may use an eighth of it.
 SUBSCRIPTION_BUFFER_BYTES: Final = 64 * MIB
-#: How often a follower asks for the head of a store that said nothing, at first and at most: the
-#: lost *last* broadcast is noticed by this alone.
+#: How often a follower asks for the head of a silent store, at first and at most. Nothing else
+#: notices that the *last* broadcast was lost.
 FOLLOW_CHECK_SECONDS: Final = 2.0
 FOLLOW_CHECK_MAX_SECONDS: Final = 30.0
 #: Heads that a follower asks for in one turn: as many as half a frame takes.
 FOLLOW_CHECK_STORES: Final = 2048
-#: How often a subscription to a pattern lists the stores, to find those that were born unheard.
+#: How often a subscription to a pattern lists the stores, to find new
+#: ones whose first changes were lost.
 PATTERN_LIST_SECONDS: Final = 30.0
-#: With more stores than that the listing comes less often by as much.
+#: With more stores than this, the interval grows in proportion.
 PATTERN_LIST_STORES: Final = 10_000
-#: Idle stores of a pattern that are asked for their heads each second: a lost broadcast of one is
-#: noticed in the end, and a million of them cost the servers next to nothing.
+#: Idle stores of a pattern whose heads are asked for each second. A lost broadcast is noticed in
+#: the end, and a million idle stores cost the servers next to nothing.
 PATTERN_IDLE_CHECKS_PER_SECOND: Final = 16
-#: Stores of a pattern that are caught up at once.
+#: Stores of a pattern that catch up at the same time.
 PATTERN_CATCH_UPS: Final = 256
 
 # Heartbeats and failure detection
 HEARTBEAT_SECONDS: Final = 0.5
-#: Five heartbeats: one lost message or one long collection of garbage is not a death.
+#: Five heartbeats: one lost message or one long garbage collection is not a death.
 SILENCE_SECONDS: Final = 2.5
 #: How long a suspected server has to answer a probe.
 PROBE_TIMEOUT_SECONDS: Final = 0.5
-#: A server whose event loop has not turned for longer does not count as alive, though it says so:
-#: far above any one piece of work in the loop, and as long as a client may well wait before it
-#: gives up.
+#: A server whose event loop was stuck for longer does not count as alive, even if it
+#: sends heartbeats. Far above any one piece of work in the loop, and about as long as
+#: clients wait before they give up.
 LOOP_STALL_SECONDS: Final = 10.0
 CONTROL_TIMEOUT_SECONDS: Final = 2.0
-#: How long the client of a network file system may answer from what it remembers: 1 s of GlusterFS
-#: was the longest that was measured.
+#: How long the client of a network file system may answer from its cache. The longest that was
+#: measured is 1 s, with GlusterFS.
 NETWORK_CACHE_SECONDS: Final = 1.2
 
 # Persist server
-#: Bytes of frames that wait for a tick; beyond it the answer is `busy`.
+#: Bytes of frames that wait for a tick. Beyond it the answer is `busy`.
 MAX_INBOX_BYTES: Final = 64 * MIB
-#: What a group counts there beside its bytes on the wire and ELEMENT_BYTES: a frame can be ten
-#: thousand of them.
+#: What a group counts there beside its bytes on the wire and ELEMENT_BYTES. A
+#: frame can have ten thousand groups.
 GROUP_BYTES: Final = 128
-#: Refusals, and answers to pings, that wait for a turn of a server; and answers of control messages
-#: that wait for the bus. Further ones are dropped, as if lost: their askers ask again.
+#: Refusals and answers to pings that wait for a turn of a server, and answers to control messages
+#: that wait for the bus. Further ones are dropped, as if lost, and the requests are repeated.
 MAX_WAITING_REFUSALS: Final = 16384
-#: Answers and reads that wait for a sync. With more of them a server gathers instead of answering:
-#: retries and refusals put nothing into the log, and would wait without bound behind a sync that
-#: hangs.
+#: Answers and reads that wait for a sync. With more of them, a server gathers
+#: instead of answering: retries and refusals add nothing to the log, and would wait
+#: without bound behind a sync that hangs.
 MAX_WAITING_ANSWERS: Final = 65536
-#: Bytes of effects applied but not yet synced; beyond it the server gathers instead of applying.
+#: Bytes of effects that are applied but not synced. Beyond it the
+#: server gathers instead of applying.
 MAX_UNSYNCED_BYTES: Final = 8 * MIB
-#: One commit log segment; retired whole.
+#: One segment of the commit log. Segments are removed as a whole.
 LOG_SEGMENT_BYTES: Final = 8 * MIB
-#: The whole commit log of a server, hence its recovery work.
+#: The whole commit log of a server. It bounds the work of a recovery.
 LOG_CAP_BYTES: Final = 64 * MIB
-#: A server's log in the bucket: one object each so often at the most, 4 puts a second are $52 a
-#: month; so soon after an idle spell; at once when so much waits.
+#: A server's log in the bucket. An object is put at most this often (4 puts a second are $52 a
+#: month), this soon after an idle spell, or at once when this much waits.
 LOG_OBJECT_SECONDS: Final = 0.25
 LOG_OBJECT_IDLE_SECONDS: Final = 0.01
 LOG_OBJECT_BYTES: Final = 4 * MIB
-#: Changes that wait for the bucket. Beyond it a `stored` write is answered `busy`, and stores whose
-#: changes are dropped here begin again with a snapshot.
+#: Changes that wait for the bucket. Beyond it, a `stored` write is answered with `busy`, and stores
+#: whose changes are dropped here start over with a snapshot.
 MAX_UNSTORED_BYTES: Final = 64 * MIB
-#: `stored` writes that wait for the bucket; more are answered `busy`.
+#: `stored` writes that wait for the bucket. Further ones are answered with `busy`.
 MAX_UNSTORED_ANSWERS: Final = 65536
-#: Objects of a log, about nine minutes of a busy server: beyond it the stores that hold the oldest
+#: Objects of a log: about nine minutes of a busy server. Beyond it, the stores that hold the oldest
 #: ones are snapshotted, since a recovery reads every object.
 MAX_LOG_OBJECTS: Final = 2048
-#: A sync of the log that takes longer counts as a disk that hangs: its server gives no sign of life
-#: any more, so that others take over. Disks that are merely busy have been seen to take seconds.
+#: A sync of the log that takes longer counts as a hanging disk: the server stops its heartbeats, so
+#: that others take over. Disks that are merely busy have taken seconds.
 SYNC_STALL_SECONDS: Final = 5.0
-#: The same of a log in the bucket, where seconds are an ordinary hiccup.
+#: The same for a log in the bucket, where seconds are an ordinary delay.
 PUT_STALL_SECONDS: Final = 20.0
-#: Changes of one kv that wait in memory for their SQLite transaction: of a key that is set again
-#: before it, only the last is written.
+#: Changes of one kv that wait in memory for their SQLite transaction. If a key is set several times
+#: before it, only the last value is written.
 MAX_PENDING_CHANGES: Final = 4096
-#: Of one stream, where nothing is saved by waiting longer: some 2.5 ms of the loop at a time.
+#: The same for a stream, where waiting longer saves nothing: about 2.5 ms of the loop at a time.
 MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
-#: Chunks of one store that wait in memory while its file is checkpointed; further ones wait in the
-#: inbox.
+#: Chunks of one store that wait in memory while its file is
+#: checkpointed. Further ones wait in the inbox.
 MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
-#: Chunks of values that are gone which one checkpoint removes from a file, 256 MiB: some 0.2 s.
+#: Chunks of deleted values that one checkpoint removes from a file: 256 MiB, about 0.2 s.
 MAX_SWEPT_CHUNKS: Final = 1024
-#: Store files a server keeps open, if memory and descriptors allow
-#: (`persist/lifecycle/capacity.py`). Beyond it each use of another store costs a close and an open,
-#: so it is far more than are in use at a time.
+#: Store files that a server keeps open, if memory and descriptors allow
+#: (`persist/lifecycle/capacity.py`). Beyond it, each use of another store costs a close and an
+#: open, so it is far above the number in use at a time.
 MAX_OPEN_STORES: Final = 20_000
-#: A store nobody used for this long is checkpointed and closed. Closing a new store and opening it
-#: again costs some 8 ms and two syncs, so whoever comes back within a minute shall find it open.
+#: A store that is unused for this long is checkpointed and closed. Closing a new
+#: store and opening it again costs about 8 ms and two syncs, so a client that returns
+#: within a minute should find it open.
 IDLE_CLOSE_SECONDS: Final = 60.0
-#: Images of cold stores that are read in memory, one and all of them: above, they get files again.
+#: Images of cold stores that are read in memory: one, and all
+#: together. Larger stores get a file again.
 MAX_COLD_READ_BYTES: Final = 256 * KIB
 MAX_COLD_MEMORY_BYTES: Final = 64 * MIB
-#: A read of the archive that takes longer is answered `unavailable`; clients ask again.
+#: A read of the archive that takes longer is answered with `unavailable`, and clients ask again.
 ARCHIVE_READ_SECONDS: Final = 20.0
-#: How often open stores are looked at for messages that may leave for the archive.
+#: How often open stores are checked for messages that may move to the archive.
 ARCHIVE_LOOK_SECONDS: Final = 60.0
-#: What a blocking client takes over from the loop's thread at once, of changes that are there: so
-#: many that the turn of two threads costs little for each.
+#: Changes that a blocking client takes from the loop's thread at once: enough that switching
+#: threads costs little per change.
 TAKEN_OVER_CHANGES: Final = 512
 TAKEN_OVER_BYTES: Final = 1024 * 1024
-#: Work posted to the loop of the blocking clients by threads that do not wait for it; beyond it
-#: they do. A producer could otherwise run ahead of the loop without bound.
+#: Calls that threads posted to the loop of the blocking clients without waiting for them. Beyond it
+#: the threads wait; otherwise a producer could run ahead of the loop without bound.
 MAX_POSTED_CALLS: Final = 4096
-#: How long the outcome of a write is kept for its retry; far above MAX_OPERATION_TIMEOUT_SECONDS.
+#: How long the outcome of a write is kept for its retry. Far above MAX_OPERATION_TIMEOUT_SECONDS.
 OUTCOME_RETENTION_SECONDS: Final = 600.0
-#: Groups of one writer and store from the first that it waits for on, of each of which the outcome
-#: is kept: a client sends no more, and a server says `busy`. One whose first group waits for the
-#: bucket has so much beside it; a frame seldom has more than one group of a store.
+#: Groups of one writer and store whose outcomes are kept, counted from the first that the writer
+#: waits for. A client sends no more, and a server answers `busy`. A writer whose first group waits
+#: for the bucket may have this many beside it; a frame seldom has more than one group of a store.
 MAX_WRITER_OUTCOMES: Final = 4096
-#: The same in bytes of outcomes, of which most have 20; and those of all writers of a store. With
-#: more of these only a writer gets in that waits for nothing else.
+#: The same in bytes of outcomes, most of which have 20; and those of all writers of a store. Above
+#: the latter, only writers that wait for nothing else are served.
 MAX_WRITER_OUTCOME_BYTES: Final = 4 * MIB
 MAX_OUTCOME_BYTES: Final = 64 * MIB
-#: Writers of one store whose last outcomes are kept, each for OUTCOME_RETENTION_SECONDS: beyond it
-#: new ones are `busy`, and none that is known is forgotten for them. Each client is one; a shell
-#: script that appends fifty times a second is 30,000.
+#: Writers of one store whose last outcomes are kept, each for OUTCOME_RETENTION_SECONDS. Beyond it,
+#: new writers get `busy`, and no known writer is forgotten for them. Each client is one; a shell
+#: script that appends fifty times a second makes 30,000.
 MAX_WRITERS: Final = 65536
 #: How long a `msg_id` is remembered (JetStream's default duplicate window).
 DEDUPE_WINDOW_SECONDS: Final = 120.0
-#: The longest that `dedupe_window_seconds` of a store may be: every msg_id of a window is a row.
+#: The longest `dedupe_window_seconds` of a store: every msg_id of a window is a row.
 MAX_DEDUPE_WINDOW_SECONDS: Final = 86_400.0
-#: The msg_ids that a store remembers, some hundred bytes of its file each: 35,000 a second for the
-#: default window. With so many, new ones are refused rather than old ones forgotten early.
+#: The msg_ids that a store remembers, each about a hundred bytes of its file: 35,000 a second for
+#: the default window. At the limit, new ones are refused; old ones are never forgotten early.
 MAX_MSG_IDS: Final = 4 * MIB
-#: The longest ttl and max_age_seconds: a hundred years, so that times stay in 64 bits.
+#: The longest ttl and max_age_seconds: a hundred years, so that times fit in 64 bits.
 MAX_RETENTION_SECONDS: Final = 100.0 * 366 * 86_400
-#: The description of a store. It lies in the one row that every transaction writes.
+#: The description of a store. It is in the one row that every transaction writes.
 MAX_DESCRIPTION_BYTES: Final = 512
-#: Stores that one server destroys at a time for applications, all tenants and one of them: each
-#: holds its store, and takes some syncs and a thread. Operators' jobs have as many again.
+#: Stores that one server destroys at a time for applications: for all tenants, and for one
+#: of them. Each one holds its store and takes some syncs and a thread. Operators' jobs
+#: have the same limit of their own.
 MAX_DESTROYING: Final = 32
 MAX_DESTROYING_OF_TENANT: Final = 4
-#: Messages that the loop removes from a file at once, some 40 ms; of more, a thread removes them,
-#: so many in each transaction.
+#: Messages that the loop removes from a file at once, in about 40 ms. If there are more, a thread
+#: removes them, this many in each transaction.
 MAX_TRIMMED_ROWS: Final = 16_384
 MAX_TRIMMED_BYTES: Final = 16 * MIB
-#: Messages or keys that one turn of the loop removes from a store for its limits; the next goes on.
+#: Messages or keys that one turn of the loop removes from a store for
+#: its limits. The next turn continues.
 MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
-#: How often open stores are looked at for what is due to expire. Reads do not wait for that.
+#: How often open stores are checked for expired messages and keys. Reads do not wait for that.
 EXPIRY_CHECK_SECONDS: Final = 1.0
-#: Deletes and trims a store remembers for followers that were away; past it they get a `reset`.
+#: Deletes and trims that a store remembers for disconnected
+#: followers. Beyond it, they get a `reset`.
 MAX_CHANGE_LOG_ROWS: Final = 10_000
 
 assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 512 < (

@@ -1,11 +1,11 @@
-"""Names of tenants, stores, servers and keys: one grammar, checked at every edge.
+"""Names of tenants, stores, servers and keys: one grammar, checked wherever a name comes in.
 
-A store name is 1 to 16 tokens joined by dots, at most 200 bytes, so that it is at once a NATS
-subject suffix, a file name and an object key, with room for a suffix within the 255 bytes that file
-systems allow. Text that needs other characters (a path, an e-mail address) goes through `quote`,
-which is percent-encoding with `%` itself always encoded, hence reversible.
+A store name is 1 to 16 tokens joined by dots, at most 200 bytes. So it works as a NATS subject
+suffix, a file name and an object key alike, and leaves room for a suffix within the 255 bytes of a
+file name. Text with other characters (a path, an e-mail address) goes through `quote`: reversible
+percent-encoding, in which `%` itself is always encoded.
 
-Does not map names to subjects (`subjects.py`) or to files (`shared_fs/disk/layout.py`).
+This module does not map names to subjects (`subjects.py`) or to files (`shared_fs/disk/layout.py`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StoreKind(IntEnum):
 
 
 class StoreId(NamedTuple):
-    """A store anywhere in the cluster. A NamedTuple: it is hashed for every group of every
-    frame."""
+    """A store anywhere in the cluster. A NamedTuple: it is hashed
+    for every group of every frame."""
 
     tenant: str
     kind: int
@@ -91,13 +91,16 @@ def check_store(name: str) -> StoreName:
 
 
 def check_consumer(name: str) -> str:
-    """Return `name` as the name of a consumer. Raises InvalidNameError."""
+    """Return `name` as a consumer name. Raises InvalidNameError."""
     return _check_plain("consumer", name)
 
 
 def check_pattern(pattern: str) -> str:
-    """Return `pattern`: a store name in which `*` may stand for a token and a last `>` for one or
-    more, as in NATS subjects. Raises InvalidNameError."""
+    """Return `pattern` if it is valid. Raises InvalidNameError.
+
+    A pattern is a store name in which `*` may stand for one token, and a last `>` for one or more,
+    as in NATS subjects.
+    """
     tokens = pattern.split(".") if isinstance(pattern, str) else []
     plain = ["x" if token == "*" else token for token in tokens]
     if plain[-1:] == [">"]:
@@ -108,18 +111,18 @@ def check_pattern(pattern: str) -> str:
         raise InvalidNameError(
             what="pattern",
             name=str(pattern)[:MAX_NAME_BYTES],
-            reason="a store name; a token of it may be *, and the last one >",
+            reason="it must be a store name; a token may be *, and the last one >",
         ) from error
     return pattern
 
 
 def literal_start(pattern: str) -> str:
-    """Return what the names of all stores that match `pattern` start with."""
+    """Return the start that the names of all stores matching `pattern` share."""
     return min(pattern.split("*", 1)[0], pattern.split(">", 1)[0], key=len)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell if the store `name` is one of `pattern`."""
+    """Tell whether the store `name` matches `pattern`."""
     wanted, tokens = pattern.split("."), name.split(".")
     if wanted[-1] == ">":
         wanted.pop()
@@ -131,7 +134,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return `key`: any text, also empty, of at most MAX_KEY_BYTES in UTF-8. Raises
+    """Return `key`: any text of at most MAX_KEY_BYTES in UTF-8, also empty. Raises
     InvalidNameError."""
     if not isinstance(key, str):
         raise InvalidNameError(what="key", name=repr(key)[:80], reason="a key is text")
@@ -152,9 +155,7 @@ def quote(text: str) -> str:
     """Return `text`, which is not empty, as one token of a store name, percent-encoded. `unquote`
     reverses it.
     """
-    return "".join(
-        chr(byte) if byte in _UNQUOTED else f"%{byte:02X}" for byte in text.encode()
-    )
+    return "".join(chr(byte) if byte in _UNQUOTED else f"%{byte:02X}" for byte in text.encode())
 
 
 def unquote(token: str) -> str:

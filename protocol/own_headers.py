@@ -1,9 +1,10 @@
-"""Headers that holdfast's clients add to those of applications, and what is counted without them.
+"""Headers that holdfast's clients add to those of applications, and sizes counted without them.
 
-They lie with the others, and count where space is counted: `max_bytes`, rates, `HEAD`. A limit of
-what one message may be is of what the application gave, and so is that of headers: there neither
-these count, nor what compression saved. Only a short one is left out, since an application may use
-such a name too. """
+They are stored with the other headers and count as space: in `max_bytes`, rates and `HEAD`. The
+size limit of one message counts what the application gave, and so does the limit of headers: these
+headers do not count there, and what compression saved does. Only short texts are left out of the
+count, since an application may use such a name as well.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from typing import Final
 
 from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, size_inside
 
-#: Who wrote a message of a live stream, and which one it is.
+#: The writer of a message of a live stream, and which of its messages this is.
 LIVE_HEADER: Final = "live"
-#: Where a dead letter came from, and why it is one.
+#: Where a dead letter came from, and why it was given up.
 DEAD_STREAM_HEADER: Final = "hf-dead-stream"
 DEAD_SEQ_HEADER: Final = "hf-dead-seq"
 DEAD_CONSUMER_HEADER: Final = "hf-dead-consumer"
@@ -28,7 +29,7 @@ DEAD_HEADERS: Final = (
     DEAD_REASON_HEADER,
 )
 _OWN: Final = frozenset((ENCODING_HEADER, LIVE_HEADER, *DEAD_HEADERS))
-#: The longest of them is the name of a stream.
+#: The longest of these texts is the name of a stream.
 _MAX_OWN_CHARACTERS: Final = 200
 
 
@@ -44,5 +45,5 @@ def given(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def given_value_bytes(value: bytes, headers: Mapping[str, str]) -> int:
-    """Return how large a value is that is stored with these headers, once it is decompressed."""
+    """Return the decompressed size of a value that is stored with these headers."""
     return size_inside(value) if headers.get(ENCODING_HEADER) == ZSTD else len(value)

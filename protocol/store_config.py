@@ -1,10 +1,10 @@
-"""The configuration of a store: its limits, and what else is chosen for each store by itself.
+"""The configuration of a store: its limits, and everything else that is chosen per store.
 
-It lives in the store and is changed by an operation like any other, so it has a revision and
-survives restarts, changes of owner and snapshots. On the wire and in the file it is a map that
-names only what differs from the default; durations are seconds, `durability` and `discard` are
-words. A name that this version does not know is left out when it is read, and refused when it is to
-be set. """
+It is part of the store and is changed by an operation like any other, so it has a revision and
+survives restarts, changes of owner and snapshots. On the wire and in the file it is a map of what
+differs from the default; durations are seconds, `durability` and `discard` are words. A name that
+this version does not know is ignored when read, and refused when set.
+"""
 
 from __future__ import annotations
 
@@ -85,26 +85,31 @@ class StoreConfig:
 
     @property
     def dedupe_ms(self) -> int:
-        """How long a `msg_id` is remembered, in milliseconds: no longer than its message may be
-        there, or an append could be answered with the seq of a message that its age has removed."""
+        """How long a `msg_id` is remembered, in milliseconds.
+
+        It is at most as long as its message may exist. Otherwise an append could be answered with
+        the seq of a message that expired.
+        """
         seconds = self.dedupe_window_seconds
         if self.max_age_seconds is not None:
             seconds = min(seconds, self.max_age_seconds)
         return int(seconds * 1000)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return what differs from the default, as the wire and the store file have it."""
+        """Return what differs from the default, in the form of the wire and the store file."""
         values = ((name, getattr(self, name)) for name in _DEFAULTS)
         return {name: _plain(value) for name, value in values if value != _DEFAULTS[name]}
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
-        """Return it with `settings`, each checked. Raises InvalidArgumentError."""
+        """Return the configuration with `settings`, each checked. Raises InvalidArgumentError."""
         checked: dict[str, Any] = {}
         for name, value in settings.items():
             check = _CHECKS.get(name)
             if check is None:
                 known = ", ".join(_CHECKS)
-                raise InvalidArgumentError(argument=repr(name)[:80], reason=f"not one of {known}")
+                raise InvalidArgumentError(
+                    argument=repr(name)[:80], reason=f"it must be one of {known}"
+                )
             checked[name] = _DEFAULTS[name] if value is None else check(name, value)
         return replace(self, **checked)
 
@@ -122,27 +127,29 @@ def _plain(value: Any) -> Any:
 
 def _count(name: str, value: Any) -> int:
     if type(value) is not int or not 1 <= value < 1 << 63:
-        raise InvalidArgumentError(argument=name, reason=f"a number from 1 on, not {value!r:.80}")
+        raise InvalidArgumentError(
+            argument=name, reason=f"{value!r:.80} is not an integer from 1 on"
+        )
     return value
 
 
 def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise InvalidArgumentError(argument=name, reason=f"a number above 0, not {value!r:.80}")
+        raise InvalidArgumentError(argument=name, reason=f"{value!r:.80} is not a number above 0")
     number: float = value
     return number
 
 
 def _seconds(name: str, value: Any) -> float:
     if _number(name, value) > MAX_RETENTION_SECONDS:
-        reason = f"at most {MAX_RETENTION_SECONDS:.0f} seconds, not {value!r:.80}"
+        reason = f"{value!r:.80} is above {MAX_RETENTION_SECONDS:.0f} seconds"
         raise InvalidArgumentError(argument=name, reason=reason)
     return float(value)
 
 
 def _window(name: str, value: Any) -> float:
     if value != 0 and _number(name, value) > MAX_DEDUPE_WINDOW_SECONDS:
-        reason = f"at most {MAX_DEDUPE_WINDOW_SECONDS:.0f} seconds, not {value!r:.80}"
+        reason = f"{value!r:.80} is above {MAX_DEDUPE_WINDOW_SECONDS:.0f} seconds"
         raise InvalidArgumentError(argument=name, reason=reason)
     return float(value)
 
@@ -152,7 +159,7 @@ def _discard(name: str, value: Any) -> Discard:
         return Discard(value)
     except ValueError:
         words = ", ".join(Discard)
-        raise InvalidArgumentError(argument=name, reason=f"one of {words}") from None
+        raise InvalidArgumentError(argument=name, reason=f"it must be one of {words}") from None
 
 
 def _durability(name: str, value: Any) -> Durability:
@@ -160,18 +167,18 @@ def _durability(name: str, value: Any) -> Durability:
         return Durability[value.upper()] if isinstance(value, str) else Durability(value)
     except (KeyError, ValueError):
         words = ", ".join(level.word for level in Durability)
-        raise InvalidArgumentError(argument=name, reason=f"one of {words}") from None
+        raise InvalidArgumentError(argument=name, reason=f"it must be one of {words}") from None
 
 
 def _text(name: str, value: Any) -> str:
     if type(value) is not str:
-        raise InvalidArgumentError(argument=name, reason=f"text, not {value!r:.80}")
+        raise InvalidArgumentError(argument=name, reason=f"it must be text, not {value!r:.80}")
     try:
         size_bytes = len(value.encode())
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(argument=name, reason="not encodable as UTF-8") from error
     if size_bytes > MAX_DESCRIPTION_BYTES:
-        reason = f"at most {MAX_DESCRIPTION_BYTES} bytes, not {size_bytes}"
+        reason = f"it has {size_bytes} bytes; at most {MAX_DESCRIPTION_BYTES} are allowed"
         raise InvalidArgumentError(argument=name, reason=reason)
     return value
 

@@ -1,12 +1,13 @@
 """The NATS subjects of holdfast, in one place.
 
-`hf` is the prefix (configurable), and a tenant is the token after it, so plain NATS permissions
-isolate tenants: a client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`, and
-`hf.acme.destroy.>` where it may destroy its stores, and subscribe `hf.acme.chg.>` and the inboxes
-of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant can be named, holds what servers and
-the coordinator say among themselves, and what operators ask. Whoever asks on subjects of a tenant
-takes the replies on an inbox of that tenant, whoever it is: servers reply nowhere else, or a
-request could send a reply to somebody who did not ask. """
+`hf` is the prefix (configurable), and the tenant is the token after it, so plain NATS permissions
+isolate tenants. A client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`, and
+`hf.acme.destroy.>` if it may destroy its stores. It may subscribe to `hf.acme.chg.>` and to the
+inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant can have as its name, is for
+messages among servers and the coordinator, and for operators' requests. A request on a tenant's
+subject must have its reply subject among that tenant's inboxes, whoever sends it. Servers reply
+nowhere else; otherwise a request could send a reply to somebody who did not ask.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store
 
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_PREFIX: Final = "hf"
-#: The token that stands where a tenant would in the cluster's own subjects.
+#: The token that stands in place of a tenant in the cluster's own subjects.
 CLUSTER_TENANT: Final = "_"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
-#: By the kind as a number. A member of the enum would have to be looked up for each subject.
+#: By the kind as a number: looking up a member of the enum for each subject would cost more.
 _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
 
 
-#: What can be published to: no wildcards, no spaces, nothing but ASCII.
+#: What can be published to: no wildcards, no spaces, only ASCII.
 _CONCRETE: Final = re.compile(r"[!-)+-=?-~]+")
 
 
 def inboxes_of(tenant: str) -> str:
-    """What the subjects of all inboxes of a tenant start with; a dot and the rest follow."""
+    """The start of the subjects of all inboxes of a tenant; a dot and the rest follow."""
     return f"_INBOX.{tenant}"
 
 
@@ -51,15 +52,17 @@ class Subjects:
 
     # Clients to persist servers
     def server(self, tenant: str, server: str) -> str:
-        """Where a frame of operations for `server` goes."""
+        """The subject of operation frames for `server`."""
         return f"{self.prefix}.{tenant}.srv.{server}"
 
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
 
     def destroy(self, tenant: str, server: str) -> str:
-        """Where a client asks `server` to destroy a store of its tenant. A subject of its own, so
-        that permissions tell it from reads and writes."""
+        """The subject on which a client asks `server` to destroy a store of its tenant.
+
+        It is separate, so that permissions can distinguish it from reads and writes.
+        """
         return f"{self.prefix}.{tenant}.destroy.{server}"
 
     def destroy_pattern(self, server: str) -> str:
@@ -67,12 +70,11 @@ class Subjects:
 
     # Persist servers to everyone
     def changes(self, store: StoreId) -> str:
-        """Where every change of `store` is broadcast."""
+        """The subject on which every change of `store` is broadcast."""
         return f"{self.prefix}.{store[0]}.chg.{_LETTERS[store[1]]}.{store[2]}"
 
     def changes_start(self, tenant: str, kind: int) -> str:
-        """What the change subjects of all stores of a kind start with; a name or pattern
-        follows."""
+        """The start of the change subjects of all stores of a kind; a name or pattern follows."""
         return f"{self.prefix}.{tenant}.chg.{_LETTERS[kind]}."
 
     # Servers, operators and coordinator
@@ -80,25 +82,25 @@ class Subjects:
         return f"{self.prefix}._.hb"
 
     def cluster(self, verb: str) -> str:
-        """`register`, `open`, `created`, `release` or `vacate`, asked by a persist server; `drain`
-        or `undrain`, asked by an operator."""
+        """Requests of servers (`register`, `open`, `created`, `release`, `vacate`) and of operators
+        (`drain`, `undrain`)."""
         return f"{self.prefix}._.coord.{verb}"
 
     def control(self, server: str) -> str:
-        """Commands of the coordinator to one server."""
+        """The subject of the coordinator's commands to one server."""
         return f"{self.prefix}._.ctl.{server}"
 
     def operator(self, server: str) -> str:
-        """What operators ask of one server."""
+        """The subject of operators' requests to one server."""
         return f"{self.prefix}._.ops.{server}"
 
     def may_answer(self, subject: str, reply: str) -> bool:
-        """Tell if a request on `subject` may be answered on `reply`: only on an inbox of the tenant
-        in whose name it is asked.
+        """Tell whether a request on `subject` may be answered on `reply`.
 
-        A request names its reply subject freely, and servers may publish what a tenant may not: a
-        reply on another tenant's inbox would pass for the answer to a request of that tenant's, and
-        one on a change subject for a change.
+        It may, if `reply` is an inbox of the tenant whose subject it is. A request names
+        its reply subject freely, and servers may publish where a tenant may not. So a
+        reply on another tenant's inbox would pass for an answer to that tenant, and one
+        on a change subject for a change.
         """
         inboxes = inboxes_of(self.tenant_of(subject))
         return (

@@ -1,2 +1,1 @@
-"""The NATS connection: one interface, over nats-py and in memory, with the fence around nats-py's
-internals."""
+"""The bus: one interface, over nats-py and in memory. nats-py's internals are used here alone."""

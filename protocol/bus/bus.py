@@ -1,16 +1,18 @@
-"""The bus: the little of a pub/sub system that holdfast needs, behind one interface.
+"""The bus: the little that holdfast needs of a pub/sub system, behind one interface.
 
-At most once, no order promised between subjects, silent loss allowed: everything above is built for
-that, so another pub/sub can take NATS's place, and an in-memory one can drive the simulator. One
-thing more than pub/sub is used where the bus has it: the answer that nobody listens on a subject.
+Delivery is at most once, no order is promised between subjects, and messages may be lost
+silently. All parts are built for that, so another pub/sub system can replace NATS, and an
+in-memory one drives the simulator. Where the bus has it, one more thing is used: the answer
+that nobody listens on a subject.
 
-Callbacks are plain functions that return at once: the hot path must not pay for a task per message.
-What one raises costs that message only.
+Callbacks are plain functions that return at once, because the hot path must not pay for a task per
+message. An exception in a callback costs only that message.
 
-Subjects are tokens of printable ASCII. A message on any other is not delivered, and one whose reply
-subject is not of that form, or holds a wildcard, is delivered without one: what a peer sends comes
-back in what its reply is published with, and must not be able to add a line of the bus's own
-protocol. """
+Subjects are tokens of printable ASCII. A message on any other subject is not delivered. A message
+whose reply subject has another form, or contains a wildcard, is delivered without a reply subject.
+Otherwise a peer's bytes would come back in the line that publishes the reply, and could add a line
+to the bus's own protocol.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ from holdfast.protocol.subjects import CLUSTER_TENANT
 
 
 class BusMessage(NamedTuple):
-    """A message as it arrived. `no_responders` marks the bus's own answer that nobody listens on
-    the subject that `subject` was given as the reply of; its payload is empty."""
+    """A message as it arrived.
+
+    With `no_responders` it is the bus's own answer that nobody listens. `subject` is then the reply
+    subject of the request, and the payload is empty.
+    """
 
     subject: str
     payload: bytes
@@ -34,11 +39,11 @@ class BusMessage(NamedTuple):
 
 
 def is_subject(text: str) -> bool:
-    """Tell if a message may be published on `text`: tokens of printable ASCII without wildcards,
-    joined by dots.
+    """Tell whether a message may be published on `text`: tokens of printable ASCII without
+    wildcards, joined by dots.
 
-    In methods of str: a regular expression takes a third longer, and a cache of them twice as long
-    for the subject of a reply, which comes once.
+    Methods of str are used because a regular expression takes a third longer. A cache of checked
+    subjects takes twice as long for reply subjects, each of which comes once.
     """
     return (
         text.isascii()
@@ -64,14 +69,14 @@ BusCallback = Callable[[BusMessage], None]
 
 
 class NoRespondersError(UnavailableError):
-    """Nobody listens on the subject: a definite sign, given at once."""
+    """Nobody listens on the subject. The bus says so for certain, and at once."""
 
     code = "no_responders"
     template = "nobody listens on {subject!r}"
 
 
 class BusTimeoutError(UnavailableError, TimeoutError):
-    """No reply within the time given."""
+    """No reply came in time."""
 
     code = "bus_timeout"
     template = "no reply on {subject!r} within {timeout_seconds:g} s"
@@ -82,7 +87,7 @@ class BusSubscription(ABC):
 
     @abstractmethod
     async def unsubscribe(self) -> None:
-        """Stop; the callback is not called again once this returns."""
+        """End the subscription. The callback is not called again after this returns."""
 
 
 class Bus(ABC):
@@ -91,30 +96,35 @@ class Bus(ABC):
     @property
     @abstractmethod
     def max_payload_bytes(self) -> int:
-        """The largest payload that the system takes."""
+        """The largest payload that the system accepts."""
 
     @property
     @abstractmethod
     def connected(self) -> bool:
-        """False while the connection is lost; it is re-established in the background."""
+        """False while the connection is lost. It is re-established in the background."""
 
     @abstractmethod
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        """Send, at most once; a lost connection loses silently. Raises TooLargeError, and
-        InvalidArgumentError if `subject` or `reply` is none."""
+        """Send at most once; a message is lost silently while the connection is lost.
+
+        Raises TooLargeError, and InvalidArgumentError if `subject` or `reply` is not a subject.
+        """
 
     @abstractmethod
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
-        """Call `callback` for each message on `subject`, which may hold the wildcards `*` and
-        `>`."""
+        """Call `callback` for each message on `subject`, which may
+        contain the wildcards `*` and `>`."""
 
     @abstractmethod
     async def request(
         self, subject: str, payload: bytes, timeout_seconds: float, tenant: str = CLUSTER_TENANT
     ) -> bytes:
-        """Send and return the first reply, which comes to an inbox of `tenant`: the one whose
-        subject this is. Raises NoRespondersError, BusTimeoutError, NotAllowedError, TooLargeError,
-        InvalidArgumentError, and ConnectionFailedError once closed."""
+        """Send a request and return the first reply.
+
+        `tenant` is the one whose subject this is; the reply comes to one of its inboxes. Raises
+        NoRespondersError, BusTimeoutError, NotAllowedError, TooLargeError, InvalidArgumentError,
+        and ConnectionFailedError once closed.
+        """
 
     @abstractmethod
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
@@ -126,14 +136,19 @@ class Bus(ABC):
 
     @abstractmethod
     def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
-        """Call `callback` each time the system says that this connection may not publish or
-        subscribe what it tried to. Some time passes between the two, and nothing else tells."""
+        """Call `callback` each time the system refuses a publish or subscribe of this connection.
+
+        A refusal comes some time after the attempt, and nothing else reports it.
+        """
 
     @abstractmethod
     async def flush(self) -> None:
-        """Return once the system has everything sent so far."""
+        """Return once the system has received everything sent so far."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection, at once: what the system has not taken within BUS_CLOSE_SECONDS is
-        lost. Idempotent."""
+        """Close the connection. Messages that the system does not take
+        within BUS_CLOSE_SECONDS are lost.
+
+        Idempotent.
+        """

@@ -1,13 +1,14 @@
-"""The bus in memory: what NATS core does, for connections that share one event loop.
+"""The bus in memory: behaves like NATS core, for connections that share one event loop.
 
-For tests, and for the simulator, which is why each delivery asks a policy what becomes of it: lost,
-late, out of order or doubled. Kept, as on NATS:
+For tests and the simulator. A policy decides for each delivery whether it is lost, late, reordered
+or doubled. As on NATS:
 
 - A callback runs in the context (`contextvars`) in which its subscription was made.
-- Whoever publishes with a reply where nobody listens is told so on that reply, unless that is lost.
-- A connection that is away loses what is published to it and by it; its subscriptions outlive that.
+- If nobody listens on a subject, a publisher that gave a reply subject is told so there, unless
+  that message is lost.
+- A disconnected connection loses what is published to it and by it. Its subscriptions survive.
 
-Not like NATS: nothing that is published while a connection is away is kept until it is back.
+Unlike on NATS, nothing that is published while a connection is lost is kept until it is back.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
-#: How long `flush` waits for a connection that is away, as nats-py does.
+#: How long `flush` waits for a lost connection to return, as nats-py does.
 _FLUSH_TIMEOUT_SECONDS: Final = 10.0
-#: The sender of what the bus itself says: that nobody listens.
+#: The sender of the bus's own message that nobody listens.
 THE_BUS: Final = ""
-#: The sender of what is injected.
+#: The sender of injected messages.
 STRANGER: Final = "stranger"
 
 _WILDCARDS: Final = frozenset(("*", ">"))
@@ -49,8 +50,8 @@ _number: Final = attrgetter("number")
 
 
 class MemoryDelivery(NamedTuple):
-    """One message on its way to one subscription. `sender` and `receiver` are connections'
-    names."""
+    """One message on its way to one subscription. `sender` and
+    `receiver` are names of connections."""
 
     sender: str
     receiver: str
@@ -60,55 +61,56 @@ class MemoryDelivery(NamedTuple):
 
 #: Returns the delays in seconds after which a delivery arrives: none loses it, two double it.
 Policy = Callable[[MemoryDelivery], Sequence[float]]
-#: Sees everything that is published, as it is: the sender's name and the message.
+#: Sees everything that is published: the sender's name and the message.
 Tap = Callable[[str, BusMessage], None]
-#: Tells if a connection may do something, `publish to` or `subscribe to`, with a subject.
+#: Tells whether a connection may do something ("publish to" or "subscribe to") with a subject.
 Permits = Callable[[str, str], bool]
 
 
 def deliver_at_once(delivery: MemoryDelivery) -> Sequence[float]:
-    """The policy of a bus without faults: in order, in the next turn of the loop."""
+    """The policy of a bus without faults: everything in order, in the next turn of the loop."""
     return (0.0,)
 
 
 class MemoryNetwork:
-    """What connections meet in, as NATS clients do in a server."""
+    """What connections share, as clients share a NATS server."""
 
-    def __init__(
-        self, policy: Policy = deliver_at_once, *, max_payload_bytes: int = MIB
-    ) -> None:
+    def __init__(self, policy: Policy = deliver_at_once, *, max_payload_bytes: int = MIB) -> None:
         self.policy = policy
         self.max_payload_bytes = max_payload_bytes
         self.taps: list[Tap] = []
         self._connection_count = 0
-        #: In order of making; a dictionary because that makes removal cheap.
+        #: In order of creation; a dictionary, so that removal is cheap.
         self._subscriptions: dict[_MemorySubscription, None] = {}
-        #: The same, those without wildcards by their subjects.
+        #: The same subscriptions, split: those without wildcards by subject, and the others.
         self._exact: dict[str, dict[_MemorySubscription, None]] = {}
         self._wild: dict[_MemorySubscription, None] = {}
         self._subscription_numbers = itertools.count()
         self._connections: dict[MemoryBus, None] = {}
 
     def connect(self, name: str, permits: Permits | None = None) -> MemoryBus:
-        """Return a new connection; `name` is one token of a subject, and need not be unique.
-        Without `permits` it may do everything."""
+        """Return a new connection.
+
+        `name` is one token of a subject and need not be unique. Without `permits`,
+        the connection may do everything.
+        """
         self._connection_count += 1
         bus = MemoryBus(self, name, f"{name}-{self._connection_count}", permits)
         self._connections[bus] = None
         return bus
 
     def drop_all(self) -> None:
-        """Disconnect everyone, as a server that restarts does."""
+        """Disconnect all connections, as a restart of the server does."""
         for bus in list(self._connections):
             bus.drop()
 
     def return_all(self) -> None:
-        """Let everyone that was disconnected connect again."""
+        """Reconnect all connections that were disconnected."""
         for bus in list(self._connections):
             bus.come_back()
 
     def inject(self, subject: bytes, payload: bytes, reply: bytes = b"") -> None:
-        """Publish what a client of another library can: any bytes."""
+        """Publish arbitrary bytes, as a client of another library can."""
         subject_text, reply_text = subject.decode("latin-1"), reply.decode("latin-1")
         if is_subject(subject_text):
             message = BusMessage(
@@ -146,14 +148,12 @@ class MemoryNetwork:
             self._exact.pop(subscription.subject, None)
 
     def _listening(self, subject: str) -> list[_MemorySubscription]:
-        """Return the connected subscriptions of a subject, in order of making."""
+        """Return the connected subscriptions that match a subject, in order of creation."""
         found = [each for each in self._exact.get(subject, ()) if each.bus.connected]
         wild = [each for each in self._wild if each.matches(subject) and each.bus.connected]
         return sorted(found + wild, key=_number) if found and wild else found or wild
 
-    def _deliver(
-        self, sender: str, subscription: _MemorySubscription, message: BusMessage
-    ) -> None:
+    def _deliver(self, sender: str, subscription: _MemorySubscription, message: BusMessage) -> None:
         loop = asyncio.get_running_loop()
         context = subscription.context
         arrive, session = subscription.arrive, subscription.bus.session
@@ -177,7 +177,7 @@ class _MemorySubscription(BusSubscription):
         self._callback: BusCallback | None = callback
 
     def matches(self, subject: str) -> bool:
-        """Tell if `subject` fits this one, which has wildcards."""
+        """Tell whether `subject` matches this subscription, which has wildcards."""
         if not subject.startswith(self._before_wildcards):
             return False
         tokens = subject.split(".")
@@ -205,7 +205,7 @@ class MemoryBus(Bus):
     ) -> None:
         self.network = network
         self.name = name
-        #: Grows with each loss of the connection: what was on its way before does not arrive.
+        #: Grows with each loss of the connection; messages of an earlier session do not arrive.
         self.session = 0
         self._inbox_token = inbox_token
         self._inbox_count = 0
@@ -225,12 +225,12 @@ class MemoryBus(Bus):
         return self._connected
 
     def drop(self) -> None:
-        """Lose the connection, and everything on its way to it."""
+        """Lose the connection and every message on its way to it."""
         self._connected = False
         self.session += 1
 
     def come_back(self) -> None:
-        """Connect again, if the connection was lost and not closed."""
+        """Reconnect, if the connection was lost and is not closed."""
         if self._connected or self._closed:
             return
         self._connected = True
@@ -309,7 +309,7 @@ class MemoryBus(Bus):
     async def flush(self) -> None:
         self._check_open()
         if self._connected:
-            # A round trip to a server takes a turn of the loop at least.
+            # A round trip to a server takes at least one turn of the loop.
             await asyncio.sleep(0)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

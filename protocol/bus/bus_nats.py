@@ -1,8 +1,8 @@
 """The bus over NATS core, with nats-py.
 
-Reconnects for ever in the background, also when the connection just stops passing data; how nats-py
-is made to, and how messages go and come without tasks of nats-py's, is in `nats_client.py`: that
-halves the time of a lone request, and most of the cost of a message.
+It reconnects for ever in the background, also when a connection silently stops passing data. How
+messages are sent and received without nats-py's tasks is in `nats_client.py`; that halves the time
+of a lone request and saves most of the cost of a message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
 
 logger = logging.getLogger("holdfast.bus")
 
-#: What of nats-py's `connect` may be given: who one is, and how the connection is secured.
+#: Options of nats-py's `connect` that callers may pass: for
+#: authentication and for securing the connection.
 NATS_OPTIONS: Final = frozenset(
     {
         *("connect_timeout", "dont_randomize", "inbox_prefix", "nkeys_seed", "nkeys_seed_str"),
@@ -55,22 +56,22 @@ NATS_OPTIONS: Final = frozenset(
         *("user_credentials", "user_jwt_cb", "ws_connection_headers"),
     }
 )
-#: Why others may not be, or what to use in their place.
+#: Why other options are refused, or what to use instead.
 _RECONNECTS: Final = (
-    "connections are made anew for as long as it takes; `connected` of a client tells"
+    "a lost connection is retried for ever; `connected` of a client tells its state"
 )
 _INSTEAD: Final = {
-    "servers": "the URL may hold several servers, joined by commas",
+    "servers": "give several servers in the URL, joined by commas",
     **dict.fromkeys(
         ("allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait"), _RECONNECTS
     ),
     **dict.fromkeys(("closed_cb", "disconnected_cb", "error_cb", "reconnected_cb"), _RECONNECTS),
-    "max_outstanding_pings": "connections are watched: a silent one is replaced within 5 s",
-    "ping_interval": "connections are watched: a silent one is replaced within 5 s",
-    "timeout": "timeout_seconds bounds operations, connect_timeout the connecting",
+    "max_outstanding_pings": "a silent connection is always replaced within 5 s",
+    "ping_interval": "a silent connection is always replaced within 5 s",
+    "timeout": "use timeout_seconds for operations and connect_timeout for connecting",
 }
 
-#: Two of these unanswered, and nats-py takes a connection for dead.
+#: After two unanswered pings at this interval, nats-py takes the connection for dead.
 _PUBLIC_PING_SECONDS: Final = 2
 
 
@@ -81,10 +82,12 @@ class NatsBus(Bus):
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox_prefix = inbox_prefix
-        #: Where replies to most requests come: `<it>.<number>`. Subscribed with the first one.
+        #: The inbox of most requests; replies come to `<inbox>.<number>`.
+        #: Subscribed with the first request.
         self._replies = ""
         self._request_count = 0
-        #: Requests without a reply, by the last token of its subject, with their own subject.
+        #: Requests without a reply yet: number (the last token of the reply
+        #: subject) to (subject, future).
         self._asked: dict[str, tuple[str, asyncio.Future[BusMessage]]] = {}
         self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
         client.on_refused = self._on_refused
@@ -108,7 +111,7 @@ class NatsBus(Bus):
         try:
             await client.send(subject, payload, reply)
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
-            # At most once: while the connection is away there is nowhere to put it.
+            # At most once: while the connection is lost, the message has nowhere to go.
             logger.debug("bus.publish_lost subject=%s reason=%s", subject, error)
         except nats.errors.MaxPayloadError as error:
             raise _too_large(payload, self.max_payload_bytes) from error
@@ -137,7 +140,7 @@ class NatsBus(Bus):
                     await self._listen_for_replies()
                     reply = f"{self._replies}.{number}"
                 else:
-                    # Rare: servers and operators ask in the name of some tenant.
+                    # Rare: servers and operators may ask on behalf of another tenant.
                     inbox = self.new_inbox(tenant)
                     alone = await self.subscribe(f"{inbox}.*", self._on_reply)
                     reply = f"{inbox}.{number}"
@@ -168,7 +171,7 @@ class NatsBus(Bus):
             asked[1].set_result(message)
 
     def _on_refused(self, error: NotAllowedError) -> None:
-        # The request itself, or the inbox that all replies come to.
+        # Either a request was refused, or the subscription to the inbox of all replies.
         no_replies = error.subject == f"{self._replies}.*"
         for subject, answer in self._asked.values():
             if (no_replies or subject == error.subject) and not answer.done():
@@ -194,8 +197,9 @@ class NatsBus(Bus):
 
     async def flush(self) -> None:
         try:
-            # nats-py's PING overtakes the commands that wait in its buffer, a SUB for example; once
-            # it is answered they have been written, and the second one follows them.
+            # nats-py's PING overtakes commands that wait in its buffer, such as a SUB.
+            # Once the first PING is answered, those commands have been written, and
+            # the second PING follows them.
             await self._client.flush()
             await self._client.flush()
         except nats.errors.ConnectionClosedError as error:
@@ -209,7 +213,7 @@ class NatsBus(Bus):
         if not client.is_closed:
             try:
                 async with asyncio.timeout(BUS_CLOSE_SECONDS):
-                    # Once this is answered, all that was published has been taken.
+                    # Once this is answered, the server has taken everything that was published.
                     if client.is_connected:
                         await client.flush()
                         await client.flush()
@@ -227,7 +231,8 @@ class NatsBus(Bus):
             try:
                 callback()
             except Exception:
-                # Let out, it would end nats-py's task, and with it the connection.
+                # An exception that escapes here would end nats-py's
+                # task, and the connection with it.
                 logger.exception("bus.callback_failed")
 
 
@@ -240,23 +245,23 @@ def _too_large(payload: bytes, limit: int) -> TooLargeError:
 
 
 def without_passwords(url: str) -> str:
-    """Return `url` as it may be shown: user, password and token left out."""
+    """Return `url` without user, password and token, for display."""
     return re.sub(r"(?<=//)[^/@,]*@", "***@", url)
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Raise InvalidArgumentError for the first of `options` that a connection does not take."""
+    """Raise InvalidArgumentError for the first of `options` that is not allowed."""
     for name, value in options.items():
         if name not in NATS_OPTIONS:
-            reason = _INSTEAD.get(
-                name, f"there is no such option; there are {_listed(NATS_OPTIONS)}"
-            )
+            reason = _INSTEAD.get(name, f"no such option; use one of {_listed(NATS_OPTIONS)}")
             raise InvalidArgumentError(argument=name, reason=reason)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "connect_timeout" and not (is_number and value > 0):  # type: ignore[operator]
-            raise InvalidArgumentError(argument=name, reason="seconds, more than 0")
+            raise InvalidArgumentError(
+                argument=name, reason="it must be a number of seconds above 0"
+            )
         if name in ("user_credentials", "nkeys_seed", "nkeys_seed_str") and not _has_nkeys():
-            reason = "it needs the package nkeys: pip install 'nats-py[nkeys]'"
+            reason = "it requires the package nkeys: pip install 'nats-py[nkeys]'"
             raise InvalidArgumentError(argument=name, reason=reason)
 
 
@@ -269,7 +274,7 @@ def _has_nkeys() -> bool:
 
 
 def _new_client(strict: bool) -> WatchedClient | PublicClient:
-    """Return a client that is not connected. Raises ConnectionFailedError."""
+    """Return a client that is not connected yet. Raises ConnectionFailedError if `strict`."""
     try:
         check_nats_py()
     except ConnectionFailedError as error:
@@ -290,18 +295,20 @@ async def connect_nats(
     strict: bool = False,
     **options: Any,
 ) -> NatsBus:
-    """Return a bus connected to `url` (several are joined by commas). Raises ConnectionFailedError.
+    """Return a bus connected to `url`, which may name several servers, joined by commas.
 
-    Replies to requests come to inboxes under `inbox_prefix` where that is one of the tenant asked
-    for (`_INBOX.<tenant>`, or deeper), else to `_INBOX.<tenant>` itself.
+    Replies come to inboxes under `inbox_prefix` if those belong to the tenant of the request
+    (`_INBOX.<tenant>`, or deeper), otherwise to `_INBOX.<tenant>` itself.
 
-    With `strict` a nats-py whose parser cannot be replaced is an error (ConnectionFailedError);
-    else its public API does.
+    With `strict`, a nats-py whose parser cannot be replaced is a ConnectionFailedError. Otherwise
+    its public API is used.
 
-    `patient` tries for all of `timeout_seconds`, for servers that start beside their NATS; else a
-    refused connection is an error at once. `options` are those of nats-py's `connect` in
-    NATS_OPTIONS; of them `connect_timeout` takes the place of `timeout_seconds`. Raises
-    InvalidArgumentError for others. """
+    With `patient`, connecting is retried for all of `timeout_seconds`, for servers that start
+    together with their NATS. Otherwise a refused connection fails at once. `options` are those of
+    nats-py's `connect` that NATS_OPTIONS lists; `connect_timeout` replaces `timeout_seconds`.
+
+    Raises ConnectionFailedError, and InvalidArgumentError for any other option.
+    """
     client = _new_client(strict)
     check_options(options)
     attempt_seconds = 2.0
@@ -312,12 +319,12 @@ async def connect_nats(
     last_reason = ""
 
     async def on_error(error: Exception) -> None:
-        # While NATS is away every attempt to reconnect fails alike: say it once.
+        # While NATS is unreachable, each attempt to reconnect fails alike: log each reason once.
         nonlocal last_reason
         reason = str(error) or type(error).__name__
         if reason != last_reason:
             last_reason = reason
-            # Before the first connection the reason is part of the error that is raised.
+            # Before the first connection, the reason becomes part of the error that is raised.
             if client.is_connected or client.is_reconnecting:
                 logger.warning("bus.error reason=%s", reason)
         if isinstance(client, PublicClient) and (refused := refusal(str(error))) is not None:
@@ -351,14 +358,13 @@ async def connect_nats(
             await client.close()
         raise
     except Exception as error:
-        # An option's value: a seed that is none, a TLS context that is something else, a callback
-        # that raises.
+        # A bad value of an option: a malformed seed, a wrong TLS context, a callback that raises.
         if not client.is_closed:
             await client.close()
         reason = f"{type(error).__name__}: {error}"
         raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
     client.start_watching()
-    # Once connected, it comes back however long NATS stays away.
+    # Once connected, it reconnects however long NATS is unreachable.
     client.options["max_reconnect_attempts"] = -1
     if client.max_payload < MIN_PAYLOAD_BYTES:
         limit = client.max_payload

@@ -1,22 +1,23 @@
-"""nats-py's client, as the bus needs it: this module alone knows what is inside of nats-py.
+"""nats-py's client, adapted to the bus. Only this module knows nats-py's internals.
 
-Kept of nats-py: choosing a server, TLS, credentials, reconnecting, replaying subscriptions.
-Replaced, because a peer or the network could make a client deaf or have it hang:
+nats-py still chooses a server, handles TLS and credentials, reconnects and restores subscriptions.
+The following is replaced, because a peer or the network could make a client deaf or hang:
 
-- **Parsing** (`nats_parser.py`), and delivering: a message goes to its callback where it is parsed,
-  not through a queue and a task for each subscription. Whatever goes wrong with one message costs
-  that message.
-- **The read loop** ends only with its connection: any other end is a reason to reconnect.
-- **Closing a socket** that is given up aborts it. nats-py waits until everything unsent has been
-  sent, which a dead host makes forever.
-- **Noticing** that a connection passes nothing any more (`Watch`): nats-py takes two pings of many
-  seconds.
-- **Errors of the server** close nats-py's client for good; here it reconnects. A permission that
-  the server refuses is told to `on_refused`.
+- **Parsing** (`nats_parser.py`) and delivery: a message goes straight from the
+  parser to its callback, not through a queue and a task per subscription. An error
+  in one message costs only that message.
+- **The read loop** ends only with its connection. Any other end makes it reconnect.
+- **Closing a socket** aborts it. nats-py waits until all data is sent,
+  which never happens with a dead host.
+- **Noticing** that a connection no longer passes data (`Watch`). nats-py needs two unanswered
+  pings, many seconds apart.
+- **Errors of the server** close nats-py's client for good; here it reconnects. `on_refused` reports
+  a permission that the server denied.
 
-`check_nats_py` says at the first connection whether all that this rests on is there. Where it is
-not, clients take `PublicClient` (`nats_public.py`), which uses nothing but nats-py's public API;
-servers do not start. """
+`check_nats_py` checks at the first connection that all internals used here exist.
+If not, clients use `PublicClient` (`nats_public.py`), which needs only nats-py's
+public API, and servers do not start.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +65,12 @@ if sys.platform == "linux":
 
 logger = logging.getLogger("holdfast.bus")
 
-#: So much published in one turn is written at once, and waits for room in the socket.
+#: If more than this is published in one turn, it is written at once, and the
+#: publisher waits for room in the socket.
 _WRITE_BYTES: Final = 256 * 1024
 
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
-#: All that a socket's StreamReader holds before it stops reading: twice nats-py's limit.
+#: What a socket's StreamReader holds before it stops reading: twice nats-py's limit.
 _READ_BYTES: Final = 64 * 1024
 _REFUSAL: Final = re.compile(
     r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"',
@@ -76,7 +78,7 @@ _REFUSAL: Final = re.compile(
 )
 #: `tcpi_bytes_acked` in Linux's `struct tcp_info` (include/uapi/linux/tcp.h, since 4.1).
 _ACKED_AT: Final = slice(120, 128)
-#: What this module and the bus use or replace of a client, and what of the module's other classes.
+#: Attributes of nats-py's client that this module and the bus use or replace.
 _USED: Final = {
     *("_attempt_reconnect", "_close", "_connect_to_server", "_flush_pending", "_process_info"),
     *("_process_op_err", "_process_ping", "_process_pong", "_read_loop", "_send_ping"),
@@ -87,7 +89,7 @@ _USED: Final = {
 
 
 def refusal(text: str) -> NotAllowedError | None:
-    """Return what an error of the server's refuses, if it refuses something."""
+    """Return the refusal that an error text of the server contains; None if it is another error."""
     found = _REFUSAL.search(text)
     if found is None:
         return None
@@ -104,23 +106,26 @@ class Step(Enum):
 
 
 class Watch:
-    """Decides when a connection passes nothing any more. Pure; `look` is called at even intervals.
+    """Decides when a connection no longer passes data. Pure; `look` is called at even intervals.
 
-    Counts looks since anything was received, not seconds: a process that was stopped, or whose loop
-    was busy, finds what was received meanwhile before it has looked often enough. A PING that has
-    others' bytes before it is waited for as long as the peer's kernel acknowledges any of them: on
-    a slow line a megabyte takes seconds.
+    It counts looks since anything was received, not seconds. So a process that was stopped, or
+    whose loop was busy, receives what waits in the socket before it has looked often enough. A PING
+    with unsent bytes ahead of it is waited for as long as the peer's kernel acknowledges any of
+    them: on a slow line, a megabyte takes seconds.
     """
 
     def __init__(self) -> None:
         self._silent_looks = 0
-        #: How many bytes have to be acknowledged for the PING to be, once there is one.
+        #: Once this many bytes are acknowledged, the PING has arrived; None without a PING.
         self._ping_at: int | None = None
         self._acked_bytes = 0
 
     def look(self, heard: bool, acked_bytes: int, unacked_bytes: int) -> Step:
-        """`heard`: anything was received since the last look. `unacked_bytes` are written, and not
-        acknowledged; `acked_bytes` never shrinks."""
+        """Return what to do now.
+
+        `heard` means that anything was received since the last look. `unacked_bytes` are written
+        but not acknowledged. `acked_bytes` never shrinks.
+        """
         before, self._acked_bytes = self._acked_bytes, acked_bytes
         if heard:
             self._silent_looks, self._ping_at = 0, None
@@ -137,7 +142,7 @@ class Watch:
 
 
 class WatchedTransport(TcpTransport):
-    """A socket, plain or with TLS, that is never waited for when it is given up."""
+    """A socket, plain or with TLS, that is aborted when it is given up."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -165,12 +170,12 @@ class WatchedTransport(TcpTransport):
             self._io_writer.transport.abort()
 
     async def wait_closed(self) -> None:
-        # What was aborted is closed in the next turn. Several wait for that at times, and asyncio
-        # has one future for all: whoever was cancelled would have cancelled the others.
+        # An aborted socket is closed in the next turn. Several tasks may wait for that, and asyncio
+        # has one future for all of them: cancelling one would cancel the others.
         await asyncio.sleep(0)
 
     def look(self) -> Step:
-        """Look whether the connection lives."""
+        """Look whether the connection is alive."""
         writer = self._io_writer
         if writer is None or writer.transport.is_closing():
             return Step.NONE
@@ -179,7 +184,7 @@ class WatchedTransport(TcpTransport):
 
 
 def _sent(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Return how many bytes the peer has acknowledged, and how many it has not yet."""
+    """Return how many bytes the peer has acknowledged, and how many it has not."""
     waiting_bytes = int(writer.transport.get_write_buffer_size())
     connection = writer.get_extra_info("socket")
     if sys.platform == "linux" and connection is not None:
@@ -192,16 +197,16 @@ def _sent(writer: asyncio.StreamWriter) -> tuple[int, int]:
             if len(info) == _ACKED_AT.stop:
                 acked = int.from_bytes(info[_ACKED_AT], sys.byteorder)
                 return acked, waiting_bytes + int.from_bytes(queued, sys.byteorder)
-    # What the kernel took off our hands stands for what the peer has.
+    # Elsewhere, bytes that the kernel took from us stand for bytes that the peer acknowledged.
     return -waiting_bytes, waiting_bytes
 
 
 class WatchedClient(Client):
-    """nats-py's client, with callbacks that are plain functions and called at once."""
+    """nats-py's client with plain functions as callbacks, called at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: By the number of their subscription.
+        #: By subscription number.
         self.callbacks: dict[int, BusCallback] = {}
         self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
         self._malformed_count = 0
@@ -212,7 +217,7 @@ class WatchedClient(Client):
         #: nats-py makes no queue and no task for a subscription that has a future.
         self._unused: asyncio.Future[Any] = self._loop.create_future()
 
-    # What nats-py calls
+    # Called by nats-py
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is None and s.uri.scheme not in ("ws", "wss"):
@@ -250,15 +255,15 @@ class WatchedClient(Client):
     def _deliver(self, event: MessageEvent) -> None:
         callback = self.callbacks.get(event.sid)
         if callback is None:
-            # It was on its way when its subscription ended.
+            # The message was on its way when its subscription ended.
             return
-        # Any bytes are text so, and what is no subject as bytes is none as text.
+        # Latin-1 decodes any bytes; bytes that are not a subject do not become one.
         subject, reply = event.subject.decode("latin-1"), event.reply.decode("latin-1")
         if not is_subject(subject):
             self._malformed(subject)
             return
         if reply and not is_subject(reply):
-            # Nobody can be answered there: as if it had asked for none.
+            # Nobody can be answered there, so treat it as a message without a reply subject.
             self._malformed(reply)
             reply = ""
         headers, payload = event.headers, event.payload
@@ -269,7 +274,8 @@ class WatchedClient(Client):
             logger.exception("bus.callback_failed subject=%s", subject)
 
     def _malformed(self, subject: str) -> None:
-        """Say so, but not as often as somebody likes to send it."""
+        """Log a malformed subject: the 1st, 2nd, 4th, 8th, ..., so that
+        a peer cannot flood the log."""
         self._malformed_count += 1
         if self._malformed_count & (self._malformed_count - 1) == 0:
             logger.warning(
@@ -294,7 +300,8 @@ class WatchedClient(Client):
         refused = refusal(text)
         await self._error_cb(nats.errors.Error(text))
         if refused is None:
-            # The server closes the connection after nearly all others; a new one mends what can be.
+            # The server closes the connection after nearly all other errors;
+            # a new one repairs what it can.
             await self._process_op_err(nats.errors.Error(text))
         else:
             self.on_refused(refused)
@@ -302,18 +309,21 @@ class WatchedClient(Client):
     async def _process_pong(self) -> None:
         if self._pongs:
             waiter = self._pongs.pop(0)
-            # nats-py would give a result to one that was given up, which raises.
+            # nats-py would set the result of a cancelled future, which raises.
             if not waiter.done():
                 waiter.set_result(True)
             self._pongs_received += 1
         self._pings_outstanding = 0
 
-    # For the bus
+    # Called by the bus
 
     async def send(self, subject: str, payload: bytes, reply: str) -> None:
-        """Publish: with everything else that is published in this turn of the loop, at its end, not
-        by another task of nats-py's. Whatever is out of the ordinary (no connection, a transport
-        that is not a socket, a full socket) takes nats-py's own way."""
+        """Publish at the end of this turn of the loop, together with
+        all other messages of the turn.
+
+        No task of nats-py is needed for that. Without a connection, or with a full socket or
+        another transport, the message takes nats-py's own way.
+        """
         if self._status != Client.CONNECTED or type(self._transport) is not WatchedTransport:
             await self.publish(subject, payload, reply)
             return
@@ -332,7 +342,7 @@ class WatchedClient(Client):
             await self._write_and_wait()
 
     def _write(self) -> None:
-        """Give the socket what was published in this turn of the loop."""
+        """Write everything that was published in this turn to the socket."""
         self._write_scheduled = False
         # Without a connection it stays in nats-py's buffer, for the next one.
         if self._pending and self._status == Client.CONNECTED and self._transport is not None:
@@ -351,10 +361,10 @@ class WatchedClient(Client):
                 logger.debug("bus.write_failed reason=%s", error)
 
     async def listen(self, subject: str, callback: BusCallback) -> BusSubscription:
-        """Have `callback` called, in this context, for every message on `subject`."""
-        # As a task of this subscription would run it.
+        """Call `callback`, in this context, for every message on `subject`."""
+        # A task of this subscription would run it in this context, too.
         run = contextvars.copy_context().run
-        # Its number, which nats-py takes before it waits for anything.
+        # The number that nats-py will give the subscription: it takes it before its first await.
         number = self._sid + 1
         self.callbacks[number] = lambda message: run(callback, message)
         subscription = await self.subscribe(subject, future=self._unused)
@@ -362,7 +372,7 @@ class WatchedClient(Client):
         return _WatchedSubscription(self, subscription)
 
     def start_watching(self) -> None:
-        """Look after the connection until the client is closed."""
+        """Watch the connection until the client is closed."""
         loop = asyncio.get_running_loop()
         self._look_timer = loop.call_later(BUS_LOOK_SECONDS, self._look)
 
@@ -371,7 +381,7 @@ class WatchedClient(Client):
             self._look_timer.cancel()
 
     def abort(self) -> None:
-        """Give up the connection; nothing unsent is sent."""
+        """Give up the connection. Unsent data is dropped."""
         self._pending = []
         self._pending_data_size = 0
         if isinstance(self._transport, WatchedTransport):
@@ -397,12 +407,12 @@ class WatchedClient(Client):
             self._pongs.append(loop.create_future())
             self._transport.write(b"PING\r\n")  # type: ignore[no-untyped-call]
         elif step is Step.ABORT:
-            # Whoever reads meets the end of the connection, and reconnects.
+            # The reader meets the end of the connection, and reconnects.
             logger.warning("bus.connection_silent")
             self._transport.close()
 
     def _spawn_reconnect(self, reason: Exception) -> None:
-        # Runs to its end without waiting: it starts nats-py's own task.
+        # This task soon ends: it only starts nats-py's own task.
         self._reviving = asyncio.get_running_loop().create_task(self._process_op_err(reason))
 
 
@@ -412,7 +422,7 @@ class _WatchedSubscription(BusSubscription):
         self._subscription = subscription
 
     async def unsubscribe(self) -> None:
-        # From here on a message finds no callback.
+        # From here on, a message finds no callback.
         self._client.callbacks.pop(self._subscription._id, None)
         try:
             await self._subscription.unsubscribe()
@@ -422,7 +432,8 @@ class _WatchedSubscription(BusSubscription):
 
 @functools.cache
 def check_nats_py() -> None:
-    """Raise ConnectionFailedError if the nats-py that is installed has not what this rests on."""
+    """Raise ConnectionFailedError if the installed nats-py lacks an
+    attribute that this module uses."""
     client: Any = Client()
     missing = sorted(name for name in _USED if not hasattr(client, name))
     missing += [
@@ -432,9 +443,9 @@ def check_nats_py() -> None:
         version = importlib.metadata.version("nats-py")
         raise ConnectionFailedError(
             url="NATS",
-            reason=f"nats-py {version} is not one that holdfast knows, it has no "
+            reason=f"holdfast does not know nats-py {version}, which has no "
             f"{', '.join(missing)}: "
-            "install holdfast's own requirements anew",
+            "reinstall holdfast's requirements",
         )
 
 

@@ -1,21 +1,22 @@
-"""What a nats-server sends, taken apart: bytes in, events out, no I/O.
+"""Parses what a nats-server sends: bytes in, events out, no I/O.
 
-nats-py's own parser splits the line of a message with regular expressions at any `\\s`, but a
-nats-server takes only space and tab for separators in what it is given: `\\x0b`, `\\x0c`, `\\x1c`
-to `\\x1f` and a lone `\\r` are to it bytes of a subject like others. So whoever may publish at all
-could, with a subject such as `a\\x0b7`, have a client of nats-py take `7` for the number of the
-subscription and deliver the message to another callback, and with such a reply subject leave it
-without a line it understands, which ends its reading. Here a line is split at single spaces, which
-is what a nats-server puts between fields, and every field is checked; a line that has not the form
-of the protocol is an error (`NatsProtocolError`), and never waits for more.
+nats-py's own parser splits the line of a message with regular expressions at any `\\s`. A
+nats-server separates fields only by space and tab, and takes `\\x0b`, `\\x0c`, `\\x1c` to `\\x1f`
+and a lone `\\r` for bytes of a subject. So anyone who may publish could use a subject such as
+`a\\x0b7`: a client of nats-py takes `7` for the number of the subscription and delivers the message
+to another callback. With such a reply subject, the client finds no line that it understands and
+stops reading. This parser splits a line at single spaces, which is what a nats-server puts between
+fields, and checks every field. A line of any other form is an error (`NatsProtocolError`) and never
+waits for more data.
 
-The same could be mended in nats-py, in three lines of `nats/protocol/parser.py`: `[^\\s]+` becomes
-`[^ ]+` and `\\s+` becomes a space in MSG_RE and HMSG_RE, `(\\d+)\\r\\n` stays, and after the
-payload `\\r\\n` is checked.
+Three lines of `nats/protocol/parser.py` would fix nats-py: `[^\\s]+` becomes `[^
+]+` and `\\s+` becomes a space in MSG_RE and HMSG_RE, `(\\d+)\\r\\n` stays, and
+`\\r\\n` is checked after the payload.
 
-Invariants: however the bytes are cut into pieces, the events are the same; what is kept between two
-pieces is bounded by one line and one message of `max_payload`. After an error the parser is done
-with. """
+Invariants: the events do not depend on how the bytes are split into pieces. At most
+one line and one message of `max_payload` are kept between two pieces. After an error
+the parser must not be used again.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
 
 
 class NatsProtocolError(Exception):
-    """What came is not the protocol of a nats-server."""
+    """The bytes received are not the protocol of a nats-server."""
 
 
 class MessageEvent(NamedTuple):
-    """A message for the subscription `sid`; subject, reply and headers are any bytes."""
+    """A message for the subscription `sid`. Subject, reply and headers may be any bytes."""
 
     sid: int
     subject: bytes
@@ -53,7 +54,7 @@ class ErrorEvent(NamedTuple):
 
 
 class InfoEvent(NamedTuple):
-    """The server describes itself: JSON."""
+    """The server describes itself, in JSON."""
 
     body: bytes
 
@@ -71,10 +72,10 @@ class NatsParser:
     __slots__ = ("_body", "_line", "_missing_bytes", "_opened")
 
     def __init__(self) -> None:
-        #: The start of a line whose end has not come.
+        #: The start of a line whose end has not arrived.
         self._line = b""
-        #: Of a message whose line has come: sid, subject, reply and the size of its headers, what
-        #: there is of its body, and how much is to come, with the end of line behind it.
+        #: The message whose line has arrived: sid, subject, reply and size of its headers; the
+        #: parts of its body so far; and how many bytes are missing, including the final line end.
         self._opened = (0, b"", b"", 0)
         self._body: list[bytes] = []
         self._missing_bytes = 0
@@ -143,7 +144,7 @@ class NatsParser:
         return events
 
     def _close(self, data: bytes) -> MessageEvent:
-        """Return the message whose last piece is here."""
+        """Return the message whose last piece has arrived."""
         missing, parts = self._missing_bytes, self._body
         if missing >= 2:
             parts.append(data[: missing - 2])
@@ -162,7 +163,7 @@ class NatsParser:
 
 
 def _other(line: bytes) -> Event | None:
-    """Return the event of a line that no payload follows; None if it means nothing."""
+    """Return the event of a line without a payload; None if it has no meaning."""
     if line == b"PING":
         return _PING
     if line == b"PONG":

@@ -1,8 +1,9 @@
-"""nats-py's client by its public API alone: for a version that `nats_client.py` does not know.
+"""nats-py's client, used through its public API only: for versions
+that `nats_client.py` does not know.
 
-Slower, and less safe: nats-py's parser takes control characters for spaces, so a peer that may
-publish can make such a connection deaf (docs/operations.md). A client is better off with it than
-without; a server is not, and does not start.
+It is slower and less safe: nats-py's parser takes control characters for spaces, so a peer
+that may publish can make such a connection deaf (docs/operations.md). Clients fall back to
+it; servers do not start instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NO_RESPONDERS: Final = "503"
 
 
 class PublicClient(Client):
-    """The same for the bus as `nats_client.WatchedClient`."""
+    """The counterpart of `nats_client.WatchedClient`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,19 +37,19 @@ class PublicClient(Client):
         await self.publish(subject, payload, reply)
 
     async def listen(self, subject: str, callback: BusCallback) -> BusSubscription:
-        """Have `callback` called for every message on `subject`, by a task of nats-py's."""
+        """Call `callback` for every message on `subject`, in a task of nats-py."""
         listening = _PublicSubscription(callback)
         listening.subscription = await self.subscribe(subject, cb=listening.arrive)
         return listening
 
     def start_watching(self) -> None:
-        """nats-py's pings watch the connection."""
+        """Does nothing: nats-py's pings watch the connection."""
 
     def stop_watching(self) -> None:
         """See `start_watching`."""
 
     def abort(self) -> None:
-        """nats-py sends what is unsent while it closes."""
+        """Does nothing: nats-py sends pending data when it closes."""
 
 
 class _PublicSubscription(BusSubscription):

@@ -1,1 +1,2 @@
-"""What every server process shares: its life, its fair queue, its unexpected exceptions."""
+"""What every server process shares: its command line and loop, its fair
+queue, its unexpected exceptions."""

@@ -1,17 +1,17 @@
-"""What waits in a server, of several tenants: taken by turns, in a room that nobody can fill alone.
+"""Queued work of several tenants, taken in fair turns, and a shared space that no tenant can fill.
 
-Pure. Both servers put requests here, so that one tenant's flood costs the others a turn and not a
-place at the end of its queue.
+Pure. The coordinator and the persist servers queue requests here, so that a flood of one tenant
+costs the others a turn and not a place at the end of a long queue.
 
-- `FairQueue` is deficit round robin (Shreedhar and Varghese, 1995): each tenant spends its share
-  and then waits for the turns of the others. A cost may be told after the item was taken, since
-  only then it is known what a request asks for; who spends more than a share sits out as many
-  turns.
-- `SharedRoom` bounds what waits by a dynamic threshold (Choudhury and Hahne, 1998): a tenant may
-  have as much as is still free. Alone it gets half of the room; the more tenants fill it, the less
-  each of them gets, and some is always left for one that has nothing in it yet. Rejected: a fixed
-  part for each tenant, which wastes the room when one is busy, and pushing out the one that has
-  most, which answers late what could have been refused at once.
+- `FairQueue` is deficit round robin (Shreedhar and Varghese, 1995): a tenant spends its
+  share, and then waits while the others take their turns. The cost of an item may be given
+  after it was taken, since only then it is known what a request asks for. A tenant that
+  overspends sits out as many turns.
+- `SharedRoom` bounds the waiting items by a dynamic threshold (Choudhury and Hahne, 1998): a tenant
+  may have as much as is still free. A single tenant gets half of the room. The more tenants fill
+  it, the less each of them gets, and some room is always left for a tenant that has nothing in it.
+  Rejected: a fixed part for each tenant, which wastes room when only one is busy; and dropping
+  items of the largest tenant, which refuses late what could have been refused at once.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Items in the order of each tenant, and of the tenants by turns:
+    """Items in order for each tenant; tenants take turns:
 
-        while queue:
-            tenant, items, allowance = queue.begin_turn()
-            spent = 0
-            while items and spent < allowance:
-                spent += work_on(items.popleft())
-            queue.end_turn(spent)
+    while queue:
+        tenant, items, allowance = queue.begin_turn()
+        spent = 0
+        while items and spent < allowance:
+            spent += work_on(items.popleft())
+        queue.end_turn(spent)
     """
 
     def __init__(self, share: int) -> None:
-        """`share` is what a tenant may spend before the next one has its turn."""
+        """`share` is what a tenant may spend before the next tenant's turn."""
         assert share > 0
         self._share = share
-        #: Never an empty one, but in its turn.
+        #: Never contains an empty queue, except during its turn.
         self._queues: dict[str, deque[T]] = {}
-        #: The tenants of `_queues`, the one whose turn it is first.
+        #: The tenants of `_queues`; the first one has the turn.
         self._turns: deque[str] = deque()
-        #: Of tenants in `_turns` that have had a turn: what they have left, or owe.
+        #: What each tenant that has had a turn may still spend; below 0, what it owes.
         self._left: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -52,20 +52,23 @@ class FairQueue(Generic[T]):
         return sum(map(len, self._queues.values()))
 
     def push(self, tenant: str, item: T) -> None:
-        """Add `item` behind the others of `tenant`."""
+        """Append `item` to the items of `tenant`."""
         self._queue_of(tenant).append(item)
 
     def extend(self, tenant: str, items: Iterable[T]) -> None:
-        """Add `items`, at least one, behind the others of `tenant`, in their order."""
+        """Append `items`, at least one, to the items of `tenant`."""
         self._queue_of(tenant).extend(items)
 
     def push_front(self, tenant: str, item: T) -> None:
-        """Add `item` before the others of `tenant`."""
+        """Put `item` before the other items of `tenant`."""
         self._queue_of(tenant).appendleft(item)
 
     def begin_turn(self) -> tuple[str, deque[T], int]:
-        """Return whose turn it is, its items, to be taken from the left, and what it may spend.
-        Raises IndexError if there are none."""
+        """Return the tenant whose turn it is, its items (take them
+        from the left), and its allowance.
+
+        Raises IndexError if the queue is empty.
+        """
         turns = self._turns
         tenant = turns[0]
         if len(turns) == 1:
@@ -79,12 +82,12 @@ class FairQueue(Generic[T]):
         return tenant, self._queues[tenant], left[tenant]
 
     def end_turn(self, spent: int) -> None:
-        """The turn that began last has ended, and what was taken costs this much."""
+        """End the turn that began last; the taken items cost `spent`."""
         tenant = self._turns[0]
         if self._queues[tenant]:
             self._left[tenant] -= spent
         else:
-            # What it owes is forgotten: it has nothing that could wait for it.
+            # Its debt is forgotten: it has no items left that could wait for it.
             del self._queues[tenant], self._left[tenant]
             self._turns.popleft()
 
@@ -97,31 +100,32 @@ class FairQueue(Generic[T]):
 
 
 class SharedRoom:
-    """How much waits, of each tenant and of all."""
+    """How much of a limited room each tenant uses."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        #: Of tenants that have something in it.
+        #: Only tenants that use some of it.
         self._by_tenant: dict[str, int] = {}
 
     @property
     def taken(self) -> int:
-        """What all of them have in it."""
+        """What all tenants use together."""
         return self._taken
 
     def has(self, tenant: str, size: int) -> bool:
-        """Tell if `tenant` may add `size`. What fits at all fits into an empty room."""
+        """Tell whether `tenant` may add `size`. Any size up to the
+        limit fits into an empty room."""
         mine = self._by_tenant.get(tenant, 0)
         return self._taken + size <= self._limit and mine <= self._limit - self._taken
 
     def take(self, tenant: str, size: int) -> None:
-        """Add `size` of `tenant`, whether there is room or not."""
+        """Add `size` for `tenant`, even beyond the limit."""
         self._taken += size
         self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + size
 
     def give_back(self, tenant: str, size: int) -> None:
-        """Remove `size` that `tenant` had added."""
+        """Remove `size` that was added for `tenant`."""
         self._taken -= size
         left = self._by_tenant.get(tenant, 0) - size
         assert left >= 0

@@ -1,9 +1,9 @@
-"""Exceptions that nobody expected while one request was served: a bug, which must not stop the
-serving.
+"""Unexpected exceptions while serving a request: bugs, which must not stop the server.
 
-The request is answered `internal_error` and did nothing; this logs why, with the traceback. A peer
-that repeats such a request must not fill the disk with logs: of one place in the code the 1st, 2nd,
-4th, 8th, ... are logged. """
+The request is answered with `internal_error` and did nothing; the log has the reason and the
+traceback. A peer that repeats such a request must not fill the disk with logs, so for each place in
+the code only the 1st, 2nd, 4th, 8th, ... are logged.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import TracebackType
 
 
 class Mishaps:
-    """Those of one part of a process."""
+    """The unexpected exceptions of one part of a process."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        #: By where they were raised: as many as there are places in the code.
+        #: By the place where they were raised, so bounded by the size of the code.
         self._counts: dict[tuple[type[BaseException], str, int], int] = {}
 
     def note(self, event: str, what: object, error: BaseException) -> None:
-        """Log an exception that came out of serving `what`."""
+        """Log an unexpected exception from serving `what`."""
         key = (type(error), *_place(error.__traceback__))
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if count & (count - 1) == 0:
@@ -28,7 +28,7 @@ class Mishaps:
 
 
 def _place(traceback: TracebackType | None) -> tuple[str, int]:
-    """Return the file and line where it was raised."""
+    """Return the file and line where the exception was raised."""
     if traceback is None:
         return "", 0
     while traceback.tb_next is not None:

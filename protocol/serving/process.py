@@ -29,14 +29,13 @@ except ImportError:
 else:
     _new_event_loop = uvloop.new_event_loop
 
-#: Takes the options and the bus; calls its third argument with what a signal shall do.
-Serve = Callable[
-    [argparse.Namespace, Bus, Callable[[Callable[[], object]], None]], Awaitable[None]
-]
+#: Takes the options, the bus, and a function that sets what a signal calls.
+Serve = Callable[[argparse.Namespace, Bus, Callable[[Callable[[], object]], None]], Awaitable[None]]
 
 
 class ZonedFormatter(logging.Formatter):
-    """Times as ISO 8601 has them, with the zone: logs of several hosts are read side by side."""
+    """Formats times as ISO 8601 with the zone, since logs of
+    several hosts are read side by side."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return (
@@ -81,20 +80,20 @@ def run_server(
     Raises SystemExit(2) for wrong usage.
     """
     options = parser.parse_args(arguments)
-    # What a server keeps is for its user alone (`shared_fs/disk/privacy.py`).
+    # Files of a server are for its user alone (`shared_fs/disk/privacy.py`).
     os.umask(0o077)
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(ZonedFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
-    # What is loaded by now lives for ever, and a server's many small objects die by reference
-    # count: the collector's full passes over all of them would only be pauses.
+    # Objects loaded by now live for ever, and a server's many small objects are freed by reference
+    # counting: full passes of the collector over all of them would only be pauses.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             runner.run(_run(parser.prog, options, serve))
     except InvalidArgumentError as error:
-        # An option that its parser could not judge alone.
+        # A combination of options that the parser cannot check.
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except HoldfastError as error:
@@ -129,4 +128,4 @@ def _prefix(text: str) -> str:
     try:
         return check_store(text)
     except HoldfastError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no subject prefix") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a subject prefix") from error
