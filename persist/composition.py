@@ -18,8 +18,8 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
-from holdfast.persist.jobs.past_states import PastStateJobs
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import Drainer
 from holdfast.persist.lifecycle.ending import Ending
@@ -233,7 +233,7 @@ def compose(
         coordination=coordination,
         opens=openings.opens,
     )
-    administrator = _administrator(life, options, tier, coordination, closer)
+    administrator = _administrator(life, options, storage, tier, coordination, closer)
     request = tier.request if tier is not None else partial(_without_bucket, server)
     commands = Commands(life, coordination, phase, request)
     reception = Reception(
@@ -322,16 +322,16 @@ def _write_path(
 def _administrator(
     life: Incarnation,
     options: ServerOptions,
+    storage: StorageMode,
     tier: Tier | None,
     coordination: Coordination,
     closer: StoreCloser,
 ) -> Administrator:
-    bucket_only = options.bucket_only
     manifests = tier.snapshotter.manifests if tier is not None else None
-    deletions = DeletionJobs(life, closer, coordination, manifests, bucket_only=bucket_only)
+    deletions = DeletionJobs(life, closer, coordination, manifests, storage.tombstones(tier))
     if tier is None:
         return Administrator(life.server, deletions, None)
-    past_states = PointInTimeRestore(
+    past = PointInTimeRestore(
         tier.snapshotter.manifests,
         disk=life.disk,
         layout=life.layout,
@@ -339,15 +339,10 @@ def _administrator(
         clock_ms=life.clock_ms,
         keep=options.tier_policy.keep,
     )
-    jobs = PastStateJobs(
-        life,
-        closer,
-        coordination,
-        past_states,
-        tier.snapshotter.snapshot,
-        bucket_only=bucket_only,
+    versions = VersionJobs(
+        life, closer, coordination, past, storage.placement(past.publish), tier.snapshotter.snapshot
     )
-    return Administrator(life.server, deletions, jobs)
+    return Administrator(life.server, deletions, versions)
 
 
 def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:

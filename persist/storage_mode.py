@@ -8,7 +8,8 @@ Which one it is, is decided where a server is composed (`composition.py`), and k
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
@@ -21,6 +22,8 @@ from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.tombstone import Grave
+from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 
 
 class DeadLogReader(Protocol):
@@ -35,6 +38,30 @@ class Opener(Protocol):
     """Opens stores that the coordinator has granted."""
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store: ...
+
+
+class Tombstones(Protocol):
+    """The tombstones that void the files of deleted stores. Each method blocks."""
+
+    def epoch(self, store: StoreId) -> int:
+        """Return the epoch of a store's tombstone, 0 without one. Raises StorageError."""
+
+    def put(self, store: StoreId, grave: Grave) -> None:
+        """Put a tombstone, in addition to the one in the manifest. Raises StorageFailedError."""
+
+
+#: Makes a closed file the newest version of its store in the bucket. Blocks, raises BucketError.
+Publish = Callable[[Path, StoreId], SnapshotVersion]
+
+
+class Placement(Protocol):
+    """Makes a restored state the state of its store."""
+
+    def place(self, store: StoreId, draft: Path, epoch: int) -> None:
+        """Let a finished draft take effect. Blocks. Raises StorageError."""
+
+    async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
+        """Tell others of a state that was placed. Raises UnavailableError."""
 
 
 class StorageMode(Protocol):
@@ -82,6 +109,12 @@ class StorageMode(Protocol):
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
         """Return the way into the bucket of writes that are to be `stored`, if that is beside the
         log."""
+
+    def tombstones(self, tier: Tier | None) -> Tombstones:
+        """Return the tombstones that deletions put."""
+
+    def placement(self, publish: Publish) -> Placement:
+        """Return what puts restored states in place."""
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield what is to run beside everything else, until cancelled."""

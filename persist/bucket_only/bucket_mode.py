@@ -28,11 +28,12 @@ from holdfast.persist.bucket_log.stored_writer import SlotKeeper, StoredWriter
 from holdfast.persist.bucket_only.bucket_commit_log import BucketCommitLog
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
+from holdfast.persist.bucket_only.job_results import ManifestTombstones, VersionPlacement
 from holdfast.persist.bucket_only.restoring import StoreRestorer
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.storage_mode import Opener
+from holdfast.persist.storage_mode import Opener, Publish
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.tier import Tier
@@ -136,6 +137,15 @@ class BucketMode:
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
         """Return None: the log makes every write `stored`."""
         return None
+
+    def tombstones(self, tier: Tier | None) -> ManifestTombstones:
+        """Return the tombstones in the manifests."""
+        assert tier is not None
+        return ManifestTombstones(tier.snapshotter.manifests)
+
+    def placement(self, publish: Publish) -> VersionPlacement:
+        """Return what publishes restored states."""
+        return VersionPlacement(publish)
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""

@@ -1,7 +1,7 @@
 """What is asked of a store's owner beside reads and writes: by operators snapshots of it, a past
 state of it, its end; by applications the end of a store of their tenant.
 
-Takes requests apart, and gives each to the jobs that carry it out (`past_states.py`,
+Takes requests apart, and gives each to the jobs that carry it out (`versions.py`,
 `deleting.py`), under the name that it came with (`job_table.py`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.job_table import JobTable, Report
-from holdfast.persist.jobs.past_states import PastStateJobs
+from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, internal_error
@@ -28,12 +28,12 @@ class Administrator:
     """Answers what operators and applications ask of one incarnation."""
 
     def __init__(
-        self, server: str, deletions: DeletionJobs, past_states: PastStateJobs | None
+        self, server: str, deletions: DeletionJobs, versions: VersionJobs | None
     ) -> None:
         """Without a bucket there are no past states."""
         self._server = server
         self._deletions = deletions
-        self._past_states = past_states
+        self._versions = versions
         self._jobs = JobTable(server)
         self._mishaps = Mishaps(logger)
 
@@ -101,12 +101,12 @@ class Administrator:
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is none")
 
-    def _with_bucket(self) -> PastStateJobs:
-        if self._past_states is None:
+    def _with_bucket(self) -> VersionJobs:
+        if self._versions is None:
             raise InvalidArgumentError(
                 argument="--bucket", reason=f"server {self._server!r} was started without one"
             )
-        return self._past_states
+        return self._versions
 
 
 def _store(value: Any) -> StoreId:

@@ -1,9 +1,10 @@
 """Jobs that end the life of a store: an operator deletes it, or an application of its tenant
 destroys it.
 
-The order is that of `removal.py`, around which the store is closed (`closing.py`). An application
-that destroys a store names its epoch (`HEAD` tells it). If a tombstone is of that epoch or a later
-one, that was done before, and what is there now was written since: a retry removes it not.
+The store is closed (`closing.py`) while its parts are removed in the order that `removal.py` gives.
+An application that destroys a store names its epoch, which `HEAD` returns. If there is a tombstone
+of that epoch or a later one, the store was destroyed before, and what exists now was written since:
+a retry does not remove it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.job_table import Report
 from holdfast.persist.jobs.removal import bury, remove_files, remove_snapshots
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.storage_mode import Tombstones
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import NotFoundError, NotOwnerError, StorageError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
+from holdfast.shared_fs.disk.tombstone import Grave
 from holdfast.shared_fs.snapshots.manifest import Manifests, StoreEntry, Tombstone
 
 logger = logging.getLogger("holdfast.persist")
@@ -35,15 +37,14 @@ class DeletionJobs:
         closer: StoreCloser,
         coordination: Coordination,
         manifests: Callable[[], Manifests] | None,
-        *,
-        bucket_only: bool,
+        tombstones: Tombstones,
     ) -> None:
-        """`manifests`: those of the bucket, if there is one."""
+        """`manifests` returns those of the bucket; it is None if there is no bucket."""
         self._life = life
         self._closer = closer
         self._coordination = coordination
         self._manifests = manifests
-        self._bucket_only = bucket_only
+        self._tombstones = tombstones
 
     async def destroy(self, store: StoreId, epoch: int) -> Report:
         """End the life of a store that had this epoch, if it has not ended."""
@@ -54,17 +55,17 @@ class DeletionJobs:
     async def delete(self, store: StoreId, life_epoch: int | None = None) -> Report:
         """Remove all of a store; with `life_epoch` only if it is the store that had this epoch."""
         life = self._life
-        # One that is damaged can be deleted all the same, and one that is half deleted.
+        # A damaged store can be deleted, and so can one that is half deleted.
         with contextlib.suppress(StorageError, NotFoundError):
             await self._closer.opened(store)
         with self._closer.alone(store):
             async with self._closer.closed(store) as closed:
                 if life_epoch is not None and closed.revision:
-                    buried: int = await life.run_in_thread(lambda: self._buried_epoch(store))
+                    buried: int = await life.run_in_thread(lambda: self._tombstones.epoch(store))
                     if buried >= life_epoch:
                         return {"epoch": buried}
                 generations = life.layout.generations(life.disk, store, with_deleted=True)
-                # Files of one that is gone are what a deletion left that was cut short.
+                # Files of an unknown store are left from a deletion that was interrupted.
                 if closed.state == StoreState.UNKNOWN and not closed.revision and not generations:
                     raise NotFoundError(what="store", name=store.name)
                 epoch = max([closed.epoch, *generations])
@@ -80,37 +81,21 @@ class DeletionJobs:
         await self._closer.tell_followers(store, epoch, closed.revision + 1)
         return {"epoch": epoch, **dropped, "files": removed}
 
-    def _buried_epoch(self, store: StoreId) -> int:
-        """Return the epoch of the store's tombstone, 0 without one. Blocking."""
-        if self._bucket_only:
-            assert self._manifests is not None
-            entry = self._manifests().find(store)
-            return entry.deleted.epoch if entry is not None and entry.deleted is not None else 0
-        life = self._life
-        grave = read_tombstone(life.disk, life.layout.tombstone(store))
-        return grave.epoch if grave is not None else 0
-
     def _entomb(self, store: StoreId, epoch: int, revision: int) -> dict[str, int]:
-        """Blocking. The order is that of `removal.py`."""
+        """Put the tombstones, then remove the snapshots, and return how many. Blocking."""
         life = self._life
         now = life.clock_ms()
-        snapshots = 0
         life.gate.check()
-        if self._manifests is not None:
-            manifests = self._manifests()
-            kept = (manifests.find(store) or StoreEntry()).versions
-            revision = max([revision, *(version.revision for version in kept)])
-            dropped = bury(manifests, store, Tombstone(epoch, now, revision))
-            snapshots = len(dropped)
-            if not self._bucket_only:
-                self._write_tombstone(store, Grave(epoch, revision, now))
-            remove_snapshots(manifests, store, dropped, epoch, now)
-        else:
-            self._write_tombstone(store, Grave(epoch, revision, now))
-        return {"snapshots": snapshots}
-
-    def _write_tombstone(self, store: StoreId, grave: Grave) -> None:
-        write_tombstone(self._life.disk, self._life.layout.tombstone(store), grave)
+        if self._manifests is None:
+            self._tombstones.put(store, Grave(epoch, revision, now))
+            return {"snapshots": 0}
+        manifests = self._manifests()
+        kept = (manifests.find(store) or StoreEntry()).versions
+        revision = max([revision, *(version.revision for version in kept)])
+        dropped = bury(manifests, store, Tombstone(epoch, now, revision))
+        self._tombstones.put(store, Grave(epoch, revision, now))
+        remove_snapshots(manifests, store, dropped, epoch, now)
+        return {"snapshots": len(dropped)}
 
     def _remove(self, store: StoreId, epoch: int) -> int:
         life = self._life

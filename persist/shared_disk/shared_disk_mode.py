@@ -22,10 +22,11 @@ from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.fence_watch import Watch
+from holdfast.persist.shared_disk.job_results import FilePlacement, FileTombstones
 from holdfast.persist.shared_disk.log_reaper import LogReaper
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.shared_disk.withdrawing import Withdrawal
-from holdfast.persist.storage_mode import Opener
+from holdfast.persist.storage_mode import Opener, Publish
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
@@ -123,6 +124,14 @@ class SharedDiskMode:
         )
         tier.snapshotter.on_published(self._stored.published)
         return self._stored
+
+    def tombstones(self, tier: Tier | None) -> FileTombstones:
+        """Return the tombstones beside the files."""
+        return FileTombstones(self._life)
+
+    def placement(self, publish: Publish) -> FilePlacement:
+        """Return what renames restored files to their places."""
+        return FilePlacement(self._life, self._coordination, publish)
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""

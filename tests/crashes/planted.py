@@ -17,6 +17,7 @@ from simulation.simulated_disk import HostDisk
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.jobs import deleting
+from holdfast.persist.shared_disk.job_results import FileTombstones
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.snapshots import collecting, repacking
@@ -89,7 +90,7 @@ def remove_before_the_tombstone() -> Iterator[None]:
 @contextlib.contextmanager
 def delete_without_a_tombstone() -> Iterator[None]:
     """A deletion leaves nothing behind that voids the files which it has yet to remove."""
-    with patch.object(deleting, "write_tombstone", lambda *_: None):
+    with patch.object(FileTombstones, "put", lambda *_: None):
         yield
 
 

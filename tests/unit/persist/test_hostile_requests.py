@@ -179,7 +179,7 @@ def test_whatever_operators_ask_of_a_server_it_answers() -> None:
         nothing = cast(Any, None)
         for job in JOBS:
             for message in mutations(job):
-                deletions = DeletionJobs(nothing, nothing, nothing, None, bucket_only=False)
+                deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
                 administrator = Administrator("a", deletions, None)
                 replies = [administrator.command(message), administrator.destroy("acme", message)]
                 for reply in replies:

@@ -1,17 +1,16 @@
-"""Jobs over the past of a store, which is in the bucket: its versions, a backup, a restore.
+"""Jobs over the versions of a store, which are in the bucket: list them, back up, restore.
 
-Restoring in place, as the owner (invariants 2 and 4 of the design):
+The owner restores a store in place like this (invariants 2 and 4 of the design):
 
-1. The past state is made, as a draft beside the file, while the store goes on.
-2. The store is closed (`closing.py`). Its last state is snapshotted, so that a restore can be
-   undone by another one.
-3. The coordinator grants the next epoch. The draft goes on at the next revision, and at the last
-   seq, of the present state: neither is ever used again for something else. Followers are behind
-   its horizon, so they are told to begin anew. What retries of writers are answered comes from the
-   present state.
-4. The draft takes the place of the file, by a rename to a generation of its own: before that
-   nothing has happened, and after it log records of the epochs before are void. Without a shared
-   file system the newest version of the manifest takes the place of the rename.
+1. It makes the past state as a draft beside the file, while it still serves the store.
+2. It closes the store (`closing.py`) and snapshots its last state, so that another restore can undo
+   this one.
+3. The coordinator grants the next epoch. The draft continues from the revision and the last seq of
+   the present state, so no number is ever used twice. Followers are behind the draft's horizon, so
+   they begin anew. The outcomes that retries of writers get come from the present state.
+4. The draft replaces the file by a rename to a generation of its own. Until then nothing has
+   changed; from then on, log records of earlier epochs are void. Without a shared file system,
+   publishing the newest version in the manifest takes the place of the rename (`Placement`).
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from holdfast.persist.jobs.job_table import Report
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
+from holdfast.persist.storage_mode import Placement
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import BusyError, InvalidArgumentError, StorageError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.disk.tombstone import read_tombstone
 from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
@@ -40,12 +39,12 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Of a damaged store nobody knows how many revisions are lost: a restored one goes on well beyond.
+#: The revisions that a restore skips if the present file is damaged: nobody knows how many it had.
 _LOST_REVISIONS: Final = 1 << 20
 
 
 class _Continuation(NamedTuple):
-    """Where a restored state goes on: nothing below was ever told of it."""
+    """The numbers from which a restored state continues: nobody has seen any at or above them."""
 
     epoch: int
     revision: int
@@ -53,7 +52,7 @@ class _Continuation(NamedTuple):
     outcomes: list[WriterOutcome]
 
 
-class PastStateJobs:
+class VersionJobs:
     """The jobs of one incarnation that has a bucket."""
 
     def __init__(
@@ -61,25 +60,24 @@ class PastStateJobs:
         life: Incarnation,
         closer: StoreCloser,
         coordination: Coordination,
-        past_states: PointInTimeRestore,
+        past: PointInTimeRestore,
+        placement: Placement,
         snapshot: Callable[[list[StoreId]], Awaitable[None]],
-        *,
-        bucket_only: bool,
     ) -> None:
         self._life = life
         self._closer = closer
         self._coordination = coordination
-        self._past_states = past_states
+        self._past = past
+        self._placement = placement
         self._snapshot = snapshot
-        self._bucket_only = bucket_only
 
     async def versions(self, store: StoreId) -> Report:
-        """Tell which snapshots of a store are kept."""
+        """List the snapshots of a store that are kept."""
         versions = await self._versions(store)
         return {"versions": [_version_fields(version) for version in versions]}
 
     async def backup(self, store: StoreId) -> Report:
-        """Snapshot a store as it is, and tell which snapshots there are then."""
+        """Snapshot a store as it is, and list all of its snapshots."""
         revision = (await self._closer.opened(store)).revision
         await self._snapshot([store])
         versions = await self._versions(store)
@@ -96,11 +94,11 @@ class PastStateJobs:
         nearest: bool,
         dry_run: bool,
     ) -> Report:
-        """Make a store what `source` was, and tell what that is; with `dry_run` only tell."""
+        """Make a store what `source` was, and report what that is; with `dry_run`, only report."""
         life = self._life
         seen: list[Point] = []
         if store == source:
-            # One that is damaged can be restored all the same.
+            # A damaged store can be restored, too.
             with contextlib.suppress(StorageError):
                 opened = await self._closer.opened(store)
                 now = life.clock_ms()
@@ -109,10 +107,9 @@ class PastStateJobs:
         draft = path.with_name(f"{path.name}.{life.id}")
 
         def prepare() -> Course:
-            past_states = self._past_states
-            with past_states.found(source, target, nearest=nearest, seen=seen) as found:
+            with self._past.found(source, target, nearest=nearest, seen=seen) as found:
                 if not dry_run:
-                    past_states.draft(source, found, store, draft).close()
+                    self._past.draft(source, found, store, draft).close()
                 return found
 
         with self._closer.alone(store):
@@ -143,9 +140,7 @@ class PastStateJobs:
             revision: int = await self._life.run_in_thread(
                 lambda: self._finish(store, draft, onward)
             )
-            if not self._bucket_only:
-                await self._coordination.created([(store, revision)])
-                await self._publish(store, epoch)
+            await self._placement.announce(store, epoch, revision)
             logger.info(
                 "store.restored_by_operator store=%s epoch=%d revision=%d", store, epoch, revision
             )
@@ -155,7 +150,7 @@ class PastStateJobs:
     async def _continuation(
         self, store: StoreId, closed: RetiredStore, *, in_place: bool
     ) -> _Continuation:
-        """Return where a state goes on that takes the place of a closed store's."""
+        """Return the numbers from which the state continues that replaces a closed store's."""
         life = self._life
         before: StoreMeta | None = None
         outcomes: list[WriterOutcome] = []
@@ -165,7 +160,7 @@ class PastStateJobs:
         if in_place and generation is not None:
             present = life.layout.store(store, generation)
             before, outcomes = await life.run_in_thread(
-                lambda: self._past_states.remember(present, store)
+                lambda: self._past.remember(present, store)
             )
         versions = await self._versions(store)
         grave = await life.run_in_thread(
@@ -189,7 +184,7 @@ class PastStateJobs:
         return _Continuation(epoch, revision, last_seq, outcomes)
 
     def _finish(self, store: StoreId, draft: Path, onward: _Continuation) -> int:
-        """Let a draft take the place of the file, and return its revision then. Blocking."""
+        """Replace the file by a draft, and return its new revision. Blocking."""
         life = self._life
         file = StoreFile.open(draft, store, disk=life.disk)
         try:
@@ -204,22 +199,12 @@ class PastStateJobs:
         finally:
             file.close()
         life.gate.check()
-        if self._bucket_only:
-            return self._past_states.publish(draft, store).revision
-        life.disk.place(draft, life.layout.store(store, onward.epoch))
+        self._placement.place(store, draft, onward.epoch)
         return revision
-
-    async def _publish(self, store: StoreId, epoch: int) -> None:
-        """Have the restored state among the versions too. It counts without."""
-        placed = self._life.layout.store(store, epoch)
-        try:
-            await self._life.run_in_thread(lambda: self._past_states.publish(placed, store))
-        except BucketError as error:
-            logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
 
     async def _versions(self, store: StoreId) -> list[SnapshotVersion]:
         versions: list[SnapshotVersion] = await self._life.run_in_thread(
-            lambda: self._past_states.versions(store)
+            lambda: self._past.versions(store)
         )
         return versions
 

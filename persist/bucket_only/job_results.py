@@ -1,0 +1,43 @@
+"""What the jobs of a store leave in the bucket where that is all there is.
+
+A restored state takes effect when it is published as the newest version of the manifest. A deleted
+store has the tombstone in its manifest, which `removal.py` puts there in both storage modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.persist.storage_mode import Publish
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.tombstone import Grave
+from holdfast.shared_fs.snapshots.manifest import Manifests
+
+
+class ManifestTombstones:
+    """The tombstones of stores that are in the bucket alone: see `Tombstones`."""
+
+    def __init__(self, manifests: Callable[[], Manifests]) -> None:
+        self._manifests = manifests
+
+    def epoch(self, store: StoreId) -> int:
+        entry = self._manifests().find(store)
+        return entry.deleted.epoch if entry is not None and entry.deleted is not None else 0
+
+    def put(self, store: StoreId, grave: Grave) -> None:
+        """Do nothing: the manifest has the tombstone already."""
+
+
+class VersionPlacement:
+    """Puts restored states in place, as versions: see `Placement`."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def place(self, store: StoreId, draft: Path, epoch: int) -> None:
+        """Publish the draft."""
+        self._publish(draft, store)
+
+    async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
+        """Do nothing: servers find the newest version in the manifest."""

@@ -1,0 +1,55 @@
+"""What the jobs of a store leave on a shared file system: tombstones, and restored files.
+
+A restored state takes effect when its file is renamed to a generation of its own. A deleted store
+has a tombstone beside where its file was.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.storage_mode import Publish
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket_errors import BucketError
+from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
+
+logger = logging.getLogger("holdfast.persist")
+
+
+class FileTombstones:
+    """The tombstones of stores whose files all servers share: see `Tombstones`."""
+
+    def __init__(self, life: Incarnation) -> None:
+        self._disk, self._layout = life.disk, life.layout
+
+    def epoch(self, store: StoreId) -> int:
+        grave = read_tombstone(self._disk, self._layout.tombstone(store))
+        return grave.epoch if grave is not None else 0
+
+    def put(self, store: StoreId, grave: Grave) -> None:
+        write_tombstone(self._disk, self._layout.tombstone(store), grave)
+
+
+class FilePlacement:
+    """Puts restored files in place: see `Placement`."""
+
+    def __init__(self, life: Incarnation, coordination: Coordination, publish: Publish) -> None:
+        self._life = life
+        self._coordination = coordination
+        self._publish = publish
+
+    def place(self, store: StoreId, draft: Path, epoch: int) -> None:
+        """Rename the draft to the generation of this epoch."""
+        self._life.disk.place(draft, self._life.layout.store(store, epoch))
+
+    async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
+        """Tell the coordinator, and publish a snapshot. The restore counts without the snapshot."""
+        await self._coordination.created([(store, revision)])
+        placed = self._life.layout.store(store, epoch)
+        try:
+            await self._life.run_in_thread(lambda: self._publish(placed, store))
+        except BucketError as error:
+            logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
