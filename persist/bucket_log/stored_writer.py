@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
 from holdfast.persist.bucket_log.log_uploader import BucketThread, LogUploader
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_log.stored import Base, StoredAnswer, StoredWrites
+from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_LOG_OBJECTS
 from holdfast.protocol.names import StoreId
@@ -30,12 +31,6 @@ from holdfast.shared_fs.disk.log_pace import LogPace
 from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
-
-#: Takes the stores that are to be snapshotted now; what became of it comes by `snapshotted`.
-Snapshot = Callable[[Sequence[StoreId]], Awaitable[None]]
-
-#: Returns the newest published snapshots of those of the stores that have one.
-Newest = Callable[[Sequence[StoreId]], Awaitable[Mapping[StoreId, SnapshotVersion]]]
 
 #: Stores snapshotted in one pass, which costs a request for each manifest however many they are.
 _BASES: Final = 4096
@@ -60,22 +55,38 @@ class _Tick(Protocol):
     stored: list[tuple[Any, str, list[Any]]]
 
 
+class Snapshots(Protocol):
+    """The snapshots in the bucket, as its log needs them."""
+
+    async def snapshot(self, stores: Sequence[StoreId]) -> None:
+        """Snapshot stores now. The outcome of each is told to `StoredWriter.snapshotted`."""
+
+    async def newest(self, stores: Sequence[StoreId]) -> Mapping[StoreId, SnapshotVersion]:
+        """Return the newest published snapshots of those of the stores that have one."""
+
+    def find(self, store: StoreId) -> StoreEntry | None:
+        """Return what the manifest has of a store. Blocking."""
+
+
+class AnswerSender(Protocol):
+    """Sends answers once the fence was read."""
+
+    def answer(self, answers: dict[str, list[list[Any]]]) -> None: ...
+
+
 class SlotKeeper:
     """Own slots in the bucket: which are needed, and the removal of those that are not."""
 
     def __init__(
         self,
         log: BucketLog,
-        snapshot: Snapshot,
-        find: Callable[[StoreId], StoreEntry | None],
+        snapshots: Snapshots,
         bucket_thread: BucketThread,
         index: SlotIndex | None = None,
     ) -> None:
-        """`find` reads what the bucket's manifest has of a store; it runs in `bucket_thread`.
-        `index` is that of the slots, if there is one already."""
+        """`index` is that of the slots, if there is one already."""
         self._log = log
-        self._snapshot = snapshot
-        self._find = find
+        self._snapshots = snapshots
         self._thread = bucket_thread
         #: The next slot as it was at the passes of late, with their times.
         self._passes: deque[tuple[float, int]] = deque()
@@ -92,7 +103,7 @@ class SlotKeeper:
         """Ask for snapshots if the log has grown long, and remove slots. Raises FencedError."""
         try:
             if self.index.count > MAX_LOG_OBJECTS or self.index.size_bytes > LOG_CAP_BYTES:
-                await self._snapshot(self.index.oldest(_PRESSING))
+                await self._snapshots.snapshot(self.index.oldest(_PRESSING))
                 await self._look_up(self.index.oldest(_PRESSING))
             below = min(self.index.needless_below, self._settled_below())
             if below > self._log.oldest_slot + 1:
@@ -117,7 +128,7 @@ class SlotKeeper:
         """Take note of stores that were deleted, or snapshotted by others: nobody tells of
         those."""
         for store in stores:
-            entry = await self._thread(partial(self._find, store))
+            entry = await self._thread(partial(self._snapshots.find, store))
             if entry is None:
                 continue
             if entry.newest is not None:
@@ -130,25 +141,14 @@ class StoredWriter:
     """The log in the bucket of one incarnation that has a commit log as well."""
 
     def __init__(
-        self,
-        *,
-        server: str,
-        log: BucketLog,
-        answer: Callable[[dict[str, list[list[Any]]]], None],
-        snapshot: Snapshot,
-        newest: Newest,
-        find: Callable[[StoreId], StoreEntry | None],
-        fence_myself: Callable[[], None],
+        self, life: Incarnation, log: BucketLog, snapshots: Snapshots, answers: AnswerSender
     ) -> None:
-        """`answer` lets answers go, once the fence was read; `fence_myself` is called when the
-        bucket has a fence: whoever put it takes the shared file system for lost."""
-        self._answer = answer
-        self._snapshot = snapshot
-        self._newest = newest
-        self._fence_myself = fence_myself
-        self._uploader = LogUploader(log, server)
+        self._gate = life.gate
+        self._snapshots = snapshots
+        self._answers = answers
+        self._uploader = LogUploader(log, life.server)
         self._threads = BucketThread(), BucketThread()
-        self._keeper = SlotKeeper(log, snapshot, find, self._threads[1])
+        self._keeper = SlotKeeper(log, snapshots, self._threads[1])
         self._pace = LogPace()
         self._changed = asyncio.Event()
         self._bases_wanted = asyncio.Event()
@@ -200,7 +200,8 @@ class StoredWriter:
                 tasks.create_task(self._base_loop())
                 tasks.create_task(self._keeper.run())
         except* FencedError:
-            self._fence_myself()
+            # Whoever put a fence into the bucket believes the shared file system to be lost.
+            self._gate.fence_myself()
             raise
         finally:
             self._uploader.stop()
@@ -214,7 +215,7 @@ class StoredWriter:
             answers: dict[str, list[list[Any]]] = {}
             for each in released:
                 answers.setdefault(each.reply, []).append(each.element)
-            self._answer(answers)
+            self._answers.answer(answers)
         if self.writes.wants_bases:
             self._bases_wanted.set()
         ready_bytes = self.writes.ready_bytes
@@ -254,7 +255,7 @@ class StoredWriter:
                 try:
                     lacking = await self._without_base(some)
                     if lacking:
-                        await self._snapshot(lacking)
+                        await self._snapshots.snapshot(lacking)
                 except HoldfastError as error:
                     logger.warning("slot.base_failed stores=%d reason=%s", len(some), error)
                 for base in some:
@@ -267,7 +268,7 @@ class StoredWriter:
     async def _without_base(self, bases: Sequence[Base]) -> list[StoreId]:
         """Return the stores that have to be snapshotted. Of most there is a snapshot of just what
         they were when they were closed, or released, be it of an earlier owner."""
-        newest = await self._newest([base.store for base in bases])
+        newest = await self._snapshots.newest([base.store for base in bases])
         lacking = []
         for base in bases:
             version = newest.get(base.store)

@@ -49,7 +49,6 @@ from holdfast.shared_fs.bucket_log.fences import BucketGate
 from holdfast.shared_fs.snapshots.manifest import (
     Manifests,
     SnapshotVersion,
-    StoreEntry,
     open_manifests,
 )
 
@@ -162,9 +161,7 @@ class BucketMode:
             self._was_never_registered,
             self.dead_logs,
         ).run()
-        yield SlotKeeper(
-            self._own_log, tier.snapshotter.snapshot, self._find, self._slow_thread, self._own_slots
-        ).run()
+        yield SlotKeeper(self._own_log, tier, self._slow_thread, self._own_slots).run()
 
     async def end(self, left: int) -> bool:
         """Fence this incarnation, which writes nothing more, before another may own its stores.
@@ -186,9 +183,6 @@ class BucketMode:
 
     def _open_manifests(self) -> Manifests:
         return self._manifests
-
-    def _find(self, store: StoreId) -> StoreEntry | None:
-        return self._manifests.find(store)
 
     def _was_never_registered(self, server: str, incarnation: str) -> bool:
         """Tell if an unfenced life is dead. It is if it is an earlier life of this server: any that

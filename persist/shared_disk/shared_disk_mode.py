@@ -42,7 +42,6 @@ from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.dead_incarnation import let_go
 from holdfast.shared_fs.disk.fence import is_open
-from holdfast.shared_fs.snapshots.manifest import Manifests
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -113,15 +112,8 @@ class SharedDiskMode:
         if tier is None:
             return None
         life = self._life
-        self._stored = StoredWriter(
-            server=life.server,
-            log=BucketLog(tier.bucket, life.server, life.id),
-            answer=releaser.answer,
-            snapshot=tier.snapshotter.snapshot,
-            newest=tier.snapshotter.publisher.newest,
-            find=Manifests(tier.bucket).find,
-            fence_myself=life.gate.fence_myself,
-        )
+        log = BucketLog(tier.bucket, life.server, life.id)
+        self._stored = StoredWriter(life, log, tier, releaser)
         tier.snapshotter.on_published(self._stored.published)
         return self._stored
 

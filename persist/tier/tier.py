@@ -18,6 +18,7 @@ from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_usage import Usage
+from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -41,6 +42,7 @@ class Tier:
         self.snapshotter = snapshotter
         self.cooler = cooler
         self.cold_stores = cold_stores
+        self._manifests = Manifests(bucket)
         self._samples: deque[Usage] = deque([bucket.usage.total()], maxlen=_SAMPLES)
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
@@ -66,6 +68,19 @@ class Tier:
     def request_one(self, store: StoreId) -> None:
         """Have a store snapshotted soon."""
         self.snapshotter.request([store])
+
+    async def snapshot(self, stores: Sequence[StoreId]) -> None:
+        """Snapshot stores now. Raises BucketError, FencedError."""
+        await self.snapshotter.snapshot(stores)
+
+    async def newest(self, stores: Sequence[StoreId]) -> dict[StoreId, SnapshotVersion]:
+        """Return the newest published snapshots of those of the stores that have one. Raises
+        BucketError."""
+        return await self.snapshotter.publisher.newest(stores)
+
+    def find(self, store: StoreId) -> StoreEntry | None:
+        """Return what the manifest has of a store. Blocking. Raises BucketError."""
+        return self._manifests.find(store)
 
     def _used(self) -> Usage:
         return self.bucket.usage.total() - self._samples[0]

@@ -69,25 +69,22 @@ class World:
         self.ends: list[str] = []
         self.entries: dict[StoreId, StoreEntry] = {}
         self.log = BucketLog(self.bucket, *ME)
-        self.writer = StoredWriter(
-            server="s1",
-            log=self.log,
-            answer=self._answer,
-            snapshot=self._snapshot,
-            newest=self._newest,
-            find=self.entries.get,
-            fence_myself=lambda: self.ends.append("fenced"),
-        )
+        gate = SimpleNamespace(fence_myself=lambda: self.ends.append("fenced"))
+        life: Any = SimpleNamespace(server="s1", gate=gate)
+        self.writer = StoredWriter(life, self.log, self, self)
 
-    def _answer(self, answers: dict[str, list[list[Any]]]) -> None:
+    def answer(self, answers: dict[str, list[list[Any]]]) -> None:
         self.left.extend(answers)
 
-    async def _newest(self, stores: Sequence[StoreId]) -> dict[StoreId, SnapshotVersion]:
+    async def newest(self, stores: Sequence[StoreId]) -> dict[StoreId, SnapshotVersion]:
         entries = {store: self.entries[store].newest for store in stores if store in self.entries}
         return {store: newest for store, newest in entries.items() if newest is not None}
 
-    async def _snapshot(self, stores: Sequence[StoreId]) -> None:
+    async def snapshot(self, stores: Sequence[StoreId]) -> None:
         self.asked.append(list(stores))
+
+    def find(self, store: StoreId) -> StoreEntry | None:
+        return self.entries.get(store)
 
     @property
     def revisions(self) -> list[int]:
@@ -234,7 +231,7 @@ def test_slots_that_snapshots_have_made_needless_are_removed() -> None:
     async def main() -> None:
         world = World()
         thread = BucketThread()
-        keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
+        keeper = SlotKeeper(world.log, world, thread)
         putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
@@ -260,7 +257,7 @@ def test_a_slot_stays_as_long_as_a_late_put_of_it_may_arrive() -> None:
     async def main() -> None:
         world = World()
         thread = BucketThread()
-        keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
+        keeper = SlotKeeper(world.log, world, thread)
         putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
@@ -283,7 +280,7 @@ def test_slots_of_a_deleted_store_go_when_the_log_is_long(monkeypatch: pytest.Mo
     async def main() -> None:
         world = World()
         thread = BucketThread()
-        keeper = SlotKeeper(world.log, world._snapshot, world.entries.get, thread)
+        keeper = SlotKeeper(world.log, world, thread)
         putter = LogUploader(world.log, "s1")
         try:
             for revision in range(1, 5):
