@@ -1,5 +1,9 @@
-"""Which tests have to run in one process, when several processes run them (`--dist loadgroup`).
+"""How tests that are coroutines run, and which tests have to run in one process.
 
+A test that is a coroutine runs in an event loop of its own, or in that of the fixture `runner` if a
+fixture of it needs the loop too.
+
+When several processes run the tests (`--dist loadgroup`), some belong together:
 All of `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one
 cluster, and the tests of a file with a fixture of its module have that; a second process would
 start another. All others go wherever there is room.
@@ -13,7 +17,10 @@ that signal ignored, which all children would inherit.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +31,38 @@ from support.effort import examples
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[1]
+#: Less than pytest's own: the traceback then tells which `await` hangs.
+DEADLINE_SECONDS = 90
 
 settings.register_profile("effort", max_examples=examples(100))
 settings.load_profile("effort")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of a test and of its fixtures."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await test(**arguments)
+
+    runner = pyfuncitem.funcargs.get("runner")
+    (asyncio.run if runner is None else runner.run)(main())
+    return True
 
 
 class GroupScheduling(LoadScopeScheduling):

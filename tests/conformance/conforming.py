@@ -1,19 +1,23 @@
-"""What the tests of this folder share: how they are run, and what a follower makes of its
-changes."""
+"""What the tests of this folder share: what a follower makes of its changes, what a store
+holds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from holdfast.client import KV, Change, ChangeKind, Client, Stream
+from holdfast.client import KV, Change, ChangeKind, Stream
 
 T = TypeVar("T")
 
-#: Runs a test with two clients of a tenant of its own.
-Run = Callable[[Callable[[Client, Client], Awaitable[None]]], None]
 State = dict[int | str, bytes]
+
+
+def present(row: T | None) -> T:
+    """Return what was asked for, which has to be there."""
+    assert row is not None
+    return row
 
 
 async def take(changes: AsyncIterator[T], count: int) -> list[T]:

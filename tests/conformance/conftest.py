@@ -3,20 +3,19 @@
 It says nothing of how: another implementation of `holdfast.client`, or of the servers behind it,
 has to pass as it is. One real cluster serves all tests, so each has a tenant of its own; only the
 tutorial starts one for itself. Two files have faults, `test_convergence.py` and `test_tutorial.py`;
-the other folders are about faults. """
+the other folders are about faults."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from support.holdfast_up import RunningUp, running_up
 
 from holdfast.client import Client, connect
 
-Test = Callable[[Client, Client], Awaitable[None]]
 _tenants = itertools.count(1)
 
 
@@ -34,20 +33,27 @@ def nats(cluster: RunningUp) -> str:
 
 
 @pytest.fixture
-def run(nats: str) -> Callable[[Test], None]:
-    """Runs a test with two clients of a new tenant: whoever acts, and whoever looks on."""
+def tenant() -> str:
+    """A tenant that no other test has."""
+    return f"t{next(_tenants)}"
 
-    def run(test: Test) -> None:
-        tenant = f"t{next(_tenants)}"
 
-        async def main() -> None:
-            async with (
-                connect(nats, tenant=tenant) as client,
-                connect(nats, tenant=tenant) as other,
-                asyncio.timeout(60),
-            ):
-                await test(client, other)
+@pytest.fixture
+def hf(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:
+    """A client of the test's tenant: whoever acts."""
+    yield from _client(runner, nats, tenant)
 
-        asyncio.run(main())
 
-    return run
+@pytest.fixture
+def other(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:
+    """Another client of the same tenant: whoever looks on."""
+    yield from _client(runner, nats, tenant)
+
+
+def _client(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:
+    async def begin() -> Client:
+        return await connect(nats, tenant=tenant)
+
+    client = runner.run(begin())
+    yield client
+    runner.run(client.close())

@@ -3,7 +3,7 @@
 Under one `##` heading the ```` ```python ```` blocks are one program, in order: they share their
 names and an event loop, and may `await` at the top level, as in `python -m asyncio`. `hf` is a
 client there, of a tenant that nobody else has. A ```` ```text ```` block right behind one of them
-is what it prints. """
+is what it prints."""
 
 from __future__ import annotations
 

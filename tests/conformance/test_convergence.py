@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from conformance.conforming import State, apply, stored
+from conformance.conforming import State, apply, present, stored
 from conformance.lossy_bus import LossyBus
 from conformance.model import Model, Read, Step
 from support.holdfast_up import RunningUp
@@ -300,16 +300,17 @@ async def lossy_client(nats: str, tenant: str, seed: int) -> AsyncIterator[Clien
 
 
 async def kill_owner(store: Stream | KV, cluster: RunningUp) -> None:
-    pid = cluster.pids()[(await store.head()).server]
-    assert pid is not None
+    pid = present(cluster.pids()[(await store.head()).server])
     os.kill(pid, signal.SIGKILL)
 
 
-async def converge(cluster: RunningUp, kind: str, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [("stream", 1), ("kv", 2)])
+async def test_everybody_ends_with_what_was_acknowledged(
+    cluster: RunningUp, kind: str, seed: int
+) -> None:
     rng, model, tenant = random.Random(seed), Model(), f"{kind}-{seed}"
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        await enter(asyncio.timeout(100))
         sure = await enter(connect(cluster.nats, tenant=tenant, timeout_seconds=60))
         lossy = await enter(lossy_client(cluster.nats, tenant, seed))
         clients, store = (sure, lossy, sure, lossy), getattr(sure, kind)("x.1")
@@ -361,10 +362,3 @@ def _holds(replica: LiveKV[bytes] | LiveStream[bytes], state: State) -> bool:
     if isinstance(replica, LiveKV):
         return dict(replica) == state
     return {message.seq: message.value for message in replica} == state
-
-
-@pytest.mark.parametrize(("kind", "seed"), [("stream", 1), ("kv", 2)])
-def test_everybody_ends_with_what_was_acknowledged(
-    cluster: RunningUp, kind: str, seed: int
-) -> None:
-    asyncio.run(converge(cluster, kind, seed))

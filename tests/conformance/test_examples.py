@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 from conformance.examples import DOCUMENTS, ROOT, Program, programs
 
-_tenants = itertools.count(1)
-
 
 @pytest.mark.parametrize("program", programs(), ids=str)
-def test_the_examples_run_and_print_what_is_shown(nats: str, program: Program) -> None:
-    program.run(nats, f"example{next(_tenants)}")
+def test_the_examples_run_and_print_what_is_shown(nats: str, tenant: str, program: Program) -> None:
+    program.run(nats, tenant)
 
 
-def test_the_program_of_the_readme_may_be_run_again(nats: str) -> None:
+def test_the_program_of_the_readme_may_be_run_again(nats: str, tenant: str) -> None:
     [program] = [each for each in programs() if each.document == "README.md"]
-    tenant = f"example{next(_tenants)}"
     program.run(nats, tenant)
     # What it prints then goes on where the first run ended.
     again = tuple(replace(each, output=None) for each in program.examples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conformance.conforming import Run
+from conformance.conforming import present
 
 from holdfast.client import KV, Client, Entry, InvalidNameError, WrongRevisionError
 
@@ -16,90 +16,75 @@ async def keys(kv: KV, prefix: str = "") -> list[str]:
     return [key async for key in kv.keys(prefix=prefix)]
 
 
-def test_the_last_value_of_a_key_is_what_everyone_reads(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        await kv.set("theme", b"light")
-        ack = await kv.set("theme", b"dark", headers={"by": "ada"})
-        entry = await other.kv("k").get("theme")
-        assert entry is not None
-        assert (entry.key, entry.value, entry.headers) == ("theme", b"dark", {"by": "ada"})
-        assert (entry.revision, entry.time) == (ack.revision, ack.time) == (2, ack.time)
-        assert (await kv.head()).count == 1, "what was overwritten is gone"
-
-    run(test)
+async def test_the_last_value_of_a_key_is_what_everyone_reads(hf: Client, other: Client) -> None:
+    kv = hf.kv("k")
+    await kv.set("theme", b"light")
+    ack = await kv.set("theme", b"dark", headers={"by": "ada"})
+    entry = present(await other.kv("k").get("theme"))
+    assert (entry.key, entry.value, entry.headers) == ("theme", b"dark", {"by": "ada"})
+    assert (entry.revision, entry.time) == (ack.revision, ack.time) == (2, ack.time)
+    assert (await kv.head()).count == 1, "what was overwritten is gone"
 
 
-def test_any_text_is_a_key_and_keys_come_in_the_order_of_their_bytes(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        await asyncio.gather(*[kv.set(key, key.encode()) for key in ODD_KEYS])
-        entries = [entry async for entry in other.kv("k").get_all()]
-        assert [entry.key for entry in entries] == sorted(ODD_KEYS, key=str.encode)
-        assert all(entry.value == entry.key.encode() for entry in entries)
-        assert await keys(kv, "a.") == ["a.b"]
-        assert await keys(kv, "*") == ["*"], "a prefix is no pattern"
-        with pytest.raises(InvalidNameError):
-            await kv.set("k" * 5000, b"")
-
-    run(test)
-
-
-def test_an_empty_value_is_a_value(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        await hf.kv("k").set("a", b"")
-        entry = await other.kv("k").get("a")
-        assert entry is not None
-        assert entry.value == b""
-        assert await hf.kv("k").get("b") is None
-
-    run(test)
+async def test_any_text_is_a_key_and_keys_come_in_the_order_of_their_bytes(
+    hf: Client, other: Client
+) -> None:
+    kv = hf.kv("k")
+    await asyncio.gather(*[kv.set(key, key.encode()) for key in ODD_KEYS])
+    entries = [entry async for entry in other.kv("k").get_all()]
+    assert [entry.key for entry in entries] == sorted(ODD_KEYS, key=str.encode)
+    assert all(entry.value == entry.key.encode() for entry in entries)
+    assert await keys(kv, "a.") == ["a.b"]
+    assert await keys(kv, "*") == ["*"], "a prefix is no pattern"
+    with pytest.raises(InvalidNameError):
+        await kv.set("k" * 5000, b"")
 
 
-def test_a_set_may_expect_a_revision_and_0_means_that_there_is_none(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        created = await kv.set("a", b"1", expected_revision=0)
-        with pytest.raises(WrongRevisionError) as wrong:
-            await other.kv("k").set("a", b"1", expected_revision=0)
-        assert wrong.value.actual == created.revision
-        await kv.set("b", b"of another key")
-        updated = await kv.set("a", b"2", expected_revision=created.revision)
-        with pytest.raises(WrongRevisionError):
-            await kv.delete("a", expected_revision=created.revision)
-        assert (await kv.delete("a", expected_revision=updated.revision)).count == 1
-        await kv.set("a", b"3", expected_revision=0)
-
-    run(test)
+async def test_an_empty_value_is_a_value(hf: Client, other: Client) -> None:
+    await hf.kv("k").set("a", b"")
+    assert present(await other.kv("k").get("a")).value == b""
+    assert await hf.kv("k").get("b") is None
 
 
-def test_one_of_many_who_create_the_same_key_succeeds(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        creates = [c.kv("k").set("lock", b"", expected_revision=0) for c in (hf, other) * 5]
-        found = await asyncio.gather(*creates, return_exceptions=True)
-        assert sum(not isinstance(each, BaseException) for each in found) == 1
-        assert sum(isinstance(each, WrongRevisionError) for each in found) == 9
-
-    run(test)
-
-
-def test_deleted_keys_are_gone_and_deleting_again_changes_nothing(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        await kv.set_many({"a": b"", "b": b"", "c": b"", "d": b""})
-        assert (await kv.delete(["a", "b", "never"])).count == 2
-        again = await kv.delete("a")
-        assert (again.count, again.revision) == (0, (await kv.head()).revision)
-        assert await keys(other.kv("k")) == ["c", "d"]
-        assert (await kv.delete_all()).count == 2
-        assert await keys(other.kv("k")) == []
-        await kv.set("a", b"again")
-        assert await keys(kv) == ["a"]
-
-    run(test)
+async def test_a_set_may_expect_a_revision_and_0_means_that_there_is_none(
+    hf: Client, other: Client
+) -> None:
+    kv = hf.kv("k")
+    created = await kv.set("a", b"1", expected_revision=0)
+    with pytest.raises(WrongRevisionError) as wrong:
+        await other.kv("k").set("a", b"1", expected_revision=0)
+    assert wrong.value.actual == created.revision
+    await kv.set("b", b"of another key")
+    updated = await kv.set("a", b"2", expected_revision=created.revision)
+    with pytest.raises(WrongRevisionError):
+        await kv.delete("a", expected_revision=created.revision)
+    assert (await kv.delete("a", expected_revision=updated.revision)).count == 1
+    await kv.set("a", b"3", expected_revision=0)
 
 
-def test_counters_of_many_clients_lose_no_update(run: Run) -> None:
+async def test_one_of_many_who_create_the_same_key_succeeds(hf: Client, other: Client) -> None:
+    creates = [c.kv("k").set("lock", b"", expected_revision=0) for c in (hf, other) * 5]
+    found = await asyncio.gather(*creates, return_exceptions=True)
+    assert sum(not isinstance(each, BaseException) for each in found) == 1
+    assert sum(isinstance(each, WrongRevisionError) for each in found) == 9
+
+
+async def test_deleted_keys_are_gone_and_deleting_again_changes_nothing(
+    hf: Client, other: Client
+) -> None:
+    kv = hf.kv("k")
+    await kv.set_many({"a": b"", "b": b"", "c": b"", "d": b""})
+    assert (await kv.delete(["a", "b", "never"])).count == 2
+    again = await kv.delete("a")
+    assert (again.count, again.revision) == (0, (await kv.head()).revision)
+    assert await keys(other.kv("k")) == ["c", "d"]
+    assert (await kv.delete_all()).count == 2
+    assert await keys(other.kv("k")) == []
+    await kv.set("a", b"again")
+    assert await keys(kv) == ["a"]
+
+
+async def test_counters_of_many_clients_lose_no_update(hf: Client, other: Client) -> None:
     def one_more(now: Entry | None) -> bytes:
         return b"%d" % (1 if now is None else int(now.value) + 1)
 
@@ -107,19 +92,11 @@ def test_counters_of_many_clients_lose_no_update(run: Run) -> None:
         for _ in range(10):
             await client.kv("k").update("n", one_more)
 
-    async def test(hf: Client, other: Client) -> None:
-        await asyncio.gather(count(hf), count(other), count(hf), count(other))
-        entry = await hf.kv("k").get("n")
-        assert entry is not None
-        assert entry.value == b"40"
-
-    run(test)
+    await asyncio.gather(count(hf), count(other), count(hf), count(other))
+    assert present(await hf.kv("k").get("n")).value == b"40"
 
 
-def test_a_batch_with_a_wrong_key_sets_nothing(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        with pytest.raises(InvalidNameError):
-            await hf.kv("k").set_many({"good": b"", "b" * 5000: b""})
-        assert await keys(other.kv("k")) == []
-
-    run(test)
+async def test_a_batch_with_a_wrong_key_sets_nothing(hf: Client, other: Client) -> None:
+    with pytest.raises(InvalidNameError):
+        await hf.kv("k").set_many({"good": b"", "b" * 5000: b""})
+    assert await keys(other.kv("k")) == []

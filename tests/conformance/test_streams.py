@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conformance.conforming import Run, stored, take
+from conformance.conforming import present, stored, take
 
 from holdfast.client import (
     ChangeKind,
@@ -16,6 +16,7 @@ from holdfast.client import (
     Stream,
     TooLargeError,
     WrongLastSeqError,
+    connect,
 )
 
 
@@ -23,224 +24,183 @@ async def seqs(stream: Stream, **bounds: int) -> list[int]:
     return [message.seq async for message in stream.get_all(**bounds)]
 
 
-def test_seqs_are_dense_from_1_and_never_used_again(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        assert [(await stream.append(b"")).seq for _ in range(3)] == [1, 2, 3]
-        await stream.delete(3)
-        assert (await stream.append(b"")).seq == 4
-        await stream.delete_all()
-        assert (await other.stream("s").append(b"")).seq == 5
-        assert await seqs(stream) == [5]
-
-    run(test)
+async def test_seqs_are_dense_from_1_and_never_used_again(hf: Client, other: Client) -> None:
+    stream = hf.stream("s")
+    assert [(await stream.append(b"")).seq for _ in range(3)] == [1, 2, 3]
+    await stream.delete(3)
+    assert (await stream.append(b"")).seq == 4
+    await stream.delete_all()
+    assert (await other.stream("s").append(b"")).seq == 5
+    assert await seqs(stream) == [5]
 
 
-def test_a_store_that_was_never_written_is_empty_and_no_error(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("never")
-        head = await stream.head()
-        assert (head.revision, head.first_seq, head.last_seq, head.count) == (0, 1, 0, 0)
-        assert await stream.get(1) is None
-        assert await seqs(stream) == []
-        assert (await stream.delete_all()).count == 0
-
-    run(test)
+async def test_a_store_that_was_never_written_is_empty_and_no_error(hf: Client) -> None:
+    stream = hf.stream("never")
+    head = await stream.head()
+    assert (head.revision, head.first_seq, head.last_seq, head.count) == (0, 1, 0, 0)
+    assert await stream.get(1) is None
+    assert await seqs(stream) == []
+    assert (await stream.delete_all()).count == 0
 
 
-def test_what_was_acknowledged_is_read_by_everyone_as_it_was(run: Run) -> None:
+async def test_what_was_acknowledged_is_read_by_everyone_as_it_was(
+    hf: Client, other: Client
+) -> None:
     value, headers = bytes(range(256)), {"user": "ada", "naïve": "ünï", "empty": ""}
-
-    async def test(hf: Client, other: Client) -> None:
-        ack = await hf.stream("s").append(value, headers=headers)
-        message = await other.stream("s").get(ack.seq or 0)
-        assert message is not None
-        assert (message.value, dict(message.headers)) == (value, headers)
-        assert (message.seq, message.time, message.revision) == (ack.seq, ack.time, ack.revision)
-        assert ack.durability is Durability.SYNCED
-        await hf.stream("s").append(b"")
-        empty = await other.stream("s").get(2)
-        assert empty is not None
-        assert (empty.value, empty.headers) == (b"", {})
-
-    run(test)
+    ack = await hf.stream("s").append(value, headers=headers)
+    message = present(await other.stream("s").get(ack.seq or 0))
+    assert (message.value, dict(message.headers)) == (value, headers)
+    assert (message.seq, message.time, message.revision) == (ack.seq, ack.time, ack.revision)
+    assert ack.durability is Durability.SYNCED
+    await hf.stream("s").append(b"")
+    empty = present(await other.stream("s").get(2))
+    assert (empty.value, empty.headers) == (b"", {})
 
 
-def test_concurrent_appends_of_two_clients_get_each_their_own_seq(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        appends = [c.stream("s").append(b"%d" % i) for i in range(200) for c in (hf, other)]
-        acks = await asyncio.gather(*appends)
-        assert sorted(ack.seq or 0 for ack in acks) == list(range(1, 401))
-        of_one = [ack.seq or 0 for ack in acks[::2]]
-        assert of_one == sorted(of_one), "one client's are in its order"
-
-    run(test)
-
-
-def test_a_msg_id_is_stored_once(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        first = await hf.stream("s").append(b"1", msg_id="a")
-        again = await other.stream("s").append(b"other", msg_id="a")
-        assert (first.duplicate, again.duplicate) == (False, True)
-        assert (again.seq, again.revision, again.time) == (1, first.revision, first.time)
-        assert not (await hf.stream("another").append(b"1", msg_id="a")).duplicate
-        assert await seqs(hf.stream("s")) == [1]
-
-    run(test)
+async def test_concurrent_appends_of_two_clients_get_each_their_own_seq(
+    hf: Client, other: Client
+) -> None:
+    appends = [c.stream("s").append(b"%d" % i) for i in range(200) for c in (hf, other)]
+    acks = await asyncio.gather(*appends)
+    assert sorted(ack.seq or 0 for ack in acks) == list(range(1, 401))
+    of_one = [ack.seq or 0 for ack in acks[::2]]
+    assert of_one == sorted(of_one), "one client's are in its order"
 
 
-def test_an_append_may_expect_the_last_seq(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append(b"1", expected_last_seq=0)
-        with pytest.raises(WrongLastSeqError) as wrong:
-            await other.stream("s").append(b"2", expected_last_seq=0)
-        assert wrong.value.actual == 1
-        await stream.delete(1)
-        assert (await stream.append(b"2", expected_last_seq=1)).seq == 2, "deletes move no seq"
-
-    run(test)
+async def test_a_msg_id_is_stored_once(hf: Client, other: Client) -> None:
+    first = await hf.stream("s").append(b"1", msg_id="a")
+    again = await other.stream("s").append(b"other", msg_id="a")
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert (again.seq, again.revision, again.time) == (1, first.revision, first.time)
+    assert not (await hf.stream("another").append(b"1", msg_id="a")).duplicate
+    assert await seqs(hf.stream("s")) == [1]
 
 
-def test_one_of_many_who_expect_the_same_is_stored(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        writes = [c.stream("s").append(b"", expected_last_seq=0) for c in (hf, other) * 5]
-        found = await asyncio.gather(*writes, return_exceptions=True)
-        assert sum(not isinstance(each, BaseException) for each in found) == 1
-        assert sum(isinstance(each, WrongLastSeqError) for each in found) == 9
-
-    run(test)
-
-
-def test_a_set_replaces_in_place_and_appends_only_at_the_end(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append_many([b"1", b"2"])
-        ack = await stream.set(1, b"ONE", headers={"edited": "yes"})
-        assert (ack.seq, ack.revision) == (1, 3)
-        assert (await stream.set(3, b"3")).seq == 3
-        with pytest.raises(InvalidSeqError):
-            await stream.set(5, b"beyond")
-        await stream.delete(2)
-        assert (await stream.set(2, b"again")).seq == 2
-        values = [message.value async for message in other.stream("s").get_all()]
-        assert values == [b"ONE", b"again", b"3"]
-
-    run(test)
+async def test_an_append_may_expect_the_last_seq(hf: Client, other: Client) -> None:
+    stream = hf.stream("s")
+    await stream.append(b"1", expected_last_seq=0)
+    with pytest.raises(WrongLastSeqError) as wrong:
+        await other.stream("s").append(b"2", expected_last_seq=0)
+    assert wrong.value.actual == 1
+    await stream.delete(1)
+    assert (await stream.append(b"2", expected_last_seq=1)).seq == 2, "deletes move no seq"
 
 
-def test_a_batch_is_stored_as_a_whole_or_not_at_all(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        with pytest.raises(TooLargeError):
-            await stream.append_many([b"small", b"x" * (1 << 21)])
-        with pytest.raises(InvalidSeqError):
-            await stream.set_many([(1, b"1"), (3, b"beyond")])
+async def test_one_of_many_who_expect_the_same_is_stored(hf: Client, other: Client) -> None:
+    writes = [c.stream("s").append(b"", expected_last_seq=0) for c in (hf, other) * 5]
+    found = await asyncio.gather(*writes, return_exceptions=True)
+    assert sum(not isinstance(each, BaseException) for each in found) == 1
+    assert sum(isinstance(each, WrongLastSeqError) for each in found) == 9
+
+
+async def test_a_set_replaces_in_place_and_appends_only_at_the_end(
+    hf: Client, other: Client
+) -> None:
+    stream = hf.stream("s")
+    await stream.append_many([b"1", b"2"])
+    ack = await stream.set(1, b"ONE", headers={"edited": "yes"})
+    assert (ack.seq, ack.revision) == (1, 3)
+    assert (await stream.set(3, b"3")).seq == 3
+    with pytest.raises(InvalidSeqError):
+        await stream.set(5, b"beyond")
+    await stream.delete(2)
+    assert (await stream.set(2, b"again")).seq == 2
+    values = [message.value async for message in other.stream("s").get_all()]
+    assert values == [b"ONE", b"again", b"3"]
+
+
+async def test_a_batch_is_stored_as_a_whole_or_not_at_all(hf: Client) -> None:
+    stream = hf.stream("s")
+    with pytest.raises(TooLargeError):
+        await stream.append_many([b"small", b"x" * (1 << 21)])
+    with pytest.raises(InvalidSeqError):
+        await stream.set_many([(1, b"1"), (3, b"beyond")])
+    assert await seqs(stream) == []
+    acks = await stream.append_many([b"1", (b"2", {"a": "b"})])
+    assert [ack.seq for ack in acks] == [1, 2]
+
+
+async def test_ranges_have_both_ends_and_the_last_are_in_order(hf: Client) -> None:
+    stream = hf.stream("s")
+    await stream.append_many([b"%d" % number for number in range(1, 11)])
+    await stream.delete([4, 9])
+    assert await seqs(stream, start_seq=3, end_seq=6) == [3, 5, 6]
+    assert await seqs(stream, start_seq=9) == [10]
+    assert await seqs(stream, last=3) == [7, 8, 10]
+    assert await seqs(stream, end_seq=9, last=3) == [6, 7, 8], "older ones, page by page"
+    assert await seqs(stream, start_seq=7, end_seq=9, last=3, limit=1) == [7]
+    assert await seqs(stream, start_seq=2, limit=3) == [2, 3, 5]
+    assert await seqs(stream, start_seq=11) == []
+    fifth = present(await stream.get(5))
+    assert 5 in await seqs(stream, start_time=fifth.time)
+
+
+async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(
+    hf: Client, other: Client
+) -> None:
+    stream = hf.stream("s")
+    await stream.append_many([b"12345"] * 6)
+    assert (await stream.delete([2, 3, 7])).count == 2, "7 was never written"
+    assert (await stream.delete([2, 3])).count == 0
+    assert await stream.get(2) is None
+    assert (await stream.delete_all(end_seq=4)).count == 2
+    head = await other.stream("s").head()
+    assert (head.first_seq, head.last_seq, head.count, head.bytes) == (5, 6, 2, 10)
+
+
+async def test_nothing_is_a_batch_and_a_range_too(hf: Client) -> None:
+    stream, kv = hf.stream("s"), hf.kv("k")
+    assert await stream.append_many([]) == await stream.set_many([]) == []
+    assert await kv.set_many({}) == []
+    await stream.append_many([b"1", b"2"])
+    await kv.set("a", b"1")
+    head = await stream.head()
+    info = await stream.consumer("c").info()
+    for end_seq in (head.last_seq - 100, info.ack_floor, 0):
+        gone = await stream.delete_all(end_seq=end_seq)
+        assert (gone.count, gone.revision) == (0, 3), "the consumer took a revision"
+        assert await seqs(stream, end_seq=end_seq) == []
+    assert (await stream.delete([])).count == 0
+    assert await kv.delete([]) == Deleted(0, 1)
+    assert await seqs(stream, start_seq=head.last_seq - 100) == [1, 2]
+    async with stream.subscribe(start_seq=head.last_seq - 100) as changes:
+        assert [change.revision for change in await take(changes, 2)] == [1, 2]
+    async with stream.transaction() as t:
+        t.delete([])
+    assert await seqs(stream) == [1, 2]
+
+
+async def test_a_destroyed_store_is_gone_and_its_name_is_free(hf: Client, other: Client) -> None:
+    stream, kv = hf.stream("s"), hf.kv("s")
+    assert not await stream.destroy(), "there is none"
+    await stream.append_many([b"1", b"2"])
+    await stream.consumer("c").info()
+    await stream.configure(max_messages=2)
+    await kv.set("a", b"1")
+    async with other.stream("s").subscribe() as changes, other.live_kv("s") as copy:
+        assert await stream.destroy()
+        assert (await anext(changes)).kind is ChangeKind.RESET
+        assert dict(copy) == {"a": b"1"}, "another store"
+        assert await kv.destroy()
+        while copy:
+            await asyncio.sleep(0.01)
+        assert [store.name async for store in hf.stores() if store.state] == []
         assert await seqs(stream) == []
-        acks = await stream.append_many([b"1", (b"2", {"a": "b"})])
-        assert [ack.seq for ack in acks] == [1, 2]
-
-    run(test)
-
-
-def test_ranges_have_both_ends_and_the_last_are_in_order(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append_many([b"%d" % number for number in range(1, 11)])
-        await stream.delete([4, 9])
-        assert await seqs(stream, start_seq=3, end_seq=6) == [3, 5, 6]
-        assert await seqs(stream, start_seq=9) == [10]
-        assert await seqs(stream, last=3) == [7, 8, 10]
-        assert await seqs(stream, end_seq=9, last=3) == [6, 7, 8], "older ones, page by page"
-        assert await seqs(stream, start_seq=7, end_seq=9, last=3, limit=1) == [7]
-        assert await seqs(stream, start_seq=2, limit=3) == [2, 3, 5]
-        assert await seqs(stream, start_seq=11) == []
-        fifth = await stream.get(5)
-        assert fifth is not None
-        assert 5 in await seqs(stream, start_time=fifth.time)
-
-    run(test)
+        assert (await stream.append(b"new")).seq == 1
+        first = await anext(changes)
+        assert (present(first.message).seq, first.message.value) == (1, b"new")
+        copy["b"] = b"2"
+        await copy.save()
+        assert list(await stored(kv)) == ["b"]
+    assert await stream.consumers() == []
+    assert (await stream.config()).max_messages is None
 
 
-def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append_many([b"12345"] * 6)
-        assert (await stream.delete([2, 3, 7])).count == 2, "7 was never written"
-        assert (await stream.delete([2, 3])).count == 0
-        assert await stream.get(2) is None
-        assert (await stream.delete_all(end_seq=4)).count == 2
-        head = await other.stream("s").head()
-        assert (head.first_seq, head.last_seq, head.count, head.bytes) == (5, 6, 2, 10)
-
-    run(test)
-
-
-def test_nothing_is_a_batch_and_a_range_too(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream, kv = hf.stream("s"), hf.kv("k")
-        assert await stream.append_many([]) == await stream.set_many([]) == []
-        assert await kv.set_many({}) == []
-        await stream.append_many([b"1", b"2"])
-        await kv.set("a", b"1")
-        head = await stream.head()
-        info = await stream.consumer("c").info()
-        for end_seq in (head.last_seq - 100, info.ack_floor, 0):
-            gone = await stream.delete_all(end_seq=end_seq)
-            assert (gone.count, gone.revision) == (0, 3), "the consumer took a revision"
-            assert await seqs(stream, end_seq=end_seq) == []
-        assert (await stream.delete([])).count == 0
-        assert await kv.delete([]) == Deleted(0, 1)
-        assert await seqs(stream, start_seq=head.last_seq - 100) == [1, 2]
-        async with stream.subscribe(start_seq=head.last_seq - 100) as changes:
-            assert [change.revision for change in await take(changes, 2)] == [1, 2]
-        async with stream.transaction() as t:
-            t.delete([])
-        assert await seqs(stream) == [1, 2]
-
-    run(test)
-
-
-def test_a_destroyed_store_is_gone_and_its_name_is_free(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream, kv = hf.stream("s"), hf.kv("s")
-        assert not await stream.destroy(), "there is none"
-        await stream.append_many([b"1", b"2"])
-        await stream.consumer("c").info()
-        await stream.configure(max_messages=2)
-        await kv.set("a", b"1")
-        async with other.stream("s").subscribe() as changes, other.live_kv("s") as copy:
-            assert await stream.destroy()
-            assert (await anext(changes)).kind is ChangeKind.RESET
-            assert dict(copy) == {"a": b"1"}, "another store"
-            assert await kv.destroy()
-            while copy:
-                await asyncio.sleep(0.01)
-            assert [store.name async for store in hf.stores() if store.state] == []
-            assert await seqs(stream) == []
-            assert (await stream.append(b"new")).seq == 1
-            first = await anext(changes)
-            assert first.message is not None
-            assert (first.message.seq, first.message.value) == (1, b"new")
-            copy["b"] = b"2"
-            await copy.save()
-            assert list(await stored(kv)) == ["b"]
-        assert await stream.consumers() == []
-        assert (await stream.config()).max_messages is None
-
-    run(test)
-
-
-def test_tenants_and_kinds_have_names_of_their_own(run: Run) -> None:
-    async def mine(hf: Client, other: Client) -> None:
-        await hf.stream("same").append(b"stream")
-        await hf.kv("same").set("k", b"kv")
-        assert (await hf.stream("same").head()).count == 1
-        assert [store.name async for store in hf.stores()] == ["same", "same"]
-
-    async def another_tenant(hf: Client, other: Client) -> None:
-        assert (await hf.stream("same").head()).count == 0
-        assert await hf.kv("same").get("k") is None
-
-    run(mine)
-    run(another_tenant)
+async def test_tenants_and_kinds_have_names_of_their_own(hf: Client, nats: str) -> None:
+    await hf.stream("same").append(b"stream")
+    await hf.kv("same").set("k", b"kv")
+    assert (await hf.stream("same").head()).count == 1
+    assert [store.name async for store in hf.stores()] == ["same", "same"]
+    async with connect(nats, tenant="another") as another:
+        assert (await another.stream("same").head()).count == 0
+        assert await another.kv("same").get("k") is None

@@ -7,7 +7,7 @@ import asyncio
 import random
 
 import pytest
-from conformance.conforming import Run, State, apply, state_of, stored, take, take_until
+from conformance.conforming import State, apply, present, state_of, stored, take, take_until
 
 from holdfast.client import (
     Change,
@@ -30,279 +30,245 @@ def revisions(changes: list[Change]) -> list[int]:
     return [change.revision for change in changes]
 
 
-def test_history_then_whatever_happens_deletes_included(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append_many([b"1", b"2", b"3"])
-        async with other.stream("s").subscribe(start_seq=2) as changes:
-            history = await take(changes, 2)
-            assert revisions(history) == [2, 3]
-            await stream.append(b"4", headers={"a": "b"})
-            await stream.set(2, b"TWO")
-            await stream.delete([1, 3])
-            await stream.delete_all(end_seq=2)
-            await stream.delete_all()
-            live = await take(changes, 5)
-            assert revisions(live) == [4, 5, 6, 7, 8]
-            assert kinds(live) == [SET, SET, DELETE, TRIM, TRIM]
-            message = live[0].message
-            assert message is not None
-            assert (message.seq, message.value, message.headers) == (4, b"4", {"a": "b"})
-            assert (live[2].seqs, live[3].end_seq) == ((1, 3), 2)
-            assert state_of(history + live) == await stored(stream) == {}
-
-    run(test)
-
-
-def test_without_a_start_only_what_is_new(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        await hf.stream("s").append(b"old")
-        async with other.stream("s").subscribe() as changes, hf.stream("new").subscribe() as born:
-            await hf.stream("s").append(b"new")
-            await other.stream("new").append(b"first")
-            assert revisions(await take(changes, 1)) == [2]
-            assert revisions(await take(born, 1)) == [1]
-
-    run(test)
-
-
-def test_what_changes_no_message_is_no_change_to_a_follower(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        async with other.stream("s").subscribe() as changes:
-            await stream.configure(description="about")
-            with pytest.raises(HoldfastError):
-                await stream.append(b"", expected_last_seq=7)
-            ack = await stream.append(b"1", msg_id="a")
-            await stream.append(b"1", msg_id="a")
-            await stream.delete(1)
-            await stream.delete(1)
-            last = await stream.append(b"2")
-            first = ack.revision
-            assert revisions(await take(changes, 3)) == [first, first + 1, last.revision]
-
-    run(test)
-
-
-def test_what_limits_remove_is_told_to_followers(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.configure(max_messages=3)
-        async with other.stream("s").subscribe(start_seq=1) as changes:
-            for number in range(1, 8):
-                await stream.append(b"%d" % number)
-            seen = await take_until(changes, (await stream.head()).revision)
-            assert state_of(seen) == await stored(stream) == {5: b"5", 6: b"6", 7: b"7"}
-
-    run(test)
-
-
-def test_two_followers_of_racing_writers_see_one_sequence(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        rng = random.Random(1)
-
-        async def write(client: Client) -> None:
-            stream = client.stream("s")
-            for number in range(60):
-                ack = await stream.append(b"%d" % number)
-                if rng.random() < 0.3:
-                    await stream.delete(rng.randint(1, ack.seq or 1))
-
-        async with hf.stream("s").subscribe() as one, other.stream("s").subscribe() as two:
-            await asyncio.gather(*[write(client) for client in (hf, other) * 2])
-            revision = (await hf.stream("s").head()).revision
-            seen = await take_until(one, revision)
-            assert seen == await take_until(two, revision)
-            assert revisions(seen) == list(range(1, revision + 1))
-            assert state_of(seen) == await stored(hf.stream("s"))
-
-    run(test)
-
-
-def test_a_follower_that_comes_while_others_write_misses_nothing(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        async def write() -> None:
-            for number in range(200):
-                await hf.stream("s").append(b"%d" % number)
-
-        async def follow() -> list[int]:
-            async with other.stream("s").subscribe(start_seq=1) as changes:
-                return revisions(await take(changes, 200))
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(write())
-            followers = [tasks.create_task(follow()) for _ in range(5)]
-        assert all(follower.result() == list(range(1, 201)) for follower in followers)
-
-    run(test)
-
-
-def test_a_consumer_that_sleeps_through_more_than_is_kept_misses_nothing(run: Run) -> None:
-    count = 20_000
-
-    async def test(hf: Client, other: Client) -> None:
-        async with other.stream("s").subscribe() as changes:
-            for _ in range(count // 2000):
-                await hf.stream("s").append_many([b"x"] * 2000)
-            assert revisions(await take(changes, count)) == list(range(1, count + 1))
-
-    run(test)
-
-
-def test_a_stream_is_gone_on_with_from_a_saved_revision(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        stream = hf.stream("s")
-        await stream.append_many([b"1", b"2", b"3"])
-        async with other.stream("s").subscribe(start_seq=1) as changes:
-            seen = await take(changes, 3)
-            saved = changes.revision
-            assert saved == 3
-        await stream.delete(1)
-        await stream.append(b"4")
+async def test_history_then_whatever_happens_deletes_included(hf: Client, other: Client) -> None:
+    stream = hf.stream("s")
+    await stream.append_many([b"1", b"2", b"3"])
+    async with other.stream("s").subscribe(start_seq=2) as changes:
+        history = await take(changes, 2)
+        assert revisions(history) == [2, 3]
+        await stream.append(b"4", headers={"a": "b"})
         await stream.set(2, b"TWO")
-        async with other.stream("s").subscribe(start_revision=saved) as changes:
-            since = await take(changes, 3)
-            assert revisions(since) == [4, 5, 6]
-            assert state_of(seen + since) == await stored(stream)
-            await stream.append(b"5")
-            assert revisions(await take(changes, 1)) == [7]
-        with pytest.raises(InvalidArgumentError):
-            stream.subscribe(start_seq=1, start_revision=1)
-
-    run(test)
-
-
-def test_a_saved_revision_of_another_store_is_a_reset_with_everything(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        await hf.stream("s").append_many([b"1", b"2"])
-        async with other.stream("s").subscribe(start_revision=9) as changes:
-            assert kinds(await take(changes, 3)) == [RESET, SET, SET]
-            await hf.stream("s").append(b"3")
-            assert revisions(await take(changes, 1)) == [3]
-        await hf.kv("k").set("a", b"1")
-        async with other.kv("k").watch(start_revision=9) as changes:
-            assert kinds(await take(changes, 3)) == [RESET, SET, READY]
-
-    run(test)
+        await stream.delete([1, 3])
+        await stream.delete_all(end_seq=2)
+        await stream.delete_all()
+        live = await take(changes, 5)
+        assert revisions(live) == [4, 5, 6, 7, 8]
+        assert kinds(live) == [SET, SET, DELETE, TRIM, TRIM]
+        message = present(live[0].message)
+        assert (message.seq, message.value, message.headers) == (4, b"4", {"a": "b"})
+        assert (live[2].seqs, live[3].end_seq) == ((1, 3), 2)
+        assert state_of(history + live) == await stored(stream) == {}
 
 
-def test_a_watch_gives_the_state_a_mark_and_what_follows(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        async with other.kv("k").watch() as empty:
-            assert kinds(await take(empty, 1)) == [READY]
-        await kv.set_many({"b": b"1", "a": b"1", "gone": b""})
-        await kv.delete("gone")
-        async with other.kv("k").watch() as changes:
-            state = await take(changes, 3)
-            assert [change.entry and change.entry.key for change in state] == ["a", "b", None]
-            await kv.set("a", b"2")
-            await kv.delete(["b", "never"])
-            await kv.delete_all()
-            live = await take(changes, 3)
-            assert kinds(live) == [SET, DELETE, TRIM]
-            assert (live[1].keys, revisions(live)) == (("b",), [5, 6, 7])
-
-    run(test)
+async def test_without_a_start_only_what_is_new(hf: Client, other: Client) -> None:
+    await hf.stream("s").append(b"old")
+    async with other.stream("s").subscribe() as changes, hf.stream("new").subscribe() as born:
+        await hf.stream("s").append(b"new")
+        await other.stream("new").append(b"first")
+        assert revisions(await take(changes, 1)) == [2]
+        assert revisions(await take(born, 1)) == [1]
 
 
-def test_a_watch_of_a_prefix_sees_its_keys_alone(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        await kv.set_many({"x1": b"", "x2": b"", "y": b""})
-        async with other.kv("k").watch(prefix="x") as changes:
-            assert kinds(await take(changes, 3)) == [SET, SET, READY]
-            await kv.set("y", b"")
-            await kv.delete(["y", "x1"])
-            await kv.set("x3", b"")
-            deleted, added = await take(changes, 2)
-            assert (deleted.keys, added.entry and added.entry.key) == (("x1",), "x3")
-
-    run(test)
-
-
-def test_a_kv_is_gone_on_with_from_a_saved_revision(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        kv = hf.kv("k")
-        await kv.set_many({"a": b"1", "b": b"1", "c": b"1"})
-        async with other.kv("k").watch() as changes:
-            seen = await take(changes, 4)
-            saved = changes.revision
-        await kv.delete("b")
-        for number in range(5):
-            await kv.set("a", b"%d" % number)
-        async with other.kv("k").watch(start_revision=saved) as changes:
-            since = await take_until(changes, (await kv.head()).revision)
-            assert state_of(seen + since) == await stored(kv) == {"a": b"4", "c": b"1"}
-            assert len(since) == 2, "what was overwritten is not news"
-
-    run(test)
+async def test_what_changes_no_message_is_no_change_to_a_follower(
+    hf: Client, other: Client
+) -> None:
+    stream = hf.stream("s")
+    async with other.stream("s").subscribe() as changes:
+        await stream.configure(description="about")
+        with pytest.raises(HoldfastError):
+            await stream.append(b"", expected_last_seq=7)
+        ack = await stream.append(b"1", msg_id="a")
+        await stream.append(b"1", msg_id="a")
+        await stream.delete(1)
+        await stream.delete(1)
+        last = await stream.append(b"2")
+        first = ack.revision
+        assert revisions(await take(changes, 3)) == [first, first + 1, last.revision]
 
 
-def test_patterns_follow_every_store_that_matches_and_those_born_later(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        for name in ("p.1.x", "p.2.y", "q.1.x"):
-            await hf.stream(name).append(b"old")
-        async with (
-            other.subscribe("p.*.x") as tokens,
-            other.subscribe("p.>", start_seq=1) as tails,
-        ):
-            assert {found.store for found in await take(tails, 2)} == {"p.1.x", "p.2.y"}
-            for name in ("p.1.x", "p.2.y", "q.1.x", "p.born.x", "p.1.x.deeper"):
-                await hf.stream(name).append(b"new")
-            await hf.kv("p.1.x").set("k", b"of a kv")
-            await hf.stream("p.1.x").delete(1)
-            seen = {(name, change.revision) for name, change in await take(tokens, 3)}
-            assert seen == {("p.1.x", 2), ("p.1.x", 3), ("p.born.x", 1)}
-            stores = sorted(found.store for found in await take(tails, 5))
-            assert stores == ["p.1.x", "p.1.x", "p.1.x.deeper", "p.2.y", "p.born.x"]
-        for wrong in ("", "p.x*", ">.p", "p..x"):
-            with pytest.raises(InvalidNameError):
-                hf.subscribe(wrong)
-
-    run(test)
+async def test_what_limits_remove_is_told_to_followers(hf: Client, other: Client) -> None:
+    stream = hf.stream("s")
+    await stream.configure(max_messages=3)
+    async with other.stream("s").subscribe(start_seq=1) as changes:
+        for number in range(1, 8):
+            await stream.append(b"%d" % number)
+        seen = await take_until(changes, (await stream.head()).revision)
+        assert state_of(seen) == await stored(stream) == {5: b"5", 6: b"6", 7: b"7"}
 
 
-def test_a_pattern_gives_each_store_what_a_subscription_would(run: Run) -> None:
+async def test_two_followers_of_racing_writers_see_one_sequence(hf: Client, other: Client) -> None:
+    rng = random.Random(1)
+
+    async def write(client: Client) -> None:
+        stream = client.stream("s")
+        for number in range(60):
+            ack = await stream.append(b"%d" % number)
+            if rng.random() < 0.3:
+                await stream.delete(rng.randint(1, ack.seq or 1))
+
+    async with hf.stream("s").subscribe() as one, other.stream("s").subscribe() as two:
+        await asyncio.gather(*[write(client) for client in (hf, other) * 2])
+        revision = (await hf.stream("s").head()).revision
+        seen = await take_until(one, revision)
+        assert seen == await take_until(two, revision)
+        assert revisions(seen) == list(range(1, revision + 1))
+        assert state_of(seen) == await stored(hf.stream("s"))
+
+
+async def test_a_follower_that_comes_while_others_write_misses_nothing(
+    hf: Client, other: Client
+) -> None:
+    async def write() -> None:
+        for number in range(200):
+            await hf.stream("s").append(b"%d" % number)
+
+    async def follow() -> list[int]:
+        async with other.stream("s").subscribe(start_seq=1) as changes:
+            return revisions(await take(changes, 200))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(write())
+        followers = [tasks.create_task(follow()) for _ in range(5)]
+    assert all(follower.result() == list(range(1, 201)) for follower in followers)
+
+
+async def test_a_consumer_that_sleeps_through_more_than_is_kept_misses_nothing(
+    hf: Client, other: Client
+) -> None:
+    count = 20_000
+    async with other.stream("s").subscribe() as changes:
+        for _ in range(count // 2000):
+            await hf.stream("s").append_many([b"x"] * 2000)
+        assert revisions(await take(changes, count)) == list(range(1, count + 1))
+
+
+async def test_a_stream_is_gone_on_with_from_a_saved_revision(hf: Client, other: Client) -> None:
+    stream = hf.stream("s")
+    await stream.append_many([b"1", b"2", b"3"])
+    async with other.stream("s").subscribe(start_seq=1) as changes:
+        seen = await take(changes, 3)
+        saved = changes.revision
+        assert saved == 3
+    await stream.delete(1)
+    await stream.append(b"4")
+    await stream.set(2, b"TWO")
+    async with other.stream("s").subscribe(start_revision=saved) as changes:
+        since = await take(changes, 3)
+        assert revisions(since) == [4, 5, 6]
+        assert state_of(seen + since) == await stored(stream)
+        await stream.append(b"5")
+        assert revisions(await take(changes, 1)) == [7]
+    with pytest.raises(InvalidArgumentError):
+        stream.subscribe(start_seq=1, start_revision=1)
+
+
+async def test_a_saved_revision_of_another_store_is_a_reset_with_everything(
+    hf: Client, other: Client
+) -> None:
+    await hf.stream("s").append_many([b"1", b"2"])
+    async with other.stream("s").subscribe(start_revision=9) as changes:
+        assert kinds(await take(changes, 3)) == [RESET, SET, SET]
+        await hf.stream("s").append(b"3")
+        assert revisions(await take(changes, 1)) == [3]
+    await hf.kv("k").set("a", b"1")
+    async with other.kv("k").watch(start_revision=9) as changes:
+        assert kinds(await take(changes, 3)) == [RESET, SET, READY]
+
+
+async def test_a_watch_gives_the_state_a_mark_and_what_follows(hf: Client, other: Client) -> None:
+    kv = hf.kv("k")
+    async with other.kv("k").watch() as empty:
+        assert kinds(await take(empty, 1)) == [READY]
+    await kv.set_many({"b": b"1", "a": b"1", "gone": b""})
+    await kv.delete("gone")
+    async with other.kv("k").watch() as changes:
+        state = await take(changes, 3)
+        assert [change.entry and change.entry.key for change in state] == ["a", "b", None]
+        await kv.set("a", b"2")
+        await kv.delete(["b", "never"])
+        await kv.delete_all()
+        live = await take(changes, 3)
+        assert kinds(live) == [SET, DELETE, TRIM]
+        assert (live[1].keys, revisions(live)) == (("b",), [5, 6, 7])
+
+
+async def test_a_watch_of_a_prefix_sees_its_keys_alone(hf: Client, other: Client) -> None:
+    kv = hf.kv("k")
+    await kv.set_many({"x1": b"", "x2": b"", "y": b""})
+    async with other.kv("k").watch(prefix="x") as changes:
+        assert kinds(await take(changes, 3)) == [SET, SET, READY]
+        await kv.set("y", b"")
+        await kv.delete(["y", "x1"])
+        await kv.set("x3", b"")
+        deleted, added = await take(changes, 2)
+        assert (deleted.keys, added.entry and added.entry.key) == (("x1",), "x3")
+
+
+async def test_a_kv_is_gone_on_with_from_a_saved_revision(hf: Client, other: Client) -> None:
+    kv = hf.kv("k")
+    await kv.set_many({"a": b"1", "b": b"1", "c": b"1"})
+    async with other.kv("k").watch() as changes:
+        seen = await take(changes, 4)
+        saved = changes.revision
+    await kv.delete("b")
+    for number in range(5):
+        await kv.set("a", b"%d" % number)
+    async with other.kv("k").watch(start_revision=saved) as changes:
+        since = await take_until(changes, (await kv.head()).revision)
+        assert state_of(seen + since) == await stored(kv) == {"a": b"4", "c": b"1"}
+        assert len(since) == 2, "what was overwritten is not news"
+
+
+async def test_patterns_follow_every_store_that_matches_and_those_born_later(
+    hf: Client, other: Client
+) -> None:
+    for name in ("p.1.x", "p.2.y", "q.1.x"):
+        await hf.stream(name).append(b"old")
+    async with (
+        other.subscribe("p.*.x") as tokens,
+        other.subscribe("p.>", start_seq=1) as tails,
+    ):
+        assert {found.store for found in await take(tails, 2)} == {"p.1.x", "p.2.y"}
+        for name in ("p.1.x", "p.2.y", "q.1.x", "p.born.x", "p.1.x.deeper"):
+            await hf.stream(name).append(b"new")
+        await hf.kv("p.1.x").set("k", b"of a kv")
+        await hf.stream("p.1.x").delete(1)
+        seen = {(name, change.revision) for name, change in await take(tokens, 3)}
+        assert seen == {("p.1.x", 2), ("p.1.x", 3), ("p.born.x", 1)}
+        stores = sorted(found.store for found in await take(tails, 5))
+        assert stores == ["p.1.x", "p.1.x", "p.1.x.deeper", "p.2.y", "p.born.x"]
+    for wrong in ("", "p.x*", ">.p", "p..x"):
+        with pytest.raises(InvalidNameError):
+            hf.subscribe(wrong)
+
+
+async def test_a_pattern_gives_each_store_what_a_subscription_would(
+    hf: Client, other: Client
+) -> None:
     names = [f"user.{number}" for number in range(20)]
+    rng = random.Random(2)
 
-    async def test(hf: Client, other: Client) -> None:
-        rng = random.Random(2)
+    async def write(client: Client) -> None:
+        for number in range(80):
+            kv = client.kv(rng.choice(names))
+            key = rng.choice("abc")
+            await (kv.delete(key) if rng.random() < 0.3 else kv.set(key, b"%d" % number))
 
-        async def write(client: Client) -> None:
-            for number in range(80):
-                kv = client.kv(rng.choice(names))
-                key = rng.choice("abc")
-                await (kv.delete(key) if rng.random() < 0.3 else kv.set(key, b"%d" % number))
-
-        states: dict[str, State] = {name: {} for name in names}
-        reached: dict[str, int] = dict.fromkeys(names, -1)
-        await write(hf)
-        async with other.watch("user.*") as changes, asyncio.timeout(30):
-            await asyncio.gather(write(hf), write(other))
-            heads = {name: (await hf.kv(name).head()).revision for name in names}
-            while any(reached[name] < heads[name] for name in names if heads[name]):
-                name, change = await anext(changes)
-                if change.kind is not SET or reached[name] >= 0:
-                    assert change.revision >= reached[name]
-                    reached[name] = change.revision
-                apply(change, states[name])
-        assert states == {name: await stored(hf.kv(name)) for name in names}
-
-    run(test)
+    states: dict[str, State] = {name: {} for name in names}
+    reached: dict[str, int] = dict.fromkeys(names, -1)
+    await write(hf)
+    async with other.watch("user.*") as changes, asyncio.timeout(30):
+        await asyncio.gather(write(hf), write(other))
+        heads = {name: (await hf.kv(name).head()).revision for name in names}
+        while any(reached[name] < heads[name] for name in names if heads[name]):
+            name, change = await anext(changes)
+            if change.kind is not SET or reached[name] >= 0:
+                assert change.revision >= reached[name]
+                reached[name] = change.revision
+            apply(change, states[name])
+    assert states == {name: await stored(hf.kv(name)) for name in names}
 
 
-def test_a_subscription_ends_when_it_is_closed_and_with_its_client(run: Run) -> None:
-    async def test(hf: Client, other: Client) -> None:
-        closed, of_client = hf.stream("s").subscribe(), hf.subscribe("p.*")
-        following = [asyncio.ensure_future(anext(each, None)) for each in (closed, of_client)]
-        async with hf.stream("s").subscribe() as sign:
-            await other.stream("s").append(b"")
-            await take(sign, 1)
-        await closed.aclose()
-        await hf.close()
-        async with asyncio.timeout(30):
-            assert (await asyncio.gather(*following))[1] is None
-        assert await anext(closed, None) is None
-
-    run(test)
+async def test_a_subscription_ends_when_it_is_closed_and_with_its_client(
+    hf: Client, other: Client
+) -> None:
+    closed, of_client = hf.stream("s").subscribe(), hf.subscribe("p.*")
+    following = [asyncio.ensure_future(anext(each, None)) for each in (closed, of_client)]
+    async with hf.stream("s").subscribe() as sign:
+        await other.stream("s").append(b"")
+        await take(sign, 1)
+    await closed.aclose()
+    await hf.close()
+    async with asyncio.timeout(30):
+        assert (await asyncio.gather(*following))[1] is None
+    assert await anext(closed, None) is None

@@ -4,7 +4,6 @@ interrupts."""
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conformance.conforming import apply
+from conformance.conforming import apply, present
 
 from holdfast.client import (
     ChangeKind,
@@ -32,13 +31,10 @@ from holdfast.client import (
 from holdfast.client.sync import KV, Client, Subscription, connect
 from holdfast.protocol.errors import BackgroundThreadError, ForkedError
 
-_tenants = itertools.count(1)
-
 
 @pytest.fixture
-def connected(nats: str) -> Callable[..., Client]:
+def connected(nats: str, tenant: str) -> Callable[..., Client]:
     """Connects to the tenant of this test."""
-    tenant = f"blocking{next(_tenants)}"
     return lambda **options: connect(nats, tenant=tenant, **options)
 
 
@@ -124,8 +120,7 @@ def test_kvs(hf: Client) -> None:
     assert list(settings.keys()) == ["a", "b", "c", "theme"]
     assert [entry.value for entry in settings.get_all(prefix="t")] == [b"dark"]
     with settings.transaction() as t:
-        before = t.get("a")
-        assert before is not None
+        before = present(t.get("a"))
         t.set("a", before.value + b"0")
         t.delete("b")
     with pytest.raises(ZeroDivisionError), settings.transaction() as t:
@@ -177,8 +172,7 @@ def test_large_values_are_read_as_files_are(hf: Client, tmp_path: Path) -> None:
     assert copy.getvalue() == content
     with pytest.raises(ValueError, match="closed"):
         reader.read()
-    message = hf.stream("files").get_reader(1)
-    assert message is not None
+    message = present(hf.stream("files").get_reader(1))
     with io.BufferedReader(message) as buffered:
         assert buffered.read(10) == content[:10]
         assert buffered.read() == content[10:]

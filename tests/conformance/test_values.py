@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from conformance.conforming import present
 
 from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError, sync
-
-Run = Callable[[Callable[[Client, Client], Awaitable[None]]], None]
 
 TEXT = b"a holdfast is what anchors kelp to the rock while the stream moves. " * 100
 
@@ -46,10 +44,8 @@ async def check_streams(client: Client, other: Client) -> None:
         await notes.append(TEXT)
         for value in [*written, TEXT]:
             change_seen = await anext(changes)
-            assert change_seen.message is not None
-            assert change_seen.message.value == value
-    reader = await seen.get_reader(1)
-    assert reader is not None
+            assert present(change_seen.message).value == value
+    reader = present(await seen.get_reader(1))
     assert await reader.read() == written[0]
     async with seen.consumer("workers", start_seq=9) as workers:
         [delivery] = await workers.fetch()
@@ -59,9 +55,7 @@ async def check_streams(client: Client, other: Client) -> None:
         assert [message.value for message in live] == [*written, TEXT]
         live.append(TEXT + b"live")
         await live.save()
-    last = await notes.get(10)
-    assert last is not None
-    assert last.value == TEXT + b"live"
+    assert present(await notes.get(10)).value == TEXT + b"live"
     assert (await notes.head()).bytes < 2 * len(TEXT)
 
 
@@ -84,97 +78,84 @@ async def check_kvs(client: Client, other: Client) -> None:
         assert dict(live) == expected
         live["d"] = TEXT + b"d"
         await live.save()
-    entry = await pages.get("d")
-    assert entry is not None
+    entry = present(await pages.get("d"))
     assert (entry.value, entry.headers) == (TEXT + b"d", {})
     async with pages.transaction() as change:
-        before = await change.get("a")
-        assert before is not None
+        before = present(await change.get("a"))
         change.set("a", before.value + b"?")
     assert (await seen.get("a")) is not None
     async with other.watch("*") as every:
         store, first = await anext(every)
         assert store == "pages"
-        assert first.entry is not None
-        assert first.entry.value == TEXT + b"!?"
+        assert present(first.entry).value == TEXT + b"!?"
 
 
-def test_values_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(run: Run) -> None:
-    async def test(client: Client, other: Client) -> None:
-        await check_streams(client, other)
-        await check_kvs(client, other)
+async def test_values_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(
+    hf: Client, other: Client
+) -> None:
+    await check_streams(hf, other)
+    await check_kvs(hf, other)
 
-    run(test)
 
+async def test_with_a_codec_values_are_objects_in_and_out(hf: Client, other: Client) -> None:
+    documents: list[Any] = [{"n": 1}, ["kelp"] * 1000, None, "rock", 1.5]
+    for codec in ("json", "msgpack"):
+        stream = hf.stream(f"stream.{codec}", codec=codec)
+        seen = other.stream(f"stream.{codec}", codec=codec)
+        await stream.append_many(documents)
+        ack = await stream.append({"n": 2}, expected_last_seq=5)
+        await stream.set(ack.seq or 0, {"n": 3})
+        large = {"text": "x" * 1_100_000}
+        await stream.append(large)
+        read = [message.value async for message in seen.get_all(end_seq=6)]
+        assert read == [*documents, {"n": 3}]
+        message = present(await seen.get(7))
+        assert message.value == large
 
-def test_with_a_codec_values_are_objects_in_and_out(run: Run) -> None:
-    async def test(client: Client, other: Client) -> None:
-        documents: list[Any] = [{"n": 1}, ["kelp"] * 1000, None, "rock", 1.5]
-        for codec in ("json", "msgpack"):
-            stream = client.stream(f"stream.{codec}", codec=codec)
-            seen = other.stream(f"stream.{codec}", codec=codec)
-            await stream.append_many(documents)
-            ack = await stream.append({"n": 2}, expected_last_seq=5)
-            await stream.set(ack.seq or 0, {"n": 3})
-            large = {"text": "x" * 1_100_000}
-            await stream.append(large)
-            read = [message.value async for message in seen.get_all(end_seq=6)]
-            assert read == [*documents, {"n": 3}]
-            message = await seen.get(7)
-            assert message is not None
-            assert message.value == large
+        kv = hf.kv(f"kv.{codec}", codec=codec)
+        await kv.set("a", {"count": 1})
+        await kv.update("a", lambda entry: {"count": entry.value["count"] + 1 if entry else 0})
+        entry = present(await other.kv(f"kv.{codec}", codec=codec).get("a"))
+        assert entry.value == {"count": 2}
+        async with kv.transaction() as change:
+            change.set("b", [1])
+            assert present(await change.get("b")).value == [1]
+        with pytest.raises(InvalidArgumentError):
+            await kv.set("c", object())
 
-            kv = client.kv(f"kv.{codec}", codec=codec)
-            await kv.set("a", {"count": 1})
-            await kv.update("a", lambda entry: {"count": entry.value["count"] + 1 if entry else 0})
-            entry = await other.kv(f"kv.{codec}", codec=codec).get("a")
-            assert entry is not None
-            assert entry.value == {"count": 2}
-            async with kv.transaction() as change:
-                change.set("b", [1])
-                mine = await change.get("b")
-                assert mine is not None
-                assert mine.value == [1]
-            with pytest.raises(InvalidArgumentError):
-                await kv.set("c", object())
-
-        # Of another codec: an error of that message where its value is read, and nothing else.
-        await client.stream("mixed").append_many([b"\xff", b"2"])
-        mixed = client.stream("mixed", codec="json")
-        async with mixed.subscribe(start_seq=1) as changes:
-            unreadable = (await anext(changes)).message
-            assert unreadable is not None
-            with pytest.raises(ValueUnreadableError, match="message 1 of mixed"):
-                _ = unreadable.value
-            following = await anext(changes)
-            assert following.message is not None
-            assert following.message.value == 2
-        async with mixed.consumer("workers") as workers:
-            bad, good = await workers.fetch(2)
-            with pytest.raises(ValueUnreadableError):
-                _ = bad.message.value
-            assert await bad.term()
-            assert good.message.value == 2
-        await client.kv("mixed").set_many({"a": b"1", "b": b"\xff", "c": b"3"})
-        read: list[Any] = []
-        async for entry in client.kv("mixed", codec="json").get_all():
-            try:
-                read.append((entry.key, entry.value))
-            except ValueUnreadableError as error:
-                assert "key 'b' of mixed" in str(error)
-                assert entry.unreadable is not None
-                read.append((entry.key, entry.revision))
-        assert read == [("a", 1), ("b", 2), ("c", 3)]
+    # Of another codec: an error of that message where its value is read, and nothing else.
+    await hf.stream("mixed").append_many([b"\xff", b"2"])
+    mixed = hf.stream("mixed", codec="json")
+    async with mixed.subscribe(start_seq=1) as changes:
+        unreadable = present((await anext(changes)).message)
+        with pytest.raises(ValueUnreadableError, match="message 1 of mixed"):
+            _ = unreadable.value
+        following = await anext(changes)
+        assert present(following.message).value == 2
+    async with mixed.consumer("workers") as workers:
+        bad, good = await workers.fetch(2)
         with pytest.raises(ValueUnreadableError):
-            await client.kv("mixed", codec="json").get("b")
-        with pytest.raises(InvalidArgumentError, match="raw, json, msgpack"):
-            client.kv("x", codec="yaml")
+            _ = bad.message.value
+        assert await bad.term()
+        assert good.message.value == 2
+    await hf.kv("mixed").set_many({"a": b"1", "b": b"\xff", "c": b"3"})
+    read: list[Any] = []
+    async for entry in hf.kv("mixed", codec="json").get_all():
+        try:
+            read.append((entry.key, entry.value))
+        except ValueUnreadableError as error:
+            assert "key 'b' of mixed" in str(error)
+            assert entry.unreadable is not None
+            read.append((entry.key, entry.revision))
+    assert read == [("a", 1), ("b", 2), ("c", 3)]
+    with pytest.raises(ValueUnreadableError):
+        await hf.kv("mixed", codec="json").get("b")
+    with pytest.raises(InvalidArgumentError, match="raw, json, msgpack"):
+        hf.kv("x", codec="yaml")
 
-    run(test)
 
-
-def test_blocking_code_has_codecs_and_compression_too(nats: str) -> None:
-    with sync.connect(nats, tenant="blocking-values") as client:
+def test_blocking_code_has_codecs_and_compression_too(nats: str, tenant: str) -> None:
+    with sync.connect(nats, tenant=tenant) as client:
         notes = client.stream("notes", codec="json")
         assert notes.head().count == 0
         document = {"lines": ["kelp"] * 1000}
@@ -184,8 +165,7 @@ def test_blocking_code_has_codecs_and_compression_too(nats: str) -> None:
         assert [message.value for message in notes.get_all()] == [document, [1]]
         with notes.subscribe(start_seq=1) as changes:
             first = next(changes)
-            assert first.message is not None
-            assert first.message.value == document
+            assert present(first.message).value == document
         settings = client.kv("settings", codec="msgpack")
         settings.set("a", document)
         settings.update("a", lambda entry: {"was": entry.value if entry else None})
@@ -197,10 +177,9 @@ def test_blocking_code_has_codecs_and_compression_too(nats: str) -> None:
         assert (bad.seq, bool(bad.unreadable), good.value, good.unreadable) == (1, True, 2, None)
         with client.stream("bad", codec="json").subscribe(start_seq=1) as changes:
             assert [next(changes).revision, next(changes).revision] == [1, 2]
-        with sync.connect(nats, tenant="blocking-values", compression=False) as plain:
+        with sync.connect(nats, tenant=tenant, compression=False) as plain:
             plain.stream("plain").head()
             plain.stream("plain").append(TEXT)
             assert plain.stream("plain").head().bytes == len(TEXT)
-            found = plain.stream("notes").get(1)
-            assert found is not None
+            found = present(plain.stream("notes").get(1))
             assert (len(found.value), found.headers) == (7011, {})

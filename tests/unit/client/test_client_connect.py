@@ -55,14 +55,11 @@ def test_every_option_that_is_taken_is_one_of_nats_py() -> None:
     assert set(inspect.signature(NatsClient.connect).parameters) >= NATS_OPTIONS
 
 
-def test_what_an_option_says_wrong_is_a_typed_error() -> None:
-    async def main() -> None:
-        for options in ({"tls": "yes"}, {"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
-            async with asyncio.timeout(20):
-                with pytest.raises(ConnectionFailedError):
-                    await connect("nats://127.0.0.1:1", **options)
-
-    asyncio.run(main())
+async def test_what_an_option_says_wrong_is_a_typed_error() -> None:
+    for options in ({"tls": "yes"}, {"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
+        async with asyncio.timeout(20):
+            with pytest.raises(ConnectionFailedError):
+                await connect("nats://127.0.0.1:1", **options)
 
 
 def test_what_a_closed_client_and_nats_refuse_has_hints_that_fit() -> None:
@@ -73,13 +70,10 @@ def test_what_a_closed_client_and_nats_refuse_has_hints_that_fit() -> None:
     assert "holdfast up" not in refused
 
 
-def test_a_closed_client_says_so() -> None:
-    async def main() -> None:
-        client = await connect(bus=MemoryNetwork().connect("client"))
-        await client.close()
-        with pytest.raises(ConnectionFailedError, match="the client has been closed"):
-            await client.stream("s").append(b"v")
-        with pytest.raises(ConnectionFailedError, match="the client has been closed"):
-            await client.servers()
-
-    asyncio.run(main())
+async def test_a_closed_client_says_so() -> None:
+    client = await connect(bus=MemoryNetwork().connect("client"))
+    await client.close()
+    with pytest.raises(ConnectionFailedError, match="the client has been closed"):
+        await client.stream("s").append(b"v")
+    with pytest.raises(ConnectionFailedError, match="the client has been closed"):
+        await client.servers()

@@ -53,49 +53,45 @@ async def _publish(bus: MemoryBus, message: BusMessage) -> None:
     await asyncio.sleep(0)
 
 
-def test_all_who_follow_a_store_share_one_subscription_and_hear_until_they_are_removed() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        bus, other = _CountingBus(network, "client", "client"), network.connect("other")
-        listeners, ears = Listeners(bus), [_Ear(), _Ear()]
-        await asyncio.gather(*(listeners.add(KEY, SUBJECT, ear) for ear in ears))
-        await listeners.add(KEY, SUBJECT, ears[0])
-        assert bus.subscribed == 1
-        await _publish(other, _message(1))
-        await listeners.remove(KEY, ears[0])
-        await _publish(other, _message(2))
-        await _publish(other, BusMessage(SUBJECT, b"of no sense", ""))
-        await listeners.remove(KEY, ears[1])
-        await listeners.remove(KEY, ears[1])
-        await _publish(other, _message(3))
-        assert [ear.revisions for ear in ears] == [[1], [1, 2]]
-        assert [ear.lost_count for ear in ears] == [0, 1]
-        assert not network._subscriptions
-        await listeners.add(KEY, SUBJECT, ears[0])
-        await _publish(other, _message(4))
-        assert ears[0].revisions == [1, 4]
+async def test_all_who_follow_a_store_share_one_subscription_and_hear_until_they_are_removed() -> (
+    None
+):
+    network = MemoryNetwork()
+    bus, other = _CountingBus(network, "client", "client"), network.connect("other")
+    listeners, ears = Listeners(bus), [_Ear(), _Ear()]
+    await asyncio.gather(*(listeners.add(KEY, SUBJECT, ear) for ear in ears))
+    await listeners.add(KEY, SUBJECT, ears[0])
+    assert bus.subscribed == 1
+    await _publish(other, _message(1))
+    await listeners.remove(KEY, ears[0])
+    await _publish(other, _message(2))
+    await _publish(other, BusMessage(SUBJECT, b"of no sense", ""))
+    await listeners.remove(KEY, ears[1])
+    await listeners.remove(KEY, ears[1])
+    await _publish(other, _message(3))
+    assert [ear.revisions for ear in ears] == [[1], [1, 2]]
+    assert [ear.lost_count for ear in ears] == [0, 1]
+    assert not network._subscriptions
+    await listeners.add(KEY, SUBJECT, ears[0])
+    await _publish(other, _message(4))
+    assert ears[0].revisions == [1, 4]
 
-    asyncio.run(main())
 
-
-def test_who_is_removed_while_the_bus_subscribes_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        bus = _CountingBus(network, "client", "client")
-        gate = asyncio.get_running_loop().create_future()
-        bus.before = lambda: asyncio.shield(gate)
-        listeners, first, second = Listeners(bus), _Ear(), _Ear()
-        cancelled = asyncio.create_task(listeners.add(KEY, SUBJECT, first))
-        adding = asyncio.create_task(listeners.add(KEY, SUBJECT, second))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        await listeners.remove(KEY, first)
-        await asyncio.sleep(0)
-        await listeners.remove(KEY, second)
-        gate.set_result(None)
-        await adding
-        assert bus.subscribed == 1
-        assert not network._subscriptions
-
-    asyncio.run(main())
+async def test_who_is_removed_while_the_bus_subscribes_leaves_nothing_behind() -> None:
+    network = MemoryNetwork()
+    bus = _CountingBus(network, "client", "client")
+    gate = asyncio.get_running_loop().create_future()
+    bus.before = lambda: asyncio.shield(gate)
+    listeners, first, second = Listeners(bus), _Ear(), _Ear()
+    cancelled = asyncio.create_task(listeners.add(KEY, SUBJECT, first))
+    adding = asyncio.create_task(listeners.add(KEY, SUBJECT, second))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    await listeners.remove(KEY, first)
+    await asyncio.sleep(0)
+    await listeners.remove(KEY, second)
+    gate.set_result(None)
+    await adding
+    assert bus.subscribed == 1
+    assert not network._subscriptions

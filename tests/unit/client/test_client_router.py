@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -50,136 +49,105 @@ class World:
         await self.bus.publish(to.reply, payload)
 
 
-def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            await test(World())
-        assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
-
-    asyncio.run(main())
-
-
-def test_a_question_without_an_answer_is_asked_again() -> None:
-    async def test(world: World) -> None:
-        await world.start()
-        asking = asyncio.create_task(world.router.resolve([(1, "s")]))
-        first, second = await world.question(1), await world.question(2)
-        assert first.payload == second.payload
-        assert first.reply != second.reply
-        await world.reply(second, OWNERS)
-        assert await asking == [OWNER]
-
-    run(test)
+@pytest.fixture
+def world(runner: asyncio.Runner) -> Iterator[World]:
+    """A world in which a test leaves no task of the client's behind."""
+    yield World()
+    tasks = asyncio.all_tasks(runner.get_loop())
+    assert not {task for task in tasks if "holdfast" in task.get_name()}
 
 
-def test_the_late_answer_to_the_first_copy_counts() -> None:
-    async def test(world: World) -> None:
-        await world.start()
-        asking = asyncio.create_task(world.router.suspect("a", "a-1"))
-        await world.question(2)
-        await world.reply(world.questions[0], ALIVE)
-        assert await asking
+async def test_a_question_without_an_answer_is_asked_again(world: World) -> None:
+    await world.start()
+    asking = asyncio.create_task(world.router.resolve([(1, "s")]))
+    first, second = await world.question(1), await world.question(2)
+    assert first.payload == second.payload
+    assert first.reply != second.reply
+    await world.reply(second, OWNERS)
+    assert await asking == [OWNER]
 
-    run(test)
+
+async def test_the_late_answer_to_the_first_copy_counts(world: World) -> None:
+    await world.start()
+    asking = asyncio.create_task(world.router.suspect("a", "a-1"))
+    await world.question(2)
+    await world.reply(world.questions[0], ALIVE)
+    assert await asking
 
 
-def test_a_question_is_asked_three_times_at_most_and_then_nobody_answers(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_question_is_asked_three_times_at_most_and_then_nobody_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_module, "CONTROL_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(router_module, "RESEND_SECONDS", 0.03)
-
-    async def test(world: World) -> None:
-        await world.start()
-        with pytest.raises(NoCoordinatorError):
-            await world.router.servers()
-        assert len(world.questions) == 3
-
-    run(test)
+    await world.start()
+    with pytest.raises(NoCoordinatorError):
+        await world.router.servers()
+    assert len(world.questions) == 3
 
 
-def test_a_refusal_is_the_answer_and_is_not_asked_again() -> None:
-    async def test(world: World) -> None:
-        await world.start()
-        asking = asyncio.create_task(world.router.servers())
-        await world.reply(await world.question(1), encode_control_error(BusyError(what="it")))
-        with pytest.raises(BusyError):
-            await asking
-        assert len(world.questions) == 1
-
-    run(test)
+async def test_a_refusal_is_the_answer_and_is_not_asked_again(world: World) -> None:
+    await world.start()
+    asking = asyncio.create_task(world.router.servers())
+    await world.reply(await world.question(1), encode_control_error(BusyError(what="it")))
+    with pytest.raises(BusyError):
+        await asking
+    assert len(world.questions) == 1
 
 
-def test_a_suspicion_waits_for_a_coordinator_to_come() -> None:
-    async def test(world: World) -> None:
-        asking = asyncio.create_task(world.router.suspect("a", "a-1"))
-        await asyncio.sleep(0)
-        await world.start()
-        await world.reply(await world.question(1), ALIVE)
-        assert await asking
-
-    run(test)
+async def test_a_suspicion_waits_for_a_coordinator_to_come(world: World) -> None:
+    asking = asyncio.create_task(world.router.suspect("a", "a-1"))
+    await asyncio.sleep(0)
+    await world.start()
+    await world.reply(await world.question(1), ALIVE)
+    assert await asking
 
 
-def test_who_asks_for_servers_or_stores_waits_for_a_coordinator_to_come() -> None:
-    async def test(world: World) -> None:
-        async def stores() -> list[object]:
-            return [store async for store in world.router.stores(1, "")]
+async def test_who_asks_for_servers_or_stores_waits_for_a_coordinator_to_come(world: World) -> None:
+    async def stores() -> list[object]:
+        return [store async for store in world.router.stores(1, "")]
 
-        asking = [asyncio.create_task(each) for each in (world.router.servers(), stores())]
-        await asyncio.sleep(0)
-        await world.start()
-        empty = encode_control(servers=[], stores=[], next=None)
-        for count in (1, 2):
-            await world.reply(await world.question(count), empty)
-        assert await asyncio.gather(*asking) == [[], []]
-
-    run(test)
+    asking = [asyncio.create_task(each) for each in (world.router.servers(), stores())]
+    await asyncio.sleep(0)
+    await world.start()
+    empty = encode_control(servers=[], stores=[], next=None)
+    for count in (1, 2):
+        await world.reply(await world.question(count), empty)
+    assert await asyncio.gather(*asking) == [[], []]
 
 
-def test_a_suspicion_is_told_that_no_coordinator_came(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspicion_is_told_that_no_coordinator_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(router_module, "CONTROL_TIMEOUT_SECONDS", 0.1)
-
-    async def test(world: World) -> None:
-        with pytest.raises(NoCoordinatorError):
-            await world.router.suspect("a", "a-1")
-
-    run(test)
+    with pytest.raises(NoCoordinatorError):
+        await world.router.suspect("a", "a-1")
 
 
-def test_without_a_coordinator_every_other_question_fails_at_once() -> None:
-    async def test(world: World) -> None:
-        (answer,) = await world.router.resolve([(1, "s")])
-        assert isinstance(answer, NoCoordinatorError)
-        with pytest.raises(NoCoordinatorError):
-            await world.router.drain("a")
-
-    run(test)
+async def test_without_a_coordinator_every_other_question_fails_at_once(world: World) -> None:
+    (answer,) = await world.router.resolve([(1, "s")])
+    assert isinstance(answer, NoCoordinatorError)
+    with pytest.raises(NoCoordinatorError):
+        await world.router.drain("a")
 
 
-def test_who_gives_up_a_question_leaves_no_copy_behind() -> None:
-    async def test(world: World) -> None:
-        await world.start()
-        asking = asyncio.create_task(world.router.resolve([(1, "s")]))
-        await world.question(2)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    run(test)
+async def test_who_gives_up_a_question_leaves_no_copy_behind(world: World) -> None:
+    await world.start()
+    asking = asyncio.create_task(world.router.resolve([(1, "s")]))
+    await world.question(2)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
-def test_an_answer_of_another_cluster_is_refused() -> None:
-    async def test(world: World) -> None:
-        await world.start()
-        for count, cluster in enumerate(("c0ffee", "badbad", "c0ffee"), 1):
-            asking = asyncio.create_task(world.router.resolve([(1, "notes")]))
-            owners = encode_control(term=1, owners=[list(OWNER)], cluster=cluster)
-            await world.reply(await world.question(count), owners)
-            (found,) = await asking
-            if cluster == "c0ffee":
-                assert found == OWNER
-            else:
-                assert isinstance(found, OtherClusterError)
-
-    run(test)
+async def test_an_answer_of_another_cluster_is_refused(world: World) -> None:
+    await world.start()
+    for count, cluster in enumerate(("c0ffee", "badbad", "c0ffee"), 1):
+        asking = asyncio.create_task(world.router.resolve([(1, "notes")]))
+        owners = encode_control(term=1, owners=[list(OWNER)], cluster=cluster)
+        await world.reply(await world.question(count), owners)
+        (found,) = await asking
+        if cluster == "c0ffee":
+            assert found == OWNER
+        else:
+            assert isinstance(found, OtherClusterError)

@@ -1,7 +1,7 @@
 """The blocking API beside the one it blocks on, and its background.
 
 Signatures and docstrings are generated (`docs/generate/blocking_api.py`), so only names are
-compared here. """
+compared here."""
 
 from __future__ import annotations
 
@@ -142,36 +142,33 @@ def test_every_public_call_that_waits_has_a_timeout_or_the_clients() -> None:
     assert without <= inherits, without - inherits
 
 
-def test_a_connect_that_is_cancelled_leaves_no_connection() -> None:
-    async def main() -> None:
-        begun, ended = asyncio.Event(), asyncio.Event()
+async def test_a_connect_that_is_cancelled_leaves_no_connection() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
 
-        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            begun.set()
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-            ended.set()
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
 
-        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
 
-            async def connect() -> None:
-                await asynchronous.connect(f"nats://127.0.0.1:{port}")
+        async def connect() -> None:
+            await asynchronous.connect(f"nats://127.0.0.1:{port}")
 
-            connecting = asyncio.create_task(connect())
-            async with asyncio.timeout(30):
-                await begun.wait()
-                # It waits for the server's first line then: cancelled while it connects, nats-py
-                # waits for that line all the same, for as long as a connection may take.
-                for _ in range(100):
-                    await asyncio.sleep(0)
-                connecting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await connecting
-                await ended.wait()
-
-    asyncio.run(main())
+        connecting = asyncio.create_task(connect())
+        async with asyncio.timeout(30):
+            await begun.wait()
+            # It waits for the server's first line then: cancelled while it connects, nats-py
+            # waits for that line all the same, for as long as a connection may take.
+            for _ in range(100):
+                await asyncio.sleep(0)
+            connecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+            await ended.wait()
 
 
 # The background

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -63,61 +62,54 @@ async def read_all(owner: BusyOwner) -> list[bytes]:
         return [entry.value for entry in found if entry is not None]
 
 
-def test_a_transaction_that_only_reads_completes_beside_any_number_of_writers() -> None:
-    async def main() -> None:
-        owner = BusyOwner()
-        with pytest.raises(WrongRevisionError):
-            await read_all(owner)
-        del owner.operations[:]
-        found = await read_all(owner)
-        assert len(found) == 3
-        assert len(set(found)) == 1, "all of it was so at one time"
-        assert owner.operations == [frames.GET_KEYS], "and nothing is asked for at the end"
-
-    asyncio.run(main())
+async def test_a_transaction_that_only_reads_completes_beside_any_number_of_writers() -> None:
+    owner = BusyOwner()
+    with pytest.raises(WrongRevisionError):
+        await read_all(owner)
+    del owner.operations[:]
+    found = await read_all(owner)
+    assert len(found) == 3
+    assert len(set(found)) == 1, "all of it was so at one time"
+    assert owner.operations == [frames.GET_KEYS], "and nothing is asked for at the end"
 
 
-def test_one_read_and_one_read_of_many_need_no_second_look() -> None:
-    async def main() -> None:
-        owner = BusyOwner()
-        async with transaction(owner) as t:
-            await t.get("a")
-            await t.get("a")
-        assert owner.operations == [frames.GET_ENTRY]
-        async with transaction(owner) as t:
-            a, b, again = await t.get_many(["a", "b", "a"])
-            assert a is not None
-            assert b is not None
-            assert (a, a.value) == (again, b.value)
-            assert await t.get("b") == b
-        assert owner.operations[1:] == [frames.GET_KEYS]
-        stream: Any = owner
-        messages = StreamTransaction(stream, (1, "s"), Values(stream, "s", RAW), None, None)
-        async with messages as s:
-            assert [each and each.seq for each in await s.get_many([3, 1])] == [3, 1]
-        assert owner.operations[2:] == [frames.GET_SEQS]
-
-    asyncio.run(main())
-
-
-def test_what_came_in_several_answers_or_is_written_or_expected_is_checked_at_the_end() -> None:
-    async def main() -> None:
-        owner = BusyOwner(page_keys=2)
-        t = transaction(owner)
-        await t.get_many(KEYS)
-        with pytest.raises(WrongRevisionError):
-            await t.commit()
-        t = transaction(BusyOwner())
+async def test_one_read_and_one_read_of_many_need_no_second_look() -> None:
+    owner = BusyOwner()
+    async with transaction(owner) as t:
         await t.get("a")
-        t.expect("z", 0)
-        with pytest.raises(WrongRevisionError):
-            await t.commit()
-        t = transaction(BusyOwner())
         await t.get("a")
-        t.set("b", b"1")
-        with pytest.raises(WrongRevisionError):
-            await t.commit()
-        with pytest.raises(TooLargeError):
-            await transaction(BusyOwner()).get_many(["k"] * (MAX_DELETE_COUNT + 1))
+    assert owner.operations == [frames.GET_ENTRY]
+    async with transaction(owner) as t:
+        a, b, again = await t.get_many(["a", "b", "a"])
+        assert a is not None
+        assert b is not None
+        assert (a, a.value) == (again, b.value)
+        assert await t.get("b") == b
+    assert owner.operations[1:] == [frames.GET_KEYS]
+    stream: Any = owner
+    messages = StreamTransaction(stream, (1, "s"), Values(stream, "s", RAW), None, None)
+    async with messages as s:
+        assert [each and each.seq for each in await s.get_many([3, 1])] == [3, 1]
+    assert owner.operations[2:] == [frames.GET_SEQS]
 
-    asyncio.run(main())
+
+async def test_what_came_in_several_answers_or_is_written_or_expected_is_checked_at_the_end() -> (
+    None
+):
+    owner = BusyOwner(page_keys=2)
+    t = transaction(owner)
+    await t.get_many(KEYS)
+    with pytest.raises(WrongRevisionError):
+        await t.commit()
+    t = transaction(BusyOwner())
+    await t.get("a")
+    t.expect("z", 0)
+    with pytest.raises(WrongRevisionError):
+        await t.commit()
+    t = transaction(BusyOwner())
+    await t.get("a")
+    t.set("b", b"1")
+    with pytest.raises(WrongRevisionError):
+        await t.commit()
+    with pytest.raises(TooLargeError):
+        await transaction(BusyOwner()).get_many(["k"] * (MAX_DELETE_COUNT + 1))
