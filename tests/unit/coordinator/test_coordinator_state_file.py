@@ -4,20 +4,32 @@ go back."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
-from support.coordinator_batches import LIVE_A, LIVE_B, ONE, TWO, fields, member, own, run
+from support.coordinator_batches import (
+    LIVE_A,
+    LIVE_B,
+    ONE,
+    TWO,
+    A,
+    B,
+    check,
+    fields,
+    own,
+    reads,
+    row_of,
+    run,
+    said,
+    writes,
+)
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.requests import (
     Closed,
     ClosedStore,
-    Open,
-    OpenStore,
     ReleaseAll,
     ResolveRequest,
 )
@@ -28,7 +40,6 @@ from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     DeposedError,
-    HoldfastError,
     NewerFormatError,
     StorageFailedError,
     StoreDamagedError,
@@ -37,37 +48,31 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state.db"
-
-
-@pytest.fixture
-def state(path: Path) -> Iterator[StateFile]:
+def made_older(path: Path, version: int) -> None:
+    """Make a file, in which `a` has ONE, one of an earlier format."""
     with closing(open_state_file(path, Disk())) as state:
-        yield state
+        own(state, ONE)
+    changes = ["ALTER TABLE stores DROP COLUMN revision"]
+    if version <= 3:
+        columns = ("commits", "base", "forgotten_epoch")
+        changes += [f"ALTER TABLE cluster DROP COLUMN {column}" for column in columns]
+        changes += ["DROP INDEX stores_unwritten"]
+        path.with_name("progress").unlink()
+    if version == 1:
+        changes += ["DROP TABLE drains", "ALTER TABLE cluster DROP COLUMN surveying"]
+        changes += ["ALTER TABLE stores DROP COLUMN cold"]
+    with closing(sqlite3.connect(path)) as older:
+        for change in (*changes, f"PRAGMA user_version = {version}"):
+            older.execute(change)
+        older.commit()
 
 
 def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
-    with closing(open_state_file(path, Disk())) as state:
-        own(state, ONE, records=(LIVE_A,), members=(member("a"),))
-    with closing(sqlite3.connect(path)) as older:
-        older.execute("DROP TABLE drains")
-        older.execute("ALTER TABLE cluster DROP COLUMN surveying")
-        older.execute("ALTER TABLE cluster DROP COLUMN commits")
-        older.execute("ALTER TABLE cluster DROP COLUMN base")
-        older.execute("ALTER TABLE cluster DROP COLUMN forgotten_epoch")
-        older.execute("DROP INDEX stores_unwritten")
-        older.execute("ALTER TABLE stores DROP COLUMN cold")
-        older.execute("ALTER TABLE stores DROP COLUMN revision")
-        older.execute("PRAGMA user_version = 1")
-        older.commit()
-    path.with_name("progress").unlink()
+    made_older(path, 1)
     for term in (2, 3):
         with closing(open_state_file(path, Disk())) as state:
             assert state.term == term
-            (reply,) = run(state, ResolveRequest((ONE,)))
-            assert fields(reply)["owners"] == [["a", "a1", 1]]
+            check(state, (ResolveRequest((ONE,)), [["a", "a1", 1]]), members=())
             with state.transaction():
                 assert state.servers.drains() == set()
                 assert not state.cluster.surveying()
@@ -75,37 +80,24 @@ def test_a_file_of_the_format_before_is_upgraded(path: Path) -> None:
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_file_that_knows_no_revisions_is_upgraded(path: Path, version: int) -> None:
+    made_older(path, version)
     with closing(open_state_file(path, Disk())) as state:
-        own(state, ONE)
-    with closing(sqlite3.connect(path)) as older:
-        older.execute("ALTER TABLE stores DROP COLUMN revision")
-        if version == 3:
-            for column in ("commits", "base", "forgotten_epoch"):
-                older.execute(f"ALTER TABLE cluster DROP COLUMN {column}")
-            older.execute("DROP INDEX stores_unwritten")
-        older.execute(f"PRAGMA user_version = {version}")
-        older.commit()
-    if version == 3:
-        path.with_name("progress").unlink()
-    with closing(open_state_file(path, Disk())) as state:
-        reopen, close = Open("a", "a1", (OpenStore(ONE, False),)), ClosedStore(ONE, 1, 7)
-        replies = run(state, reopen, Closed("a", "a1", (close,)), members=(member("a"),))
-        assert fields(replies[0])["grants"] == [[1, 1, 1]]
-        with state.transaction():
-            row = state.stores.get(ONE)
-            assert row is not None and row.revision == 7
+        closed = Closed("a", "a1", (ClosedStore(ONE, 1, 7),))
+        check(state, (reads("a", ONE), [[1, 1, 1]]), closed)
+        row = row_of(state, ONE)
+        assert row is not None and row.revision == 7
 
 
 def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(
     state: StateFile, path: Path
 ) -> None:
-    own(state, ONE, records=(LIVE_A, LIVE_B), members=(member("a"),))
+    own(state, ONE, records=(LIVE_A, LIVE_B))
     log = path.with_name("state.db-wal")
     before = (path.read_bytes(), log.read_bytes())
     successor = TermFile(Disk(), path.with_name("term"))
     successor.begin()
     with pytest.raises(DeposedError) as deposed:
-        run(state, ResolveRequest((TWO,)), members=(member("b"),))
+        run(state, ResolveRequest((TWO,)), members=(B,))
     assert deposed.value.fields == {"term": 1, "newer_term": 2}
     state.close()
     assert (path.read_bytes(), log.read_bytes()) == before
@@ -154,20 +146,19 @@ def test_a_term_never_goes_back_when_the_state_file_or_the_term_file_is_lost(pat
 
 
 def test_a_full_disk_fails_writers_and_serves_readers_and_is_survived(state: StateFile) -> None:
-    own(state, ONE, records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE)
     connection = state._connection._sqlite
     assert connection is not None
     names = [StoreId("acme", 1, f"new{number}" * 20) for number in range(500)]
-    new = Open("a", "a1", tuple(OpenStore(name, True) for name in names))
+    new = writes("a", *names)
     limit = connection.pragma("max_page_count")
     connection.pragma("max_page_count", connection.pragma("page_count"))
-    outcome = execute(state, RequestBatch((), (ResolveRequest((ONE,)), new), (member("a"),), 0))
+    outcome = execute(state, RequestBatch((), (ResolveRequest((ONE,)), new), (A,), 0))
     assert outcome.failure is None
-    assert fields(outcome.replies[0])["owners"] == [["a", "a1", 1]]
+    assert said(outcome.replies[0]) == [["a", "a1", 1]]
     assert isinstance(outcome.replies[1], StorageFailedError)
     connection.pragma("max_page_count", limit)
-    granted = fields(run(state, new, members=(member("a"),))[0])["grants"]
-    assert granted == [[1, 1, 0]] * 500
+    check(state, (new, [[1, 1, 0]] * 500))
 
 
 def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
@@ -181,34 +172,28 @@ def test_records_that_fail_are_reported_and_a_release_is_not_confirmed(
     dead = RecordDead("a", "a1", "released", released=True)
     outcome = execute(state, RequestBatch((dead,), (ReleaseAll("a", "a1"),), (), 0))
     assert isinstance(outcome.failure, StorageFailedError)
-    assert isinstance(outcome.replies[0], StorageFailedError)
+    assert said(outcome.replies[0]) is StorageFailedError
     assert not path.exists(), "a file that went missing is not made anew"
     away.rename(path)
     assert run(state, ReleaseAll("a", "a1"), records=(dead,)) == [{"term": 1}]
 
 
 def test_after_an_error_the_file_is_read_anew(state: StateFile) -> None:
-    own(state, ONE, records=(LIVE_A,), members=(member("a"),))
+    own(state, ONE)
     with pytest.raises(StorageFailedError), state.transaction():
         state.stores.assign(ONE, Owner("a", "a1", 9))
         raise apsw.IOError("disk gone")
-    (reply,) = run(state, ResolveRequest((ONE,)))
-    assert fields(reply)["owners"] == [["a", "a1", 1]]
+    check(state, (ResolveRequest((ONE,)), [["a", "a1", 1]]), members=())
 
 
 @pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        pytest.param(b"", StoreDamagedError, id="empty"),
-        pytest.param(b"not a database" * 1000, StoreDamagedError, id="not SQLite"),
-        pytest.param(b"SQLite format 3\0" + b"\xff" * 8192, StoreDamagedError, id="corrupt"),
-    ],
+    "content",
+    [b"", b"not a database" * 1000, b"SQLite format 3\0" + b"\xff" * 8192],
+    ids=["empty", "not SQLite", "corrupt"],
 )
-def test_a_damaged_file_is_refused_and_left_alone(
-    path: Path, content: bytes, error: type[HoldfastError]
-) -> None:
+def test_a_damaged_file_is_refused_and_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(error, match=r"state\.db"):
+    with pytest.raises(StoreDamagedError, match=r"state\.db"):
         open_state_file(path, Disk())
     assert path.read_bytes() == content
 
