@@ -1,0 +1,11 @@
+"""A client of which each test of the wire has one."""
+
+from __future__ import annotations
+
+import pytest
+from support.coalescer_client import Client
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
