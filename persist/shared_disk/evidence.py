@@ -60,10 +60,8 @@ class Evidence:
             raise StoreDamagedError(
                 store=str(file.store),
                 reason=f"its file is an older one: it reaches revision {revision}, and the "
-                "coordinator "
-                f"knows that it was at {grant.revision}; put the newer file back, restore the "
-                "store, or "
-                "accept the older one with an empty file "
+                f"coordinator knows that it was at {grant.revision}; put the newer file back, "
+                "restore the store, or accept the older file by creating an empty file "
                 f"{self._layout.older_accepted(file.store).name} beside it",
             )
 
@@ -112,7 +110,7 @@ class Evidence:
         if first > beginning:
             reason += f"; revisions {beginning + 1} to {first} are missing"
         elif records:
-            reason += "; the logs hold its beginning, and it may have gone further"
+            reason += "; the logs hold its beginning, but it may have had later changes"
         reason += self._blame(store, None)
         if folders:
             reason += f"; see quarantine/{store.tenant}/{folders[-1].name}"
