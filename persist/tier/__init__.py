@@ -1,1 +1,1 @@
-"""Snapshots, cold stores, archives: what moves between disk and bucket."""
+"""Snapshots, cold stores and the archive: what moves between disk and bucket."""

@@ -1,17 +1,17 @@
-"""Archiving: messages that an export has brought to its table leave the file of their store.
+"""Archiving: messages that an export has written to its table leave the file of their store.
 
     manifest's mark ──▶ drafts of blocks ──▶ read back from the table ──▶ a change ──▶ pages given
     back
 
-A store says by `archive_after_seconds` that its messages may. Open stores are looked at now and
-then; one that nobody uses goes cold as a whole and needs no more. Invariants:
+A store allows it by `archive_after_seconds`. Open stores are looked at now and then; an unused
+store goes cold as a whole and needs no archiving. Invariants:
 
-- A message leaves only when its block was read back from a committed version of the table: each
-  message by revision, time, size and checksum, all of them by the digest of values and headers.
-- It leaves by a change in the log, in the store's order, and nothing but appended messages ever do.
-  What was set again or deleted while the block was looked at is not part of it when the change is
-  applied.
-- A table that lacks something, or has it otherwise, stops the archiving of its store, and says so.
+- A message leaves only after its block was read back from a committed version of the table: each
+  message by revision, time, size and checksum, and all of them by the digest of values and headers.
+- It leaves by a change in the log, in the store's order, and only appended messages ever leave. A
+  message that was set again or deleted while its block was read back is not part of the block when
+  the change is applied.
+- If the table lacks something or differs, archiving of that store stops and logs an error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchiveDraft, digest_o
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Blocks drafted at once: 16 MiB of messages are read, and a few MiB of what is known of them kept.
+#: How many blocks are drafted at once: 16 MiB of messages are read, and a few MiB of what is known
+#: about them are kept.
 _DRAFTS_AT_ONCE: Final = 16
-#: After a look that moved nothing, a store is passed over so many times: each look asks the bucket.
+#: How often a store is skipped after a look that moved nothing: each look asks the bucket.
 _LOOKS_PASSED_OVER: Final = 10
 
 
@@ -58,8 +59,8 @@ class Archiver:
         clock_ms: Callable[[], int],
         look_seconds: float,
     ) -> None:
-        """`run_in_thread` is for what waits for the bucket or the table. `look_seconds`: how often
-        the stores are looked at."""
+        """`run_in_thread` is for work that waits for the bucket or the table. `look_seconds` is how
+        often the stores are looked at."""
         self._archive = archive
         self._manifests = manifests
         self._open_stores = open_stores
@@ -72,13 +73,13 @@ class Archiver:
         self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
-        """Look at the stores until cancelled. Raises FencedError: the end."""
+        """Look at the stores until cancelled. FencedError ends the incarnation."""
         while True:
             await asyncio.sleep(self._look_seconds)
             await self.run_pass()
 
     async def run_pass(self) -> None:
-        """Archive what may be, of every open store."""
+        """Archive what may be archived, of every open store."""
         stores = [store for store in self._open_stores.stores() if self._may(store)]
         known = self._passed_over
         self._passed_over = {store.id: known[store.id] for store in stores if store.id in known}
@@ -111,14 +112,14 @@ class Archiver:
         )
 
     async def _archive_store(self, store: Store) -> bool:
-        """Return whether something was moved. Raises StorageError, UnavailableError."""
+        """Return whether anything was moved. Raises StorageError, UnavailableError."""
         after_seconds = store.config.archive_after_seconds
         if store.file is None or after_seconds is None or store.state is not OpenState.SERVING:
             return False
         before = self._clock_ms() - int(after_seconds * 1000)
         oldest = store.file.oldest_time()
         if oldest is None or oldest > before:
-            # Nothing was asked of the bucket, so there is nothing to be sparing with.
+            # The bucket was not asked, so the next look need not be skipped.
             return True
         entry = await self._run_in_thread(lambda: self._manifests().find(store.id))
         mark = entry.archive if entry is not None else None
@@ -134,7 +135,7 @@ class Archiver:
         return count > 0
 
     async def _move(self, store: Store, mark: ArchiveMark, before: int) -> int:
-        """Move some blocks; return how many messages that were."""
+        """Move some blocks, and return how many messages they had."""
         drafts = await self._checkpointer.with_durable(
             store,
             lambda file: file.archivable(

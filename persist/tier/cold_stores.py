@@ -1,14 +1,14 @@
 """Cold stores on their way back from the bucket.
 
-A store that went cold has no file; its first use brings its image: verified, in memory or, when it
-is large, in a draft beside where its file will be. Opening (`opening.py`) then takes it from here,
-with a fresh grant. Kept:
+A cold store has no file. Its first use fetches its image and verifies it, in memory or, if it is
+large, in a draft beside the place of its file. Opening (`opening.py`) then takes it from here, with
+a fresh grant. Invariants:
 
-- So many are brought at once, in the order in which they were asked for, in threads of their own.
-  What is hot opens meanwhile, and a bucket that is away keeps back nobody else: who asks for a cold
-  store is refused after one call has failed, and asks again.
-- What is brought is at least of the revision at which the store went cold: nothing older, and
-  nothing empty, ever takes its place.
+- A bounded number of images is fetched at once, in the order of requests and in threads of their
+  own. Hot stores open meanwhile, and a bucket that is away delays nobody else: requests for a cold
+  store are refused after one failed call, and clients ask again.
+- A fetched image has at least the revision at which the store went cold: nothing older, and nothing
+  empty, ever takes its place.
 """
 
 from __future__ import annotations
@@ -36,29 +36,31 @@ from holdfast.shared_fs.snapshots.snapshot import Fetched, fetch
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Images on their way at once.
+#: How many images are fetched at once.
 PARALLEL_FETCHES: Final = 8
-#: After a call that failed, the others do not ask the bucket for so long.
+#: How long requests leave the bucket alone after a failed call.
 _AWAY_SECONDS: Final = 1.0
-#: How long an image waits to be opened before it is dropped: the coordinator is asked in between.
+#: How long an image waits to be opened before it is dropped. Meanwhile the
+#: coordinator is asked again.
 _TAKE_SECONDS: Final = 30.0
 
 
 class StoreIsColdError(HoldfastError):
-    """The store has to be brought from the bucket first. Never leaves the server."""
+    """The store must be fetched from the bucket first. Never leaves the server."""
 
     code = "store_is_cold"
     template = "{store} is in the bucket"
 
 
 class Brought(NamedTuple):
-    """What the bucket had; None if it has nothing of a store that need not be there."""
+    """The image from the bucket. None if the bucket has nothing, for a store that
+    need not be there."""
 
     image: Fetched | None
 
 
 class ColdStores:
-    """Brings cold stores to one incarnation."""
+    """Fetches cold stores for one incarnation."""
 
     def __init__(
         self,
@@ -79,11 +81,11 @@ class ColdStores:
         self._slots = asyncio.Semaphore(PARALLEL_FETCHES)
         self._brought: dict[StoreId, tuple[Brought, asyncio.Event]] = {}
         self._away_until = float("-inf")
-        #: Stores that wait for the bucket.
+        #: How many stores wait for the bucket.
         self.waiting_count = 0
 
     def take(self, store: StoreId, grant: Grant) -> Brought | None:
-        """Return what was brought for a store, once, if it is good for this grant."""
+        """Return what was fetched for a store, once, if it suits this grant."""
         found = self._brought.pop(store, None)
         if found is None:
             return None
@@ -96,7 +98,7 @@ class ColdStores:
         return brought
 
     async def bring(self, wanted: WantedStore, grant: Grant) -> None:
-        """Bring a store and have it opened, or refuse who waits for it."""
+        """Fetch a store and have it opened, or refuse the operations that wait for it."""
         loop = asyncio.get_running_loop()
         store = wanted.store
         self.waiting_count += 1
@@ -108,14 +110,15 @@ class ColdStores:
                 taken = asyncio.Event()
                 self._brought[store] = brought, taken
                 self._open_stores.ask_again([wanted])
-                # Within the slot: what is in memory and not yet open is bounded too.
+                # Keep the slot until then: images in memory that are not open yet
+                # must be bounded too.
                 try:
                     async with asyncio.timeout(_TAKE_SECONDS):
                         await taken.wait()
                 finally:
                     self._drop(store, taken)
         except TimeoutError:
-            # The coordinator's refusal, or its silence, has been answered where it was heard.
+            # The coordinator refused or was silent, and that has been answered elsewhere.
             logger.info("store.not_taken store=%s", store)
         except BucketUnavailableError as error:
             self._away_until = loop.time() + _AWAY_SECONDS
@@ -130,12 +133,12 @@ class ColdStores:
             self.waiting_count -= 1
 
     def _refuse(self, store: StoreId, error: HoldfastError) -> None:
-        """Answer what waits for a store with an error."""
+        """Refuse the operations that wait for a store."""
         self.forget(store)
         self._inbox.refuse_waiting(self._open_stores.refused(store), error)
 
     def forget(self, store: StoreId) -> None:
-        """Nobody waits for the store any more: what was brought for it goes."""
+        """Drop what was fetched for a store: nobody waits for it any more."""
         found = self._brought.get(store)
         if found is not None:
             found[1].set()
@@ -149,7 +152,8 @@ class ColdStores:
             found[0].image.drop(self._disk)
 
     def _fetch(self, store: StoreId, grant: Grant) -> Brought:
-        """Blocking. Raises StoreDamagedError, BucketError, StorageFailedError."""
+        """Fetch the newest good version. Blocking. Raises StoreDamagedError,
+        BucketError, StorageFailedError."""
         if self._manifests is None:
             self._manifests = open_manifests(self._bucket)
         entry = self._manifests.find(store)
@@ -162,9 +166,8 @@ class ColdStores:
             has = f"only revision {newest.revision}" if newest is not None else "nothing"
             if entry is not None and entry.deleted is not None:
                 has = "a tombstone"
-            raise StoreDamagedError(
-                store=str(store), reason=f"it went cold at revision {least}; the bucket has {has}"
-            )
+            reason = f"it went cold at revision {least}, but the bucket has {has}"
+            raise StoreDamagedError(store=str(store), reason=reason)
         draft = self._draft(store, grant.epoch)
         problem: Exception | None = None
         for version in good:

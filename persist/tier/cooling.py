@@ -1,21 +1,20 @@
-"""Cooling: files that have not changed for long leave the file system, and the sweep that finds
-them.
+"""Cooling: files that have not changed for long leave the file system. A sweep finds them.
 
-The sweep walks all folders now and then, so that an idle store costs no server any memory. Of a
-file that nobody has open it asks the manifests: a store without a snapshot since its last change
-gets one (whoever was to make it may have died), and one that has not changed for long goes cold:
+Now and then the sweep walks all folders, so an idle store takes no server's memory. For files that
+nobody has open it consults the manifests. A store without a snapshot of its last change gets one:
+the server that should have made it may have died. A store that has not changed for long goes cold:
 
 1. Its newest snapshot is read back from the bucket, whole.
-2. The file is opened, which takes its lock, and is at exactly the snapshot's epoch and revision.
+2. The file is opened, which takes its lock. It must have exactly the snapshot's epoch and revision.
 3. The coordinator records that the store is cold, durably, if this incarnation still owns it.
 4. The fence is read; the file is unlinked, under its lock, and its folder synced.
 
-A crash before 3 changes nothing. After 3 the file may be there or not: whoever opens the store next
-uses it if it is there, as long as it is at or beyond the revision recorded, and the bucket
-otherwise. A server that is stopped between the fence and the unlinking holds the lock, so the next
-owner goes on with a copy of a later generation; and a file that is restored has its owner's epoch
-as generation, which is later than that of any file that an earlier owner may still be about to
-unlink. """
+A crash before step 3 changes nothing. After it the file may exist or not: the next owner uses the
+file if it exists and is at or beyond the recorded revision, and the bucket otherwise. A server that
+is stopped between the fence and the unlinking holds the lock, so the next owner continues with a
+copy of a later generation. The generation of a restored file is its owner's epoch: later than that
+of any file that an earlier owner may still be about to unlink.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +56,21 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: A closed file without a snapshot of its last change is somebody's omission after so long.
+#: After this long, a closed file without a snapshot of its last change was forgotten by its server.
 _FORGOTTEN_SECONDS: Final = 600.0
-#: What was written to be renamed at once, and was not for so long, is of somebody who died. One who
-#: only slept finds it gone and fails, as if by the disk: nothing rests on this being long enough.
+#: A temporary file is meant to be renamed at once. After this long its writer has probably died. A
+#: writer that was merely suspended finds the file gone and fails, as if the disk had: correctness
+#: does not depend on this being long enough.
 _ABANDONED_SECONDS: Final = 3600.0
-#: Files looked at together: each shard is then read once for many of them.
+#: How many files are looked at together: each shard is then read once for many of them.
 _SLICE_FILES: Final = 16_384
-#: Stores that go cold together: they share the coordinator's sync.
+#: How many stores go cold together: they share a sync of the coordinator.
 _GROUP_STORES: Final = 64
 
 
 class Resting(NamedTuple):
-    """A file that nobody has open. `changed` is milliseconds since the epoch, by the file
-    system."""
+    """A file that nobody has open. `changed` is the file system's time of its last change, in
+    milliseconds since the epoch."""
 
     store: StoreId
     changed: int
@@ -78,7 +78,7 @@ class Resting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColdCandidate:
-    """A store of this incarnation in `epoch`, and the snapshot that it may go cold with."""
+    """A store that this incarnation owns in `epoch`, and the snapshot with which it may go cold."""
 
     store: StoreId
     epoch: int
@@ -106,7 +106,7 @@ class Cooler:
         self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
-        """Sweep until cancelled. Raises FencedError: the end."""
+        """Sweep until cancelled. FencedError ends the incarnation."""
         while True:
             await asyncio.sleep(self._snapshotter.policy.sweep_seconds())
             try:
@@ -115,11 +115,11 @@ class Cooler:
                 raise
             except (StorageError, UnavailableError) as error:
                 logger.warning("tier.sweep_failed server=%s reason=%s", self._server, error)
-            except Exception as error:  # noqa: BLE001 (a bug in one pass: whoever has the server next would end too)
+            except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
                 self._mishaps.note("tier.sweep_failed", self._server, error)
 
     async def sweep(self) -> None:
-        """Look through all files once. Raises StorageError, UnavailableError."""
+        """Look at all files once. Raises StorageError, UnavailableError."""
         free_ratio: float = await self._run_in_thread(self._free_ratio)
         cold_ms = int(self._snapshotter.policy.cold_seconds(free_ratio) * 1000)
         forgotten_ms = int(
@@ -140,7 +140,7 @@ class Cooler:
             await self._look(found, now_ms - cold_ms)
 
     def _lives(self) -> set[str]:
-        """Return the incarnations that may be at work, or newer than this answer. Blocking."""
+        """Return the incarnations whose fences are open. Blocking."""
         found = set()
         for server in self._disk.names(self._layout.servers):
             for name in self._disk.names(self._layout.server(server)):
@@ -150,14 +150,14 @@ class Cooler:
         return found
 
     def _remove_draft(self, lives: set[str], draft: Path, incarnation: str) -> None:
-        """Remove what a dead incarnation was at."""
-        # Ids sort by their start: a later one may live.
+        """Remove the draft of a dead incarnation."""
+        # Ids sort by the start: a later incarnation may have started since.
         if incarnation not in lives and incarnation < max(lives, default=""):
             self._disk.remove(draft)
             logger.info("store.draft_removed path=%s", draft.name)
 
     def _remove_temporary(self, path: Path, changed: int) -> None:
-        """Remove what somebody wrote and did not live to rename."""
+        """Remove a temporary file whose writer died before renaming it."""
         if changed + int(_ABANDONED_SECONDS * 1000) <= self._clock_ms():
             self._disk.remove(path)
             logger.info("store.draft_removed path=%s", path.name)
@@ -187,7 +187,8 @@ class Cooler:
             await self.cool(candidates)
 
     async def _adopted(self, stores: Sequence[StoreId]) -> list[tuple[StoreId, int]]:
-        """Return those that are this server's, or nobody's until now, with their epochs."""
+        """Return the stores that this server owns, or that had no owner until now,
+        with their epochs."""
         grants: list[list[Any]] = await self._coordination.adopt(stores)
         return [
             (store, grant[0])
@@ -210,7 +211,7 @@ class Cooler:
 
     # Going cold
     async def cool(self, candidates: Sequence[ColdCandidate]) -> int:
-        """Let stores go cold whose newest snapshots have all of them; return how many did."""
+        """Let stores go cold whose newest snapshots hold all of them. Return how many did."""
         verified = []
         for candidate in candidates:
             try:
@@ -221,7 +222,7 @@ class Cooler:
                 logger.error(
                     "store.snapshot_damaged key=%s reason=%s", candidate.newest.key, error
                 )
-                # While there is a file, there can be another.
+                # While there is a file, a new snapshot can be made.
                 await self._run_in_thread(partial(self._disown, candidate))
                 self._snapshotter.add(candidate.store)
             else:
@@ -246,7 +247,8 @@ class Cooler:
 
     @contextlib.asynccontextmanager
     async def _locked(self, candidate: ColdCandidate) -> AsyncIterator[StoreFile | None]:
-        """Have a store's file open, if it is exactly as its snapshot has it."""
+        """Keep a store's file open, if it is exactly as its snapshot has it.
+        Otherwise yield None."""
         with self._snapshotter.leased(candidate.store) as mine:
             if not mine:
                 yield None
@@ -266,7 +268,7 @@ class Cooler:
                 yield file
             finally:
                 if file is not None:
-                    # Nothing was written to it; where it was unlinked there is no WAL to be left.
+                    # Nothing was written to it. If it was unlinked, no WAL is left behind.
                     with contextlib.suppress(HoldfastError):
                         file.close()
 
@@ -277,22 +279,22 @@ class Cooler:
         if (file.meta.epoch, file.meta.revision) == candidate.newest.order:
             return file
         file.close()
-        # It has changed since, be it only its epoch.
+        # It has changed since, if only in its epoch.
         self._snapshotter.add(candidate.store)
         return None
 
     def _unlink(self, files: Sequence[StoreFile]) -> None:
-        """Remove files that are locked here, with all earlier generations, durably. Blocking."""
+        """Durably remove files that are locked here, with all earlier generations. Blocking."""
         folders: dict[Path, None] = {}
         for file in files:
             self._gate.check()
             mine = int(file.path.name.split(".")[-2])
             for generation in self._layout.generations(self._disk, file.store):
                 if generation > mine:
-                    # A later owner's: this one is a zombie and does not know it yet.
+                    # It is a later owner's: this server is a zombie that does not know it yet.
                     continue
                 path = self._layout.store(file.store, generation)
-                # The WAL first: without its file it would be nobody's.
+                # Remove the WAL first: without its file it would belong to nobody.
                 self._disk.remove(path.with_name(path.name + "-wal"))
                 self._disk.remove(path)
             folders[file.path.parent] = None
@@ -300,7 +302,7 @@ class Cooler:
             self._disk.sync_directory(folder)
 
     def _disown(self, candidate: ColdCandidate) -> None:
-        """Take a version out of its manifest that cannot be read. Blocking."""
+        """Remove an unreadable version from its manifest. Blocking."""
 
         def change(entry: StoreEntry | None) -> StoreEntry | None:
             if entry is None or entry.newest != candidate.newest:
@@ -322,9 +324,12 @@ def resting_files(
     on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
     on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
 ) -> Iterator[Resting]:
-    """Yield the store files that nobody has open, folder by folder; `on_draft` hears of each
-    unfinished copy, with the incarnation that made it, `on_temporary` of what is about to be
-    renamed, with the time of its last change in milliseconds. Raises StorageFailedError."""
+    """Yield the store files that nobody has open, folder by folder.
+
+    `on_draft` is called for each unfinished copy, with the incarnation that made it. `on_temporary`
+    is called for each file that is to be renamed, with the time of its last change in milliseconds.
+    Raises StorageFailedError.
+    """
     for folder in walk_stores(layout):
         for draft, incarnation in folder.drafts:
             on_draft(draft, incarnation)
@@ -340,7 +345,7 @@ def resting_files(
                 continue
             try:
                 changed = found.path.stat().st_mtime_ns // 1_000_000
-                # While a file is open there is a WAL, be it empty.
+                # An open file has a WAL, even if it is empty.
                 if found.path.with_name(found.path.name + "-wal").exists():
                     continue
             except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Images of store files: what a snapshot is made of.
+"""Images of store files, from which snapshots are made.
 
-An image has only what is durable and acknowledged or about to be: its file is checkpointed first,
-and the fence is read after the image was taken. So a zombie's snapshot, too, is a prefix of the
-truth. All of it blocks.
+An image has only changes that are durable and acknowledged, or about to be: its file is
+checkpointed first, and the fence is read after the image was taken. So even a zombie's snapshot is
+a prefix of the truth. All of it blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Imager:
         self._gate = life.gate
 
     def of_closed(self, store: StoreId) -> Image | None:
-        """Return the image of a store that is leased; None if another process has its file, or
-        there is nothing to be had of it."""
+        """Return the image of a leased store, or None if another process has its file or there is
+        nothing to take."""
         file = self.open_closed(store)
         if file is None:
             return None
@@ -38,13 +38,14 @@ class Imager:
             file.close()
 
     def open_closed(self, store: StoreId) -> StoreFile | None:
-        """Open the file of a store that its last owner closed, if there is one."""
+        """Open the file of a store if its last owner closed it, or return None."""
         generation = current_generation(self._disk, self._layout, store, self._incarnation)
         if generation is None:
             return None
         path = self._layout.store(store, generation)
         if self._disk.exists(path.with_name(path.name + "-wal")):
-            # Be it empty: of an owner that died, and the next one's to bring up to date.
+            # Even an empty WAL means that the owner died: the next owner brings the
+            # file up to date.
             return None
         try:
             return StoreFile.open(path, store, disk=self._disk)
@@ -55,14 +56,14 @@ class Imager:
         """Return the image of an open file. Raises FencedError, StorageError."""
         if file.in_memory:
             return None
-        # A file that was only taken has its new owner in the WAL, where pages have no checksums;
-        # and a zombie may not checkpoint.
+        # If the file only changed owners, the new owner is in the WAL, whose pages have no
+        # checksums: so checkpoint it. A zombie must not.
         self._gate.check()
         file.checkpoint()
         draft = Path(f"{file.path}.{self._incarnation}")
         image = take_image(file, draft)
         try:
-            # Not before: what an incarnation holds that has been fenced may be more than the truth.
+            # Not earlier: a fenced incarnation may hold more than the truth.
             self._gate.check()
         except BaseException:
             self._disk.remove(draft)

@@ -1,9 +1,8 @@
-"""Publishing of snapshots: the shards of the manifests that they are in, several at once.
+"""Publishes snapshots in the shards of the manifests, several shards at once.
 
-A shard costs a get and a put whatever is published to it, and stores are spread over all of them:
-so it is the shards that cost, and what is published together is cheap.
-
-What is published counts as `manifest.py` says; here is nothing of that.
+A shard costs one get and one put, however much is published in it, and stores are spread over all
+shards. So the cost is in the shards, and publishing many snapshots together is cheap. `manifest.py`
+defines what a published version means; this module does not.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from holdfast.shared_fs.snapshots.pack import Packed
 
 _Result = TypeVar("_Result")
 
-#: Shards that are read or put at once, for each that publishes.
+#: How many shards each publishing reads or puts at once.
 PARALLEL_SHARDS: Final = 8
 
 
@@ -48,9 +47,9 @@ class Publisher:
         self._clock_ms = clock_ms
 
     async def publish(self, versions: Packed) -> dict[StoreId, Published]:
-        """Publish at most one version of each store and return what became of each.
+        """Publish at most one version of each store, and return the outcome for each.
 
-        Raises BucketError: then some may be published, and publishing again does no harm.
+        If it raises BucketError, some may be published; publishing them again does no harm.
         """
         by_shard: dict[int, Packed] = {}
         for store, version in versions:
@@ -67,7 +66,7 @@ class Publisher:
         return outcomes
 
     async def newest(self, stores: Iterable[StoreId]) -> dict[StoreId, SnapshotVersion]:
-        """Return the newest version of each of the stores that have one. Raises BucketError."""
+        """Return the newest version of each store that has one. Raises BucketError."""
         by_shard: dict[int, list[StoreId]] = {}
         for store in stores:
             by_shard.setdefault(shard_of(store), []).append(store)
@@ -91,8 +90,7 @@ class Publisher:
     async def _in_parallel(
         self, calls: Sequence[Callable[[], dict[StoreId, _Result]]]
     ) -> list[dict[StoreId, _Result]]:
-        """Run blocking calls, a few at once. All have ended when it returns, or raises what one
-        did."""
+        """Run blocking calls, a few at once. When it returns or raises, all calls have ended."""
         slots = asyncio.Semaphore(PARALLEL_SHARDS)
 
         async def one(call: Callable[[], dict[StoreId, _Result]]) -> dict[StoreId, _Result]:

@@ -1,18 +1,18 @@
-"""Snapshots of a server's stores, beside everything else that it does.
+"""Snapshots of a server's stores, made in the background.
 
     closed, asked for, or much changed ──▶ image ──▶ compressed ──▶ put, tiny ones together ──▶
     published
 
-Passes take what has gathered; `tier_policy.py` says when. Nothing of this is awaited by a client,
-and while the bucket is away nothing changes for one: a pass fails, is told of once, and is tried
-again with pauses that grow. What waits is kept by name only, so many names at the most; what is
-dropped beyond that, like what another server left behind, is found again by the sweep
-(`cooling.py`). Invariants:
+Passes take what has gathered; `tier_policy.py` decides when. No client waits for any of this, and
+while the bucket is away nothing changes for clients: a pass fails, logs that once, and is tried
+again with growing pauses. The backlog keeps only the names of stores, and a bounded number of them.
+The sweep (`cooling.py`) later finds the stores that were dropped beyond that bound, like those that
+another server left behind. Invariants:
 
-- A snapshot has only what is durable and acknowledged or about to be (`imaging.py`).
-- While the file of a closed store is open here it is leased: whoever opens the store waits
-  (`leases.py`).
-- A version is published after its object was put and looked at, and only by compare-and-set.
+- A snapshot has only changes that are durable and acknowledged, or about to be (`imaging.py`).
+- While the file of a closed store is open here, it is leased: opening the store
+  waits (`leases.py`).
+- A version is published after its object was put and checked, and only by compare-and-set.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Stores that wait for a snapshot by name; the sweep finds what is beyond.
+#: How many names of stores may wait for a snapshot. The sweep finds the others.
 MAX_BACKLOG: Final = 100_000
-#: Stores whose snapshots are made at a time, and published together. What of them waits in memory
-#: is tiny: a pack, and half a kilobyte for each store.
+#: How many stores are snapshotted and published together. What waits of them in memory is tiny: a
+#: pack, and half a kilobyte per store.
 _CHUNK_STORES: Final = 512
 _PUBLISHED_STORES: Final = 16_384
-#: Files above this are imaged one at a time, since each takes several times its size.
+#: Files above this are imaged one at a time, because each takes several times its size.
 _LARGE_FILE_BYTES: Final = 8 * MIB
 _PARALLEL: Final = 4
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
-#: Until stores that were asked for and busy are tried again.
+#: The delay before trying again to snapshot requested stores that were busy.
 _REQUEST_RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
 class TierCounts:
-    """What has been done so far."""
+    """Totals since the start."""
 
     snapshots: int = 0
     cooled: int = 0
@@ -91,7 +91,7 @@ class Snapshotter:
         checkpointer: Checkpointer,
         phase: LifePhase,
     ) -> None:
-        """It hears from `checkpointer` of files that are closed."""
+        """`checkpointer` reports the files that it closes."""
         self.bucket = bucket
         self.policy = policy
         self.counts = TierCounts()
@@ -110,21 +110,21 @@ class Snapshotter:
             run_in_thread=pools.publishing,
             clock_ms=life.clock_ms,
         )
-        #: Closed stores with changes, oldest first; and those that somebody asked for.
+        #: Closed stores with changes, oldest first, and stores that were asked for.
         self._backlog: dict[StoreId, None] = {}
         self._requested: dict[StoreId, None] = {}
         self._wake = asyncio.Event()
-        #: Of open stores: what their newest snapshot has.
+        #: What the newest snapshots of open stores hold.
         self._snapshotted: dict[StoreId, Extent] = {}
-        #: Opened again before their turn came: they have it when they are closed.
+        #: Stores that were opened again before their turn. They get it when they are closed.
         self._missed: dict[StoreId, bool] = {}
         self._large = asyncio.Lock()
         self._one_pass = asyncio.Lock()
         checkpointer.on_closed(self.closed)
 
-    # What is told
+    # Notifications
     def on_published(self, hear: Callable[[StoreId, SnapshotVersion], None]) -> None:
-        """From now on tell of each snapshot that counts, or that a newer one was there."""
+        """Call `hear` for each snapshot that counts, and when a newer one existed already."""
         self._hear_published.append(hear)
 
     @property
@@ -133,7 +133,7 @@ class Snapshotter:
         return len(self._backlog) + len(self._requested)
 
     def closed(self, store: Store, file: StoreFile) -> None:
-        """A store's file has been closed because nobody uses it."""
+        """Note that a store's file was closed because nobody uses it."""
         known = self._snapshotted.pop(store.id, None)
         changed = store.last_tick > 0 and (known is None or known.revision < file.meta.revision)
         missed = self._missed.pop(store.id, False)
@@ -141,32 +141,33 @@ class Snapshotter:
             self.add(store.id)
 
     def add(self, store: StoreId) -> None:
-        """Let a closed store be snapshotted in one of the next passes."""
+        """Snapshot a closed store in one of the next passes."""
         self._backlog.pop(store, None)
         self._backlog[store] = None
         if len(self._backlog) > MAX_BACKLOG:
             del self._backlog[next(iter(self._backlog))]
 
     def request(self, stores: Sequence[StoreId] | None) -> int:
-        """Have stores snapshotted soon, or all that are open; return how many."""
+        """Snapshot stores soon, or all open ones if `stores` is None. Return how many."""
         wanted = [each.id for each in self._open_stores.stores()] if stores is None else stores
         self._requested.update(dict.fromkeys(wanted))
         self._wake.set()
         return len(wanted)
 
     async def snapshot(self, stores: Sequence[StoreId]) -> None:
-        """Snapshot stores now; `published` hears what became of it. Raises BucketError."""
+        """Snapshot stores now. Those that were published are reported to `on_published`.
+        Raises BucketError."""
         await self._snapshot([list(stores)])
 
     def leased(self, store: StoreId) -> AbstractContextManager[bool]:
-        """Keep others from opening a closed store meanwhile; gives False if that cannot be."""
+        """Keep a closed store from being opened meanwhile. Yields False if that is impossible."""
         if self._phase.opens_nothing:
             return nullcontext(False)
         return self._open_stores.leases.of_closed(store)
 
     # Passes
     async def run(self) -> None:
-        """Make passes until cancelled. Raises FencedError: the end."""
+        """Make passes until cancelled. FencedError ends the incarnation."""
         pause = 0.0
         while True:
             try:
@@ -199,7 +200,7 @@ class Snapshotter:
         return min(seconds, _REQUEST_RETRY_SECONDS) if self._requested else seconds
 
     async def run_pass(self) -> None:
-        """Snapshot what waits. Raises BucketError: what could not be put waits on."""
+        """Snapshot what waits. If it raises BucketError, what could not be put goes on waiting."""
         async with self._one_pass:
             await self._look_at_open()
             taken: dict[StoreId, None] = {}
@@ -214,7 +215,7 @@ class Snapshotter:
                 raise
 
     def _chunks(self, taken: dict[StoreId, None]) -> Iterator[list[StoreId]]:
-        """Yield what waits now, each store once, and note it in `taken`."""
+        """Yield what waits now, each store once, and add it to `taken`."""
         left = self.backlog
         while left > 0 and (chosen := self._choose()):
             left -= len(chosen)
@@ -234,7 +235,7 @@ class Snapshotter:
         return chosen
 
     async def _look_at_open(self) -> None:
-        """Ask for snapshots of the open stores that have changed much."""
+        """Request snapshots of the open stores that have changed much."""
         least = self.policy.min_change_bytes
         unknown = []
         for store in self._open_stores.stores():
@@ -269,15 +270,15 @@ class Snapshotter:
         return newest
 
     def manifests(self) -> Manifests:
-        """Blocking, the first time. Raises BucketError."""
+        """Return the manifests. The first call blocks. Raises BucketError."""
         if self._manifests is None:
             self._manifests = open_manifests(self.bucket)
         return self._manifests
 
     # One chunk
     async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
-        """Snapshot stores, chunk by chunk, and publish all of it together: to publish a thousand
-        takes as many requests as ten thousand. Raises BucketError, FencedError."""
+        """Snapshot stores, chunk by chunk, and publish all of them together: publishing ten
+        thousand takes no more requests than a thousand. Raises BucketError, FencedError."""
         tiny: list[Snapshot] = []
         versions: Packed = []
         for chunk in chunks:
@@ -334,7 +335,8 @@ class Snapshotter:
         return found
 
     async def _made(self, store: StoreId) -> Snapshot | SnapshotVersion | None:
-        """Return a tiny snapshot, yet to be put, or the version of one that is in the bucket."""
+        """Return a tiny snapshot that is still to be put, or the version of one that
+        is in the bucket."""
         image = await self._image(store)
         if image is None:
             return None
@@ -357,7 +359,7 @@ class Snapshotter:
         if opened is not None:
             image = await self._checkpointer.with_durable(opened, self.imager.take)
             if image is None and (opened.file is None or not opened.file.in_memory):
-                # Busy, or not in a file yet: soon again.
+                # It is busy, or not in a file yet. Try again soon.
                 self._requested[store] = None
             return image
         with self.leased(store) as mine:

@@ -1,7 +1,7 @@
-"""A server's side of the bucket: snapshots, cooling, cold stores, and what that costs.
+"""A server's use of the bucket: snapshots, cooling, cold stores, and their cost.
 
-Made with a bucket only: a server without one has none of this. The parts are in `snapshotter.py`
-(snapshots), `cooling.py` (files that leave) and `cold_stores.py` (files that come back).
+Only a server with a bucket has a tier. Its parts are `snapshotter.py` (snapshots), `cooling.py`
+(files that leave) and `cold_stores.py` (files that come back).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tier:
         self._samples: deque[Usage] = deque([bucket.usage.total()], maxlen=_SAMPLES)
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what is to run beside everything else, until cancelled."""
+        """Return the tasks that run beside everything else, until cancelled."""
         return [self.snapshotter.run(), self.cooler.run(), self._measure()]
 
     @property
@@ -55,18 +55,18 @@ class Tier:
         return self.snapshotter.backlog
 
     def requests_in_last_hour(self) -> int:
-        """Return how many requests were made of the bucket, in the last hour or since the start."""
+        """Return the number of requests to the bucket in the last hour, or since the start."""
         used = self._used()
         return (
             used.put_count + used.get_count + used.head_count + used.list_count + used.delete_count
         )
 
     def request(self, stores: Sequence[StoreId] | None) -> int:
-        """Have stores snapshotted soon, or all that are open; return how many."""
+        """Snapshot stores soon, or all open ones if `stores` is None. Return how many."""
         return self.snapshotter.request(stores)
 
     def request_one(self, store: StoreId) -> None:
-        """Have a store snapshotted soon."""
+        """Snapshot a store soon."""
         self.snapshotter.request([store])
 
     async def snapshot(self, stores: Sequence[StoreId]) -> None:

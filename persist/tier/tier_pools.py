@@ -1,4 +1,4 @@
-"""The threads of a server that wait for the bucket, apart by who waits for them."""
+"""The threads of a server that wait for the bucket: a pool for each purpose."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from holdfast.persist.tier.publishing import PARALLEL_SHARDS
 from holdfast.persist.write_path.archive_reads import PARALLEL_READS
 
 _SNAPSHOT_THREADS: Final = 4
-#: For two that publish at once: a pass, and snapshots that writes wait for.
+#: For two publishings at once: that of a pass, and that of snapshots that writes wait for.
 _PUBLISH_THREADS: Final = 2 * PARALLEL_SHARDS
 
 
 class TierPools:
-    """The pools of one incarnation; each starts with its first use."""
+    """The pools of one incarnation. Each starts with its first use."""
 
     def __init__(self, run_in_thread: RunInThread | None = None) -> None:
-        """`run_in_thread` is for whoever runs everything in its own way."""
+        """`run_in_thread`, if given, takes the place of all pools (in a simulation)."""
         self._made: list[TierThreads] = []
         self.snapshots = run_in_thread or self._pool("tier", _SNAPSHOT_THREADS)
         self.publishing = run_in_thread or self._pool("publish", _PUBLISH_THREADS)
-        # Of their own: foreground reads must not queue behind background work.
+        # Separate pools: foreground reads must not queue behind background work.
         self.cold_stores = run_in_thread or self._pool("cold", PARALLEL_FETCHES)
         self.archive = run_in_thread or self._pool("archive", PARALLEL_READS)
 
     def stop(self) -> None:
-        """End the threads once they have done what they were given."""
+        """End the threads once they have run what they were given."""
         for pool in self._made:
             pool.stop()
 
