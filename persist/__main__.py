@@ -1,8 +1,9 @@
 """`python -m holdfast.persist`: one persist server process, until SIGTERM or SIGINT.
 
-SIGTERM stops cleanly: everything is made durable, closed and released. Exit codes are those of
-`protocol/serving/process.py`; a fenced incarnation exits with 1, and its supervisor starts the
-next. """
+SIGTERM stops it cleanly: everything is made durable, closed and released. The exit codes are
+those of `protocol/serving/process.py`. A fenced incarnation exits with 1, and its supervisor
+starts the next one.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +42,14 @@ from holdfast.shared_fs.store_file.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Shorter than the default: whoever waits for a cold store tries again, and so does each pass.
+#: Shorter than the default, because clients that wait for a cold store try again, and
+#: so does each pass.
 _BUCKET_RETRY: Final = Retry(max_tries=5, timeout_seconds=10.0)
-#: Between lives that were fenced before they owned anything, doubling to the maximum.
+#: The pause after a life that was fenced before it owned anything. It doubles up to the maximum.
 _NEXT_LIFE_SECONDS: Final = 0.2
 _MAX_LIFE_SECONDS: Final = 10.0
-#: How long a thread that has Python's lock may keep it from another. A sync gives it up and wants
-#: it back: at the default of 5 ms a busy loop would make each sync ten times as long.
+#: How long a thread may keep Python's lock while another wants it. A sync releases the lock and
+#: needs it back: at the default of 5 ms a busy loop would make each sync ten times as long.
 _SWITCH_SECONDS: Final = 0.0005
 
 
@@ -160,7 +162,7 @@ async def _serve(
         except FencedError as error:
             if server.registered:
                 raise
-            # A coordinator that has lost its state fences everyone that it finds. This incarnation
+            # A coordinator that has lost its state fences all servers it finds. This incarnation
             # never owned anything, so the next one can be tried without a supervisor.
             logger.warning("server.fenced_before_start reason=%s", error)
             with contextlib.suppress(TimeoutError):
@@ -185,12 +187,12 @@ def _stop(server: PersistServer, running: asyncio.Future[None], stopping: asynci
 
 
 def _open_bucket(url: str) -> Bucket:
-    """Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError. One that is away is no
-    reason not to start: what is hot does not need it."""
+    """Open and probe the bucket. A server starts even while its bucket is away, because hot stores
+    do not need it. Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError."""
     bucket = open_bucket(url, retry=_BUCKET_RETRY)
     try:
         probe(bucket)
-        # Marks the bucket as a cluster's: commands take no other.
+        # Marks the bucket as a cluster's: commands accept no other.
         open_manifests(bucket)
     except BucketUnavailableError as error:
         logger.warning("tier.bucket_away bucket=%s reason=%s", bucket.name, error)

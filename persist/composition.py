@@ -1,8 +1,8 @@
 """The composition root: makes the parts of a server, each after those that it depends on.
 
-It alone knows which storage mode a server has, whether it has a bucket, and who hears of what. A
-part is given what it needs when it is made; those that have something to tell offer to be heard
-(`on_closed`, `on_published`, `on_work`), so that nobody is given what does not exist yet.
+Only this module knows which storage mode a server has, whether it has a bucket, and which part is
+told of what. A part gets what it needs when it is made. Parts that report events let others
+register (`on_closed`, `on_published`, `on_work`), so no part needs one that does not exist yet.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
 from holdfast.shared_fs.disk.layout import Layout
 
-#: Files of any size that are checked or copied at once.
+#: How many files of any size are checked or copied at once.
 _LARGE_THREADS: Final = 2
 
 
@@ -89,18 +89,18 @@ class Origins(NamedTuple):
 
 
 class _Threads(NamedTuple):
-    """Where an incarnation runs what blocks."""
+    """Where an incarnation runs blocking work."""
 
     run_in_thread: RunInThread
-    #: For the log: of its own.
+    #: The log's own thread.
     sync: RunInThread
-    #: For what may take minutes: the check or the copy of a file of gigabytes.
+    #: For work that may take minutes: checking or copying a file of gigabytes.
     large: RunInThread
     tier: TierPools
 
 
 class _WritePath(NamedTuple):
-    """From what arrives to what leaves, but for the pipeline that drives it."""
+    """The path of a write, without the pipeline that drives it."""
 
     inbox: Inbox
     progress: LogProgress
@@ -116,8 +116,8 @@ def compose(
     phase: LifePhase,
     resources: contextlib.ExitStack,
 ) -> Parts:
-    """Begin an incarnation, whose server's lock is held, and return its parts; `resources` end with
-    it.
+    """Begin an incarnation and return its parts. The caller holds the lock of the server's name.
+    `resources` are closed when the incarnation ends.
 
     Raises StorageError.
     """
@@ -273,7 +273,7 @@ def compose(
 
 
 def _gate(origins: Origins, server: str, incarnation: str) -> FenceGate:
-    """Return the fence of a new incarnation, as it sees it itself."""
+    """Return the gate of a new incarnation. On a shared disk this creates its fence."""
     disk, layout, bucket = origins.disk, origins.layout, origins.bucket
     if origins.options.bucket_only:
         assert bucket is not None
@@ -346,7 +346,7 @@ def _administrator(
 
 
 def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:
-    """Refuse to snapshot anything."""
+    """Refuse to snapshot: there is no bucket."""
     raise InvalidArgumentError(argument="command", reason=f"server {server!r} has no bucket")
 
 

@@ -1,4 +1,4 @@
-"""One life of a persist server: who it is, and what it lives on."""
+"""One life of a persist server: its identity, and the resources it uses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from holdfast.shared_fs.disk.layout import Layout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Incarnation:
-    """What nearly every part of a running server needs, made once and passed once."""
+    """What nearly every part of a running server needs. It is made once, and passed
+    as one argument."""
 
-    #: The server's name, and the id of this life of it: never used again.
+    #: The server's name, and the id of this life, which is never used again.
     server: str
     id: str
     bus: Bus
     subjects: Subjects
     disk: Disk
     layout: Layout
-    #: Says if this life may still acknowledge anything.
+    #: Tells if this life may still acknowledge anything.
     gate: FenceGate
     #: Returns int milliseconds since the epoch.
     clock_ms: Callable[[], int]
     run_in_thread: RunInThread
-    #: Threads of their own for what may take minutes, so that nothing else waits behind it.
+    #: Separate threads for work that may take minutes, so that nothing else waits behind it.
     run_large: RunInThread

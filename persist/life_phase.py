@@ -12,21 +12,22 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class LifePhase:
-    """The phase of one incarnation, as the coordinator, the process and itself set it."""
+    """The phase of one incarnation, as set by the coordinator, the process and the
+    incarnation itself."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._draining = False
-        #: Set whenever the coordinator says something new about draining.
+        #: Set whenever the coordinator changes its mind about draining.
         self.changed = asyncio.Event()
-        #: This life is to end, cleanly.
+        #: Set when this life is to end cleanly.
         self.stopping = asyncio.Event()
-        #: After a clean end the next life begins: see `leaving.py`.
+        #: After a clean end the next life begins; see `leaving.py`.
         self.lives_again = False
-        #: The coordinator was told that nothing is this server's, and may not have heard: until it
-        #: has, nothing may be opened.
+        #: The coordinator was told that this server owns nothing, and may not have heard it. Until
+        #: it has, nothing may be opened.
         self.vacating = False
-        #: From then on, by the loop's clock, the coordinator need not be waited for.
+        #: The time on the loop's clock from which this life no longer waits for the coordinator.
         self.give_up_at = inf
 
     @property
@@ -37,22 +38,22 @@ class LifePhase:
 
     @property
     def opens_nothing(self) -> bool:
-        """No store may be opened, nor sought for something to do."""
+        """True if no store may be opened, not even for maintenance."""
         return self.now is not ServerPhase.RUNNING or self.vacating
 
     @property
     def gives_up(self) -> bool:
-        """The coordinator need not be waited for any longer."""
+        """True if this life no longer waits for the coordinator."""
         return asyncio.get_running_loop().time() > self.give_up_at
 
     def set_draining(self, draining: bool) -> None:
-        """Whether the coordinator wants this server to have no stores."""
+        """Note whether the coordinator wants this server to have no stores."""
         if draining != self._draining:
             logger.info("server.draining server=%s draining=%s", self._server, draining)
             self._draining = draining
             self.changed.set()
 
     def stop(self, *, lives_again: bool = False) -> None:
-        """End this life; with `lives_again` another one follows."""
+        """End this life. With `lives_again`, another one follows."""
         self.lives_again = lives_again
         self.stopping.set()

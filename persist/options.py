@@ -1,4 +1,4 @@
-"""What a server is started with: what its operator chooses, and what it takes from its machine."""
+"""How a server is configured: what its operator chooses, and what its machine provides."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class ServerOptions:
     idle_close_seconds: float = IDLE_CLOSE_SECONDS
     max_open_stores: int = MAX_OPEN_STORES
     tier_policy: TierPolicy = field(default_factory=TierPolicy)
-    #: The disk is this server's own and a cache; log, fence and truth are in the bucket.
+    #: The disk is this server's own and only a cache: log, fence and data are in the bucket.
     bucket_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a server takes from the machine that it runs on; a simulation gives its own."""
+    """What a server uses of the machine that it runs on. A simulation provides its own."""
 
     #: Returns int milliseconds since the epoch. None: a steady clock.
     clock_ms: Callable[[], int] | None = None
-    #: Runs whatever blocks. None: pools of threads, one for each purpose.
+    #: Runs blocking functions. None: pools of threads, one for each purpose.
     run_in_thread: RunInThread | None = None
     watch: Watch = watch_folder
     loop_watch: LoopWatch | None = None

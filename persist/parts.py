@@ -1,4 +1,4 @@
-"""What the life of a server is made of: the result of its composition."""
+"""The parts of a running server: the result of its composition."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Parts:
     archiver: Archiver | None
 
     def work(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what runs beside everything else, until cancelled."""
+        """Yield the tasks that run beside everything else, until cancelled."""
         if self.tier is not None:
             yield from self.tier.work()
         yield self.archive_reads.run()

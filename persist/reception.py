@@ -1,5 +1,4 @@
-"""What reaches a server over the bus: frames of operations, commands, jobs; each goes where it
-belongs."""
+"""Receives what arrives over the bus, and dispatches it: frames of operations, commands, jobs."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class Reception:
         self._control = await self._bus.subscribe(subject, self._on_control)
 
     async def take_requests(self) -> None:
-        """Take what clients and operators ask for from now on."""
+        """Accept requests of clients and operators from now on."""
         callbacks: list[tuple[str, Callable[[BusMessage], None]]] = [
             (self._subjects.server_pattern(self._server), self._on_frame),
             (self._subjects.operator(self._server), self._on_operator),
@@ -65,20 +64,20 @@ class Reception:
         await self._bus.flush()
 
     async def take_no_more_requests(self) -> None:
-        """From now on only the coordinator is answered: a client that finds nobody on the subject
-        of frames has it ask, and a server that does not answer either would be fenced."""
+        """Answer only the coordinator from now on. A client that finds nobody on the subject of
+        frames makes the coordinator ask, which would fence a server that is silent there too."""
         for subscription in self._requests:
             await subscription.unsubscribe()
 
     async def close(self) -> None:
-        """Hear nobody any more."""
+        """Stop listening to the coordinator as well."""
         if self._control is not None:
             await self._control.unsubscribe()
 
     def _on_frame(self, message: BusMessage) -> None:
         inbox = self._inbox
         if not self._subjects.may_answer(message.subject, message.reply):
-            # Nobody who may could learn what became of it.
+            # There is no valid reply subject, so nobody could learn the outcome.
             logger.debug("frame.without_reply subject=%s", message.subject)
             return
         try:
@@ -87,7 +86,7 @@ class Reception:
         except (ProtocolError, InvalidNameError) as error:
             inbox.refuse(message.reply, -1, error)
             return
-        except Exception as error:  # noqa: BLE001 (it is this frame's answer)
+        except Exception as error:  # noqa: BLE001 (answered to this frame)
             self._mishaps.note("frame.failed", message.subject, error)
             inbox.refuse(message.reply, -1, internal_error("a frame", error))
             return
@@ -100,7 +99,7 @@ class Reception:
 
     def _on_control(self, message: BusMessage) -> None:
         if self._heartbeats.stalled:
-            # Nor an answer to a probe.
+            # Do not even answer a probe.
             return
         self._reply(message, self._commands.command(message.payload))
 

@@ -1,13 +1,13 @@
 """The persist server: one incarnation, from its lock to its last checkpoint.
 
     start     lock the server's name, make the parts (`composition.py`), register
-    serve     frames in (`reception.py`), through `pipeline.py`; stores opened when first used
+    serve     frames in (`reception.py`), through `pipeline.py`; stores opened on first use
     maintain  `checkpointing.py`, four times a second
-    stop      hand over what is open (`leaving.py`), answer what has arrived, leave nothing behind
+    stop      hand over open stores (`leaving.py`), answer what has arrived, leave nothing behind
               (`ending.py`)
 
 An incarnation that is fenced, or whose log cannot be synced, stops at once and answers nothing
-more; its supervisor starts the next one, which is a new incarnation like any other.
+more. Its supervisor starts the next one, which is a new incarnation like any other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAINTENANCE_SECONDS: Final = 0.25
 
 
 def new_incarnation() -> str:
-    """Return the id of a new life: sortable by its start, never the same twice."""
+    """Return the id of a new life. Ids sort by start time and never repeat."""
     return f"{int(time.time() * 1000):011x}{secrets.token_hex(4)}"
 
 
@@ -59,7 +59,7 @@ class PersistServer:
         bucket: Bucket | None = None,
         machine: Machine | None = None,
     ) -> None:
-        """`bucket` is where snapshots go; without a shared file system everything does."""
+        """`bucket` takes snapshots. In a bucket-only cluster it holds everything."""
         options = options or ServerOptions()
         assert bucket is not None or not options.bucket_only
         self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine())
@@ -67,25 +67,25 @@ class PersistServer:
         self.incarnation = incarnation or new_incarnation()
         self._phase = LifePhase(self.server)
         self._turns = Turns(server)
-        #: What it is made of, once it runs.
+        #: The parts of the server, once it runs.
         self.parts: Parts | None = None
 
     @property
     def registered(self) -> bool:
-        """The coordinator has accepted this incarnation: it may own stores."""
+        """True once the coordinator has accepted this incarnation, which then may own stores."""
         return self.parts is not None and self.parts.coordination.registered
 
     @property
     def lives_again(self) -> bool:
-        """After a clean end the next life is to begin: see `leaving.py`."""
+        """True if the next life is to begin after a clean end; see `leaving.py`."""
         return self._phase.lives_again
 
     def stop(self) -> None:
-        """Ask for a clean end; `run` returns when everything is durable and released."""
+        """Ask for a clean end. `run` returns when everything is durable and released."""
         self._phase.stop()
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Live this incarnation until `stop`. Sets `ready` once frames are accepted.
+        """Run this incarnation until `stop`. Sets `ready` once frames are accepted.
 
         Raises AlreadyRunningError, FencedError, StorageError, or whatever ended it.
         """
@@ -158,7 +158,7 @@ async def _stop_cleanly(parts: Parts) -> None:
 
 
 def _abandon(parts: Parts) -> None:
-    """Let go of every file as it is: the log has what the files have not."""
+    """Close every file as it is: the log has what the files lack."""
     for store in parts.open_stores.stores():
         if store.file is not None and store.state is OpenState.SERVING:
             with contextlib.suppress(HoldfastError):
@@ -166,8 +166,9 @@ def _abandon(parts: Parts) -> None:
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what ended the server: of the single exceptions in a group the first that names a disk
-    or a file, since who is failed by those fences itself, and its other tasks find the fence."""
+    """Return what ended the server: the first exception in a group that reports a failed
+    disk or file. A task that meets one fences the incarnation, and other tasks then fail
+    because of the fence."""
     causes = list(_single(group))
     for cause in causes:
         if isinstance(cause, StorageError) and not isinstance(cause, FencedError):

@@ -3,7 +3,7 @@
     shared_disk/    log, fence and store files are on a file system that all servers share
     bucket_only/    log and fence are in the bucket; files are a cache on a disk of the server's own
 
-Which one it is, is decided where a server is composed (`composition.py`), and known nowhere else.
+The composition root (`composition.py`) chooses one, and no other module knows which.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DeadLogReader(Protocol):
     """The logs of fenced incarnations."""
 
     def refresh(self) -> None:
-        """Read the logs of incarnations that were fenced since the last call. Blocking. Raises
-        StorageError."""
+        """Read the logs of incarnations that were fenced since the last call. Blocking.
+        Raises StorageError."""
 
 
 class Opener(Protocol):
@@ -75,40 +75,41 @@ class StorageMode(Protocol):
 
     @property
     def log_level(self) -> Durability:
-        """What a sync of the log achieves."""
+        """The level of durability that a sync of the log achieves."""
 
     @property
     def stall_seconds(self) -> float:
-        """A sync that takes longer is one of a disk, or a bucket, that hangs."""
+        """A sync that takes longer than this means that the disk or the bucket hangs."""
 
     @property
     def hands_over(self) -> bool:
-        """Stores can be given to other servers one by one, while this incarnation lives on."""
+        """True if stores can be handed to other servers one by one while this
+        incarnation lives on."""
 
     @property
     def confirm_open(self) -> ConfirmOpen | None:
-        """Asks if the fence is open, where looking at it does not."""
+        """Asks if the fence is open, where reading it locally is not enough."""
 
     async def begin(self) -> None:
-        """Do what has to be done before the incarnation is registered. Raises StorageError."""
+        """Prepare the storage, before the incarnation is registered. Raises StorageError."""
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Tell the coordinator that the files of stores are durable at a revision each, if that
-        says anything of what others can have. Raises UnavailableError."""
+        """Tell the coordinator that the files of stores are durable, each at a revision, if other
+        servers can use those files. Raises UnavailableError."""
 
     async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Tell it likewise of files that were closed, durable: store, epoch, revision."""
+        """Tell the coordinator likewise of durable files that were closed: store,
+        epoch, revision."""
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
-        """Take the damaged file of a store, which is leased, out of service. Returns if the store
-        can be opened anew: nothing of it is lost. Raises StorageError."""
+        """Take the damaged file of a leased store out of service. Return whether the store can be
+        opened again, because nothing of it is lost. Raises StorageError."""
 
     def opener(self, tier: Tier | None) -> Opener:
-        """Return what opens stores. `tier` is None of a server without a bucket."""
+        """Return the opener of stores. `tier` is None if the server has no bucket."""
 
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:
-        """Return the way into the bucket of writes that are to be `stored`, if that is beside the
-        log."""
+        """Return the writer of `stored` writes to the bucket, if it is separate from the log."""
 
     def tombstones(self, tier: Tier | None) -> Tombstones:
         """Return the tombstones that deletions put."""
@@ -117,14 +118,14 @@ class StorageMode(Protocol):
         """Return what puts restored states in place."""
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what is to run beside everything else, until cancelled."""
+        """Yield the tasks that run beside everything else, until cancelled."""
 
     async def end(self, left: int) -> bool:
-        """Nothing more is written; so many stores could not be made durable. Returns if that is a
-        clean end. Raises BucketError."""
+        """End after the last write. `left` stores could not be made durable. Return whether that is
+        a clean end. Raises BucketError."""
 
     def leave(self) -> None:
-        """Close the log, after a clean end, and leave nothing behind that nobody needs."""
+        """Close the log after a clean end, and leave nothing unnecessary behind."""
 
     def close(self) -> None:
         """End the threads."""
