@@ -9,7 +9,7 @@
     headers         map<string, string>: null without any
     value           binary
 
-What is asked for may be fewer of these columns, in any order; the others are not made.
+A query may ask for fewer columns, in any order; the others are not made.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ COLUMNS: Final[dict[str, DataType]] = {
     "value": BinaryType(),
 }
 SCHEMA: Final = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
-#: Small enough to be held twice, large enough to pay for its way to the JVM.
+#: Small enough to be in memory twice, large enough to be worth the transfer to the JVM.
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 4 * 1024 * 1024
 _MS: Final = pa.timestamp("ms", tz="UTC")
 
 
 class ColumnRows(NamedTuple):
-    """Rows of one store, column by column; `ids` are the seqs of a stream, the keys of a kv."""
+    """Rows of one store, column by column. `ids` are the seqs of a stream or the keys of a kv."""
 
     kind: StoreKind
     name: str
@@ -61,7 +61,7 @@ class ColumnRows(NamedTuple):
     revisions: Sequence[int]
     times: Sequence[int]
     headers: Sequence[Headers]
-    #: None of a large value: it stays in its store.
+    #: None in place of a large value, which stays in its store.
     values: Sequence[bytes | None]
 
     @property
@@ -74,14 +74,14 @@ class ColumnRows(NamedTuple):
 
 
 def rows_of_messages(name: str, messages: Sequence[Message]) -> ColumnRows:
-    """`messages` are not empty."""
+    """Return messages as columns. There is at least one message."""
     seqs, values, headers, times, revisions, large = zip(*messages, strict=True)
     held = _without_large(values, large)
     return ColumnRows(StoreKind.STREAM, name, seqs, revisions, times, headers, held)
 
 
 def rows_of_entries(name: str, entries: Sequence[Entry]) -> ColumnRows:
-    """`entries` are not empty."""
+    """Return entries as columns. There is at least one entry."""
     keys, values, headers, revisions, times, large = zip(*entries, strict=True)
     held = _without_large(values, large)
     return ColumnRows(StoreKind.KV, name, keys, revisions, times, headers, held)
@@ -96,7 +96,7 @@ def _without_large(
 
 
 class Gathering:
-    """Rows of several stores on their way to one batch."""
+    """Gathers rows of several stores into one batch."""
 
     def __init__(self) -> None:
         self._pieces: list[ColumnRows] = []
@@ -104,7 +104,7 @@ class Gathering:
         self._size_bytes = 0
 
     def add(self, rows: ColumnRows) -> list[ColumnRows]:
-        """Return what is enough for a batch, nothing until there is enough."""
+        """Add rows. Return all rows gathered if they are enough for a batch, else nothing."""
         self._pieces.append(rows)
         self._count += rows.row_count
         self._size_bytes += rows.size_bytes
@@ -113,7 +113,7 @@ class Gathering:
         return []
 
     def rest(self) -> list[ColumnRows]:
-        """Return what is left, and begin again."""
+        """Return the rows that are left, and begin again."""
         pieces, self._pieces = self._pieces, []
         self._count = self._size_bytes = 0
         return pieces
@@ -123,7 +123,7 @@ class BatchMaker:
     """Makes Arrow batches with the columns of a schema."""
 
     def __init__(self, schema: StructType, tenant: str) -> None:
-        """Raises InvalidArgumentError if it has a column that there is not."""
+        """Raises InvalidArgumentError if the schema has an unknown column."""
         for field in schema.fields:
             known_type = COLUMNS.get(field.name)
             if known_type is None or known_type.simpleString() != field.dataType.simpleString():

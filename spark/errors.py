@@ -4,7 +4,7 @@
     ├── JavaMissingError          no Java that Spark runs on was found
     ├── MessagesLostError         messages were removed before a streaming query has read them
     ├── RowsChangedError          a batch was run again with other rows
-    ├── OutputRemovedError        it is unknown whether a batch was written
+        ├── OutputRemovedError        whether a batch was written cannot be told any more
     └── StorageError
         ├── TableConflictError    another run committed first; nothing of this run is visible
         └── TableDamagedError     a table, or the record of its position, is not as it was written
@@ -32,7 +32,7 @@ class TableConflictError(StorageError):
 
     code = "table_conflict"
     retryable = True
-    template = "another run has changed the table {table} meanwhile: {reason}"
+    template = "another run has changed the table {table} in the meantime: {reason}"
 
 
 class TableDamagedError(StorageError):
@@ -47,9 +47,9 @@ class MessagesLostError(HoldfastError):
 
     code = "messages_lost"
     template = (
-        "stream {stream!r} was to be read from seq {expected_seq} on, but has {first_seq} to "
-        "{last_seq}: what lies between was removed, or the stream is another one or an older one "
-        "restored; to go on with what there is, set failOnDataLoss to false"
+        "stream {stream!r} should be read from seq {expected_seq} on, but has {first_seq} to "
+        "{last_seq}: messages were removed, or the stream was replaced or restored to an older "
+        "state; to continue with what there is, set failOnDataLoss to false"
     )
 
 
@@ -58,8 +58,8 @@ class RowsChangedError(HoldfastError):
 
     code = "rows_changed"
     template = (
-        "{batch} was written to stream {stream!r} in part by an earlier try, with other rows or in "
-        "another order: write from a plan that gives the same rows in the same order each time, "
+        "an earlier try wrote a part of {batch} to stream {stream!r}, with other rows or in "
+        "another order: write from a plan that returns the same rows in the same order each time, "
         "for "
         "example with sortWithinPartitions"
     )
@@ -70,6 +70,6 @@ class OutputRemovedError(HoldfastError):
 
     code = "output_removed"
     template = (
-        "nobody can tell if {batch} is in stream {stream!r} already: messages from seq "
+        "it is unknown whether {batch} is in stream {stream!r}: messages from seq "
         "{expected_seq} to {first_seq} were removed since its first try"
     )

@@ -1,7 +1,7 @@
 """An event loop for blocking code: Spark's workers and planners are plain threads.
 
-The loop runs in a thread of its own, so that a connection stays alive and the next page is on its
-way while Spark is busy with the last one. One loop to a task; it ends with the task.
+The loop runs in a thread of its own, so that a connection stays alive and the next page is fetched
+while Spark is busy with the last one. Each task has its own loop, which ends with the task.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ class EventLoop:
         self._loop = loop
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run to the end and return the result. What is awaited must have a deadline."""
+        """Run a coroutine to its end and return the result. Everything that it awaits must have
+        a deadline."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except BaseException:
-            # Also an interrupt of this thread.
+            # Includes an interrupt of this thread.
             future.cancel()
             raise
 
     def iterate(self, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
-        """Yield what `items` yields, which works on the next one while the last one is used."""
+        """Yield what `items` yields. The next item is made while the caller uses the last one."""
 
-        # A generator does one thing at a time.
+        # A generator cannot be iterated and closed at the same time.
         using = asyncio.Lock()
 
         async def following() -> tuple[_T] | None:
@@ -85,7 +86,7 @@ def running_loop() -> Iterator[EventLoop]:
 
 
 def connecting(connection: Connection) -> AbstractAsyncContextManager[Client]:
-    """Return the client of a task, to be entered in its loop."""
+    """Return the client of a task. Enter it in the task's loop."""
     return connect(
         connection.nats,
         tenant=connection.tenant,

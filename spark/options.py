@@ -50,7 +50,7 @@ _REST: Final = ".+"
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """Which stores are meant, by name."""
+    """A pattern for names of stores."""
 
     text: str
 
@@ -68,8 +68,8 @@ class NamePattern:
 
     @property
     def prefixes(self) -> list[str]:
-        """Starts of names that between them are those of every store that matches, none of them
-        the start of another."""
+        """Prefixes that cover the name of every store that matches. None of them begins
+        with another."""
         starts = sorted({re.split(r"[*>]", part)[0] for part in self._parts})
         return [
             start
@@ -99,7 +99,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is to be read. One of `connection` and `bucket` is given."""
+    """What to read. Exactly one of `connection` and `bucket` is set."""
 
     tenant: str
     connection: Connection | None
@@ -122,7 +122,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where rows go."""
+    """Where to write rows."""
 
     connection: Connection
     stream: str | None
@@ -136,7 +136,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     nats, bucket = options.get("nats"), options.get("bucket")
     if (nats is None) == (bucket is None):
         raise InvalidArgumentError(
-            argument="nats", reason="give it to read the live cluster, or else bucket"
+            argument="nats", reason="set either nats, to read the live cluster, or bucket"
         )
     stream, kv = options.get("stream"), options.get("kv")
     if stream is None and kv is None:
@@ -170,7 +170,9 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         durability = Durability[word.upper()]
     except KeyError as error:
         words = ", ".join(level.word for level in Durability)
-        raise InvalidArgumentError(argument="durability", reason=f"one of {words}") from error
+        raise InvalidArgumentError(
+            argument="durability", reason=f"must be one of {words}"
+        ) from error
     return WriteOptions(
         connection=_connection(options),
         stream=None if stream is None else check_store(stream),
@@ -182,7 +184,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 def _connection(options: Mapping[str, str]) -> Connection:
     nats = options.get("nats")
     if not nats:
-        raise InvalidArgumentError(argument="nats", reason="the NATS URL of the cluster is wanted")
+        raise InvalidArgumentError(argument="nats", reason="must be the NATS URL of the cluster")
     names = {"nats_token": "token", "nats_credentials": "user_credentials"}
     return Connection(
         nats,
@@ -197,14 +199,14 @@ def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | N
     if text is None:
         return None
     if not _INTEGER.fullmatch(text) or int(text) < least:
-        raise InvalidArgumentError(argument=name, reason=f"a number from {least} on")
+        raise InvalidArgumentError(argument=name, reason=f"must be an integer of at least {least}")
     return int(text)
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
-        raise InvalidArgumentError(argument=name, reason="true or false")
+        raise InvalidArgumentError(argument=name, reason="must be true or false")
     return text == "true"
 
 
@@ -218,5 +220,5 @@ def _time_ms(text: str | None) -> int | None:
     except ValueError as error:
         raise InvalidArgumentError(argument="start_time", reason=str(error)) from error
     if time.tzinfo is None:
-        raise InvalidArgumentError(argument="start_time", reason="its zone is wanted too")
+        raise InvalidArgumentError(argument="start_time", reason="must have a zone")
     return int(time.timestamp() * 1000)

@@ -37,7 +37,7 @@ from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.state import read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
 
-#: Values in one write, which must fit in a frame with everything else.
+#: Bytes of the values in one write, which must fit into a frame.
 _BATCH_BYTES: Final = 512 * KIB
 _ROW_COLUMNS: Final = ("tenant", "kind", "store", "seq", "key", "headers", "value")
 _RESULT: Final = (
@@ -151,7 +151,7 @@ def _rows(
         sql = state_sql("holdfast_import", condition=condition, columns=_ROW_COLUMNS)
         return spark.sql(sql)
     if version is not None or time is not None:
-        raise InvalidArgumentError(argument="source", reason=f"{source} has one state only")
+        raise InvalidArgumentError(argument="source", reason=f"{source} has only one state")
     try:
         found = spark.read.parquet(source)
     except AnalysisException as error:
@@ -211,7 +211,7 @@ class _Written(NamedTuple):
 
 
 def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write rows that come by store, and yield what became of each store."""
+    """Write rows, which come grouped by store. Yield the result of each store."""
     rows = (_checked(_Row(*row)) for batch in batches for row in zip(*_lists(batch), strict=True))
     with running_loop() as loop:
         for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
@@ -316,7 +316,7 @@ class _Writer:
     def _numbered(
         self, rows: Iterator[_Row], gaps: list[range]
     ) -> Iterator[tuple[int, _Row | None]]:
-        """Yield the messages with the seqs that they shall have, None for an empty place."""
+        """Yield the messages with their new seqs, and None for a gap."""
         next_seq = 1
         for row in rows:
             if not self._renumber and row.seq is not None and row.seq > next_seq:

@@ -54,7 +54,7 @@ def session(
     active = SparkSession.getActiveSession()
     if active is None:
         use_java()
-        # The workers import holdfast, so they must be of the same environment.
+        # The workers import holdfast, so they must run in the same environment.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         builder: Any = SparkSession.builder

@@ -1,4 +1,4 @@
-"""Reading the table of changes: its rows, and the state that they add up to.
+"""Reading the table of changes: its rows, and the state of the stores that follows from them.
 
 The SQL works in Spark and in DuckDB. docs/analytics.md explains it.
 """
@@ -19,7 +19,7 @@ from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.tables.table import FILE_SCHEMA, TABLE_SCHEMA
 
 _BATCH_ROWS: Final = 8192
-#: What the state has of a row of the table.
+#: The columns of the table that the state has.
 STATE_COLUMNS: Final = (
     "tenant",
     "store",
@@ -119,7 +119,7 @@ def latest(spark: SparkSession, table: str, *, version: int | None = None) -> Da
 
 
 def read_file(location: TableLocation, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file with the columns that its path stands for."""
+    """Yield the rows of one file, with the columns whose values are in its path."""
     tenant, date = (part.partition("=")[2] for part in path.split("/")[:2])
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         source = location.get_file(path, Path(folder) / "part.parquet")

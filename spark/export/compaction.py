@@ -2,10 +2,11 @@
 
 Each incremental run leaves at least one file for each tenant and date, most of them small. Within a
 partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
-task. One transaction replaces the old files by the new ones, so a reader sees either. Exports may
-run at the same time, another compaction may not. The replaced files stay for time travel.
+task. One transaction replaces the old files by the new ones, so a reader sees only the old or only
+the new ones. Exports may run at the same time, but another compaction may not. The replaced files
+stay for time travel.
 
-Files are sorted, so they are merged as they are read: a task holds a slice of each, 64 MiB in all.
+Files are sorted, so a task merges them while it reads: it holds a slice of each, 64 MiB in all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.spark.tables.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, Chan
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
 SMALL_BYTES: Final = 128 * MIB
-#: One merge reads at most so many files at once.
+#: The most files in one merge.
 _MAX_FILES: Final = 256
 _BUFFER_BYTES: Final = 64 * MIB
 _MAX_BATCH_ROWS: Final = 8192
@@ -42,7 +43,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class MergeJob:
-    """What all merges of a compaction have in common."""
+    """The parameters that all merges of a compaction share."""
 
     table: TableLocation
     file_bytes: int
@@ -116,7 +117,7 @@ def compact(
 def merges(
     files: Sequence[DeltaFile], small_bytes: int, file_bytes: int
 ) -> list[tuple[DeltaFile, ...]]:
-    """Return the groups of files that are each to become one."""
+    """Return groups of files, each of which is to be merged."""
     partitions: dict[tuple[str, str], list[DeltaFile]] = {}
     for file in files:
         if file.size_bytes < small_bytes:
@@ -136,7 +137,7 @@ def merges(
 
 
 def merge(job: MergeJob, files: Sequence[DeltaFile]) -> list[AddedFile]:
-    """Write the rows of files of one partition anew, sorted, and return what was written."""
+    """Merge files of one partition, sorted. Return the files written."""
     name = f"merged-{secrets.token_hex(8)}"
     with (
         ExitStack() as stack,
@@ -155,7 +156,7 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> list[AddedFile]:
 
 
 class _Source:
-    """One sorted file, of which a slice is in memory."""
+    """One sorted file, with a slice of it in memory."""
 
     def __init__(self, file: pq.ParquetFile, budget_bytes: int) -> None:
         metadata = file.metadata
@@ -168,7 +169,7 @@ class _Source:
         self.advance()
 
     def advance(self) -> None:
-        """Have the next slice, None at the end."""
+        """Load the next slice, or None at the end."""
         batch = next(self._batches, None)
         self.rows = None if batch is None else pa.Table.from_batches([batch]).cast(FILE_SCHEMA)
 
@@ -190,7 +191,7 @@ class _Source:
 
 
 def _merged(sources: Sequence[_Source]) -> Iterator[pa.Table]:
-    """Yield the rows of all sources in order, as many at a time as are surely complete."""
+    """Yield the rows of all sources in order, in pieces that no later slice can add to."""
     while open_sources := [source for source in sources if source.rows is not None]:
         cut = min(source.key(-1) for source in open_sources)
         parts = [part for source in open_sources if len(part := source.take_up_to(cut))]

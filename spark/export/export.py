@@ -8,8 +8,8 @@
 Each run adds what came after the watermarks of the previous run, including deletes and overwrites,
 and commits rows and watermarks together. A run that is killed leaves nothing visible. If two runs
 overlap, one of them is refused. A run pins what it reads (`pinning.py`). If an object is removed
-all the same (the snapshot of a deleted store, a log object that its server retired), the run reads
-the rest again in another round, a few times at most.
+nevertheless (the snapshot of a deleted store, a log object that its server retired), the run reads
+the rest in another round, a few times at most.
 
 After the commit the run records in the manifests up to which seq each stream is archived.
 """
@@ -47,7 +47,8 @@ from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
 from holdfast.spark.tables.watermarks import Watermark, Watermarks
 from holdfast.spark.tables.writing import FILE_BYTES
 
-#: Each is a run of its own; what made another necessary is rare and goes on for a moment only.
+#: The most rounds of an export. Each is a run of its own. A second one is rarely necessary, because
+#: objects are removed only rarely while an export runs.
 _MAX_ROUNDS: Final = 3
 _PROGRESS_SECONDS: Final = 0.25
 
@@ -172,7 +173,7 @@ def export(
 
 
 class _Round:
-    """One plan, one job of Spark, one commit."""
+    """One plan, one Spark job, one commit."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class _Round:
         skipped: set[StoreId | str],
         pin: ExportPin,
     ) -> None:
-        """`skipped` are stores and log objects that cannot be read; it grows."""
+        """`skipped` are the stores and log objects that cannot be read. A round adds to it."""
         self._skipped = skipped
         self._pin = pin
         self._spark = spark
@@ -203,7 +204,7 @@ class _Round:
         before = self._table.watermarks()
         self._pin.hold_everything()
         coverage, damaged = read_coverage(self._manifests.bucket)
-        # After the logs: a slot that is gone by then is covered by what a manifest names now.
+        # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
         entries = {
             store: entry for store, entry in self._manifests.entries() if store not in self._skipped
         }
@@ -255,7 +256,7 @@ class _Round:
 
 
 class _Taken:
-    """What of a job's outcomes can be committed together."""
+    """The part of a job's outcomes that can be committed together."""
 
     def __init__(
         self, planned: ExportPlan, outcomes: Sequence[TaskOutcome], before: Watermarks
@@ -264,11 +265,11 @@ class _Taken:
         self.changed: dict[StoreId, Watermark] = {}
         self.damaged: list[str] = []
         self.unreadable: set[StoreId | str] = set()
-        #: Something that could be read was not.
+        #: Whether something was not read that another round can read.
         self.stale = False
         self.row_count = 0
         self.reset_count = 0
-        #: A store of which a part is missing has none.
+        #: If one part of a store is missing, the whole store counts as failed.
         failed = {one.store for outcome in outcomes for one in outcome.stores if one.mark is None}
         for task, outcome in zip(planned.tasks, outcomes, strict=True):
             if not task.logs:
@@ -278,7 +279,8 @@ class _Taken:
             if outcome.log_damage is not None:
                 self.damaged.append(outcome.log_damage)
                 self.unreadable |= set(outcome.damaged_logs)
-        # All or none: rows of a store may be in several tasks, each in files with other stores.
+        # All logs or none: rows of a store may be in several tasks, each in files with other
+        # stores.
         if any(one.log_marks is None for one in logs) or failed & planned.stacked:
             self.stale = True
             return
@@ -323,8 +325,7 @@ def run_job(
     tasks: Sequence[object],
     progress: Progress | None,
 ) -> list[Any]:
-    """Call `function(job, task)` on executors for each task and return what they return, in
-    order."""
+    """Call `function(job, task)` on executors for each task. Return the results in order."""
     context = spark.sparkContext
     group = f"{name} {uuid.uuid4().hex[:8]}"
     context.setJobGroup(group, name, interruptOnCancel=True)
@@ -342,7 +343,7 @@ def run_job(
 def _watching(
     spark: SparkSession, group: str, total: int, progress: Progress | None
 ) -> Iterator[None]:
-    """Tell how many tasks are done while the block runs."""
+    """Report how many tasks are done while the body runs."""
     if progress is None:
         yield
         return
@@ -376,8 +377,8 @@ def _archive(
     marks: Watermarks,
     table: str,
 ) -> int:
-    """Tell the manifests up to which seq and revision each stream is in the table. Returns how many
-    learned it."""
+    """Record in the manifests up to which seq and revision each stream is in the table. Return the
+    number of streams recorded."""
     by_shard: dict[int, dict[StoreId, Watermark]] = {}
     for store, entry in entries.items():
         mark = marks.get(store)
@@ -421,8 +422,8 @@ def _is_news(entry: StoreEntry, mark: Watermark, table: str) -> bool:
 
 
 def _is_of(entry: StoreEntry, mark: Watermark) -> bool:
-    """Tell if an entry is surely of the life of the store that a table has. After a change of owner
-    it is with the next export."""
+    """Return whether an entry is certainly of the same life of the store as the table's rows. After
+    a change of owner, that is known only after the next export."""
     return entry.newest is not None and entry.newest.epoch == mark.epoch
 
 

@@ -1,9 +1,9 @@
-"""What an executor does for an export: read what a task names, write files, say how far it came.
+"""The executor's side of an export: reads what a task names, writes files, reports the result.
 
-Everything that a task needs is in the task; nothing goes through the driver but names and numbers.
-A worker needs at most some 600 MiB, however large a store is: 64 MiB of packs and twice 16 MiB of
-an unpacked image, or 16 MiB of log objects and what they unpack to, 96 MiB of rows that wait for
-their row group and as much again while it is written. A larger image lies on the executor's disk.
+A task contains everything that it needs; only names and numbers go through the driver. A worker
+needs at most some 600 MiB, however large a store is: 64 MiB of packs and twice 16 MiB of an
+unpacked image, or 16 MiB of log objects and their unpacked content, and 96 MiB of rows that wait
+for their row group, twice while it is written. A larger image is on the executor's disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all tasks of a run have in common."""
+    """The parameters that all tasks of a run share."""
 
     bucket: str
     table: TableLocation
@@ -51,26 +51,26 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StoreOutcome:
-    """What became of one store, or of one part of it, in a task."""
+    """The result of one store, or of one part of it, in a task."""
 
     store: StoreId
     parts: int
     row_count: int
-    #: How far the table goes once this is committed, None if nothing was read.
+    #: How far the table goes once this is committed. None if nothing was read.
     mark: Watermark | None
     is_reset: bool = False
-    #: Why nothing was read: the snapshot is gone, or damaged.
+    #: The reasons why nothing was read: the snapshot is gone, or damaged.
     missing: bool = False
     damage: str | None = None
 
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """What a task did. Its files are nobody's until they are committed."""
+    """The result of a task. Its files are not visible before they are committed."""
 
     files: list[AddedFile] = field(default_factory=list)
     stores: list[StoreOutcome] = field(default_factory=list)
-    #: From log objects. None if one of them is gone or damaged.
+    #: The marks of rows from log objects. None if a log object is gone or damaged.
     log_marks: dict[StoreId, Watermark] | None = field(default_factory=dict)
     log_damage: str | None = None
     damaged_logs: tuple[str, ...] = ()
@@ -81,8 +81,8 @@ class TaskOutcome:
 
 
 def run_task(job: Job, task: Task) -> TaskOutcome:
-    """Do a task. May be done any number of times: what an attempt wrote and did not return is left
-    over. Raises BucketError, OSError, deltalake's and boto3's errors."""
+    """Run a task. It may be run any number of times: the files of a failed attempt are left over
+    for collection. Raises BucketError, OSError, and errors of deltalake and boto3."""
     begun = time.monotonic()
     bucket = _bucket(job.bucket)
     before = bucket.usage.total()
@@ -112,7 +112,7 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
 
 
 class _Output:
-    """What the readers of a task yield, on its way to files."""
+    """Passes the rows of a task's readers on to files."""
 
     def __init__(self, writer: TableWriter) -> None:
         self._writer = writer
@@ -126,7 +126,8 @@ class _Output:
         self._write(self._gathering.add(piece))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
-        """Take the last rows back, all of one store; False if it is too late for that."""
+        """Take back the last rows, all of one store. Return False if some are in
+        a batch already."""
         return self._gathering.drop(store, row_count)
 
     def finish(self) -> list[AddedFile]:
@@ -166,7 +167,7 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
         ArchiveMissingError,
     ) as error:
         if not output.drop(store, output.row_count - before):
-            # Some rows of it are written among others' rows already.
+            # Some of its rows are already written, among rows of other stores.
             raise
         return StoreOutcome(store, work.parts, 0, None, damage=str(error))
     return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
@@ -188,8 +189,8 @@ def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: T
 
 @contextmanager
 def _without_cycles() -> Iterator[None]:
-    """Keep the garbage collector from looking at millions of rows that are in no cycle, which takes
-    an eighth of the time."""
+    """Keep the garbage collector from traversing millions of rows that are in no cycle. That would
+    take an eighth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -201,5 +202,5 @@ def _without_cycles() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=4)
 def _bucket(url: str) -> Bucket:
-    """Return the bucket of this worker, which serves all its tasks."""
+    """Return the bucket of this worker, which all its tasks share."""
     return open_bucket(url, make=False)

@@ -1,1 +1,1 @@
-"""Rows of snapshots and logs."""
+"""Rows of snapshots and logs for the table of changes."""

@@ -1,15 +1,15 @@
 """The changes that the image of a store file holds, in the order of revisions.
 
-An image has each message or entry as it was set last, and deletes and trims as far back as the
-change log of the file goes. What was overwritten before the image was taken is not there.
+An image has the last state of each message or entry, and deletes and trims as far back as the
+file's change log goes. It does not have values that were overwritten before it was taken.
 
-A part of an image is a range of revisions, so that the parts of a large store are read by different
-tasks. Messages that were only appended are in the table in the order of revisions as well as of
-seqs, so a range of them is found by a binary search; all else has an index by revision.
+A part of an image is a range of revisions, so several tasks can read the parts of a large store.
+Messages that were only appended have the same order by revision and by seq, so a binary search
+finds a range of them; everything else has an index by revision.
 
-If the table goes up to a revision whose successors are no longer all known (deletes of them were
-forgotten, or the store was created anew or restored meanwhile), the image is read from its
-beginning, and `Reading.is_reset` says so: what the table had of the store is void.
+The image may not have all changes after the table's revision: deletes were forgotten, or the store
+was created anew or restored in the meantime. Then it is read from its beginning, and
+`ImageReading.is_reset` says that all earlier rows of the store in the table are void.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ from holdfast.spark.tables.watermarks import Watermark
 _CACHE_KIB: Final = 8192
 _revision: Final = attrgetter("revision")
 
-#: All that is asked of every image: preparing a statement costs more than a row of it. The last two
-#: say if there is anything of what most stores have none of.
+#: Asks everything that every image is asked for in one statement, because preparing one costs more
+#: than reading a row. The last columns tell whether the file has changes, replaced messages and
+#: large values, which most do not.
 _BODIES: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'bodies'"
 _META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
     ", created, EXISTS(SELECT 1 FROM changes), {}, EXISTS(" + _BODIES + ") FROM meta WHERE id = 1"
@@ -85,7 +86,7 @@ _SELECT_CHANGES: Final = (
     "SELECT revision, time, change FROM changes"
     " WHERE revision > ? AND revision <= ? ORDER BY revision"
 )
-#: The time of the last row at or before a revision.
+#: The times of the last rows at or before a revision.
 _LAST_TIMES: Final = (
     "SELECT max(time) FROM (SELECT time FROM changes WHERE revision <= ?1"
     " ORDER BY revision DESC LIMIT 1)"
@@ -103,7 +104,7 @@ _LAST_REPLACED_TIME: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ImageReading:
-    """What a part of an image is about to yield: the changes after `after` up to `upto`."""
+    """The range of a part of an image: the changes after `after` up to `upto`."""
 
     after: int
     upto: int
@@ -111,7 +112,7 @@ class ImageReading:
 
 
 class StoreImage:
-    """An image, opened for reading: from memory, or from a file that nobody else changes."""
+    """An image that is opened for reading, from memory or from a file that never changes."""
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class StoreImage:
         archive: Archive | None = None,
         memory: apsw.Connection | None = None,
     ) -> None:
-        """`archive` is where the values of archived messages are. `memory` is a connection whose
-        last image was closed: to make one takes as long as to read fifty rows. It stays open.
-        Raises StoreDamagedError, NewerFormatError."""
+        """`archive` has the values of archived messages. `memory` is a connection to reuse,
+        which stays open: making one takes as long as reading fifty rows. Raises
+        StoreDamagedError, NewerFormatError."""
         self.store = store
         self._archive = archive
         self._is_borrowed = memory is not None
@@ -145,9 +146,9 @@ class StoreImage:
         except apsw.Error as error:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
         if row is None or (*row[:3],) != store:
-            raise StoreDamagedError(store=str(store), reason="its image is of something else")
+            raise StoreDamagedError(store=str(store), reason="its image is of another store")
         *meta, self.created, self._has_changes, self._has_replaced, has_large = row[3:]
-        #: Earlier formats have no such column. Large values stay in their stores.
+        #: Files of earlier formats have no `body_bytes`. Large values stay in their stores.
         self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
         self.meta = StoreMeta(*meta)
         self._archived = ArchivedBlocks(self._connection.execute)
@@ -161,12 +162,12 @@ class StoreImage:
         return statement.format(value=self._value)
 
     def watermark(self) -> Watermark:
-        """Return how far a table goes that has all of this."""
+        """Return the watermark of a table that has the whole image."""
         meta = self.meta
         return Watermark(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created)
 
     def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> ImageReading:
-        """Return what the `part`-th of `parts` equal parts of all that came since is."""
+        """Return the `part`-th of `parts` equal parts of the changes after `since`."""
         after = 0 if since is None else since.revision
         is_reset = since is not None and not self._continues(since)
         if is_reset:
@@ -194,14 +195,14 @@ class StoreImage:
 
     # Both kinds
     def _continues(self, since: Watermark) -> bool:
-        """Tell if everything that happened since a watermark is in the image."""
+        """Return whether the image has every change since a watermark."""
         meta = self.meta
         if since.created and since.created != self.created:
             return False
         if meta.revision < since.revision or since.revision < meta.changes_from:
             return False
-        # A store that was set back and has gone on since has other changes under old numbers. Times
-        # do not run backwards within a store, and it was set back later than it was exported.
+        # A store that was restored to an earlier state and then written has other changes under old
+        # revisions. Times never run backwards within a store, and it was restored after the export.
         return all(time <= since.time for time in self._times_up_to(since.revision))
 
     def _times_up_to(self, revision: int) -> Iterator[int]:
@@ -239,21 +240,22 @@ class StoreImage:
             self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
         if self._archived.exists:
-            # What the table has already is not asked of it: nearly always that is all of it.
+            # Values that the table has are not read from it again. Nearly always it has all of
+            # them.
             appended = merge(appended, self._brought_back(reading))
         others = _Queue(self._replaced_and_changes(reading))
         yield from self._interleaved(origin, appended, others, reading.upto)
 
     def _brought_back(self, reading: ImageReading) -> Iterator[tuple[Any, ...]]:
-        """Yield the archived messages of a reading as rows: for a table that has them not, or that
-        is to hold the store anew."""
+        """Yield the archived messages of a reading as rows, for a table that does not have them, or
+        that gets the store anew."""
         wanted = takewhile(
             lambda message: message.revision <= reading.upto,
             self._archived.after_revision(reading.after),
         )
         for messages in iter(lambda: list(islice(wanted, ARCHIVE_BLOCK_ROWS)), []):
             if self._archive is None:
-                reason = "nobody said where its archive is"
+                reason = "its archive is not known"
                 raise ArchiveUnreadableError(store=str(self.store), reason=reason)
             bodies = self._archive.bodies(messages)
             for message in messages:
@@ -278,7 +280,7 @@ class StoreImage:
         return _merged(replaced, self._changes(reading))
 
     def _first_seq_after(self, revision: int) -> int:
-        """Return a seq at which the appended messages after a revision begin."""
+        """Return the seq at which the appended messages after a revision begin."""
         if revision == 0:
             return 1
         low, high = 1, self.meta.last_seq + 1
@@ -301,8 +303,8 @@ class StoreImage:
     def _interleaved(
         self, origin: RowOrigin, sets: Iterator[Any], others: _Queue, upto: int
     ) -> Iterator[Piece]:
-        """Yield rows of messages or entries and other changes in one order. Where there are no
-        others, which is nearly everywhere, no row is touched one by one."""
+        """Merge rows of messages or entries with other changes. Where there are no other changes,
+        as nearly everywhere, no row is handled one by one."""
         is_stream = self.store.kind == StoreKind.STREAM
         shape_of_sets = Shape.MESSAGES if is_stream else Shape.ENTRIES
         size = self._piece_rows()
@@ -330,7 +332,7 @@ class StoreImage:
 
 
 class _Queue:
-    """Rows in the order of revisions, with a look at the next one."""
+    """Rows in the order of revisions, with a view of the next one."""
 
     def __init__(self, rows: Iterator[ExportedRow]) -> None:
         self._rows = rows
@@ -355,7 +357,7 @@ def _set_row(row: tuple[Any, ...], is_stream: bool) -> ExportedRow:
 
 
 def _merged(first: Iterator[ExportedRow], second: Iterator[ExportedRow]) -> Iterator[ExportedRow]:
-    """Yield two sequences of rows, each in the order of revisions, as one."""
+    """Merge two sequences of rows, each in the order of revisions."""
     left, right = _Queue(first), _Queue(second)
     while left.revision is not None or right.revision is not None:
         if right.revision is None or (left.revision is not None and left.revision < right.revision):

@@ -1,8 +1,8 @@
-"""Brings images of snapshots from the bucket to where a task reads them.
+"""Fetches images of snapshots from the bucket for a task.
 
-A small image is read in memory. A large one is brought to a file once for all tasks of a machine
-that read a part of it: whoever comes first fetches it, the others wait for a lock. Images stay
-until room is needed, and go with the folder of the Spark application.
+A small image is read in memory. A large one is fetched to a file once for all tasks of a machine
+that read a part of it: the first task fetches it while the others wait for a lock. Images stay
+until room is needed; the last ones disappear with the folder of the Spark application.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from holdfast.shared_fs.snapshots.snapshot import SMALL_IMAGE_BYTES, fetch
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork
 
-#: Files of images that are kept on a machine.
+#: The size of all image files that a machine keeps.
 KEPT_BYTES: Final = 8192 * MIB
-#: One range of an object, and all that are kept.
+#: The largest range of an object, and all ranges kept in memory.
 _MAX_SPAN_BYTES: Final = 32 * MIB
 _READ_BYTES: Final = 64 * MIB
-#: A range may hold so much more than what is wanted of it: reading it costs less than requests do.
+#: A range may be this many times larger than its wanted parts: reading more costs less than more
+#: requests.
 _SPAN_FACTOR: Final = 4
 _REQUEST_BYTES: Final = MIB
-#: Images up to this share one connection, which keeps the last one in memory.
+#: Images up to this size share one connection, which keeps the last one in memory.
 _SHARED_CONNECTION_BYTES: Final = MIB
 
 
 class Images:
-    """The images of one task. What lies close together in a pack comes with one request. One is
-    open at a time; a context manager."""
+    """The images of one task, as a context manager. Images that are close together in a pack are
+    fetched in one request. One image is open at a time."""
 
     def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
         self._bucket = bucket
@@ -61,7 +62,7 @@ class Images:
 
     @contextmanager
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
-        """Open the image that a work reads. Raises ObjectMissingError, ObjectDamagedError,
+        """Open the image of a piece of work. Raises ObjectMissingError, ObjectDamagedError,
         StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
         image_bytes = work.version.image_bytes
         if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
@@ -69,7 +70,7 @@ class Images:
             try:
                 yield StoreImage(work.store, content, self._archive, self._memory)
             except BaseException:
-                # Somebody may still hold a cursor of it.
+                # A cursor on it may still be open.
                 self._memory = apsw.Connection(":memory:")
                 raise
             return
@@ -97,15 +98,15 @@ class Images:
             content = _unpacked(body[first : first + version.length], version)
             if content is not None:
                 return content
-        # It is put only after its structure was checked; what has its sha256 needs no other check.
-        # Where that is wrong, this tries again and tells what it is.
+        # A snapshot is uploaded only after its structure was checked, so a matching sha256 is
+        # enough. If it does not match, `fetch` tries again and raises the right error.
         fetched = fetch(self._bucket, work.store, version, Path("image"))
         assert isinstance(fetched.content, bytes)
         return fetched.content
 
 
 def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
-    """Return which range of each object has what is wanted of it, where one range is worth it."""
+    """Return for each object the range that contains the wanted parts, if one range is worth it."""
     wanted: dict[str, list[SnapshotVersion]] = {}
     for version in versions:
         if version.image_bytes <= SMALL_IMAGE_BYTES:
@@ -121,7 +122,7 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
 
 
 def _unpacked(body: bytes, version: SnapshotVersion) -> bytes | None:
-    """Return the image, None if it is not what was put."""
+    """Return the image, or None if it is not what was uploaded."""
     try:
         content = zstandard.ZstdDecompressor().decompressobj().decompress(body)
     except zstandard.ZstdError:
@@ -140,12 +141,12 @@ def _open_shared(
             draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
             fetch(bucket, work.store, version, draft, small_bytes=0)
             draft.rename(path)
-        # Once it is open it may be removed.
+        # Once it is open, the file may be removed.
         return StoreImage(work.store, path, archive)
 
 
 def _folder() -> Path:
-    """Return a folder of this machine that goes with the Spark application."""
+    """Return a folder on this machine that is removed with the Spark application."""
     if SparkFiles._is_running_on_worker:
         root = Path(SparkFiles.getRootDirectory())
     else:

@@ -1,4 +1,4 @@
-"""The bucket's log for an export: what each object covers, and the changes in it."""
+"""Reads the log in the bucket for an export: what each object covers, and the changes in it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from holdfast.spark.rows.rows import (
 )
 from holdfast.spark.tables.watermarks import Watermark
 
-#: Indexes read at once: what S3 takes 25 ms for each of.
+#: How many indexes are read at once. S3 takes 25 ms for each.
 _PARALLEL: Final = 16
 
 
 def read_coverage(bucket: Bucket) -> tuple[dict[StoreId, list[Coverage]], list[str]]:
-    """Return what the log objects that are there have of each store, and which are damaged.
+    """Return what the existing log objects cover of each store, and which objects are damaged.
 
     Raises BucketError.
     """
@@ -63,7 +63,7 @@ def _covered(bucket: Bucket, key: str) -> list[tuple[StoreId, Coverage]] | None:
             tail = bucket.get_tail(key, needed)
         index = decode_index(key, tail.body, tail.size_bytes)
     except ObjectMissingError:
-        # Retired since the list was made.
+        # The object was retired since the list was made.
         return []
     except ObjectDamagedError:
         return None
@@ -75,24 +75,24 @@ def _covered(bucket: Bucket, key: str) -> list[tuple[StoreId, Coverage]] | None:
 
 
 class LogRows:
-    """The changes that some log objects have of some stores, sorted as the table is."""
+    """The changes of some stores in some log objects, sorted like the table."""
 
     def __init__(self, bucket: Bucket, works: Sequence[LogWork]) -> None:
-        """Read them all. Raises ObjectMissingError for one that was retired, ObjectDamagedError,
-        BucketError."""
+        """Read all the objects. Raises ObjectMissingError if one was retired,
+        ObjectDamagedError, BucketError."""
         self._rows: dict[StoreId, list[tuple[int, str, ExportedRow]]] = {}
         self._marks: dict[StoreId, Watermark] = {}
         for work in works:
             self._read(bucket, work)
 
     def marks(self) -> dict[StoreId, Watermark]:
-        """Return how far this goes in each store; `last_seq` is 0 where nothing was appended."""
+        """Return how far the changes go in each store. `last_seq` is 0 if nothing was appended."""
         return self._marks
 
     def pieces(self, run: int) -> Iterator[Piece]:
         """Yield the changes by store, in the order of revisions."""
         for store in sorted(self._rows, key=order_of):
-            # By epoch too: what an owner of an earlier one had put is never beyond the next's.
+            # This also sorts by epoch: ranges of an earlier epoch end where the next epoch begins.
             rows = sorted(self._rows[store], key=lambda each: each[2].revision)
             start = 0
             for end in range(1, len(rows) + 1):

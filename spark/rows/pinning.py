@@ -1,12 +1,12 @@
-"""The pin of a running export: nothing that its tasks are to read is removed by the collector.
+"""The pin of a running export: garbage collection removes nothing that its tasks have to read.
 
-While the manifests are read everything is pinned, since nobody knows yet what will be needed; once
-the plan is made, only what it names. A thread renews the pin as long as the export runs. One whose
-driver is killed keeps objects for an hour at most.
+While the export reads the manifests it pins everything, because it does not know yet what it needs.
+Once the plan is made, it pins only what the plan names. A thread renews the pin while the export
+runs. If the driver is killed, the pin keeps objects for at most an hour.
 
-A bucket that takes no pin, as of somebody who may only read it, is exported without. What is
-removed then, or because a pin could not be renewed in time, or by the deletion of a store, which
-asks for no pins, is found missing by a task and left for the next round (`export.py`).
+A bucket that refuses pins, as with read-only credentials, is exported without one. Objects may be
+removed then, or if a pin could not be renewed in time, or if a store is deleted, which ignores
+pins. A task notices that an object is missing, and leaves it for the next round (`export.py`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from holdfast.spark.rows.planning import ExportPlan, SnapshotWork
 
 _PIN_SECONDS: Final = 3600.0
 _RENEW_SECONDS: Final = 1200.0
-#: Until the next try, if one has failed: there are many before the pin expires.
+#: The pause after a failed renewal: there is time for many tries before the pin expires.
 _RETRY_SECONDS: Final = 60.0
 
 
 class ExportPin:
-    """A context manager; the pin is gone at its end."""
+    """A context manager that releases the pin at its end."""
 
     def __init__(self, bucket: Bucket, reason: str) -> None:
         self._pinning = Pinning(bucket, lambda: int(time.time() * 1000), reason)
         self._keys: Iterable[str] = ()
         self._logs = self._everything = False
-        #: None before anything was pinned, and where nothing can be.
+        #: None before anything was pinned; False if the bucket refuses pins.
         self.is_held: bool | None = None
-        # The renewing thread puts what was pinned last, and not what was before.
+        # The lock makes the renewing thread put the last pin, and not an earlier one.
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="holdfast.pin", daemon=True)
@@ -51,15 +51,15 @@ class ExportPin:
         try:
             self._pinning.release()
         except BucketError:
-            # It expires; what the export has to say is more than that.
+            # The pin expires by itself, and an error of the export itself matters more.
             return
 
     def hold_everything(self) -> None:
-        """Pin all that there is. Raises BucketError."""
+        """Pin all objects. Raises BucketError."""
         self._hold((), logs=True, everything=True)
 
     def hold_only(self, plan: ExportPlan) -> None:
-        """Pin what the tasks of a plan read, in the place of everything. Raises BucketError."""
+        """Pin only what the tasks of a plan read. Raises BucketError."""
         keys = {
             work.version.key
             for task in plan.tasks

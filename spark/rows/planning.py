@@ -1,16 +1,14 @@
-"""What a run of the export has to read: from manifests, logs and watermarks to tasks. Pure.
+"""Plans a run of the export: makes tasks of manifests, logs and watermarks. Pure.
 
-Of each store the table has all changes up to its watermark. What follows is, first choice, in the
-bucket's log, change by change, with what was overwritten since; else in the newest snapshot, and
-after that in the log. Invariants:
+The table has all changes of a store up to its watermark. The changes after it are read from the log
+in the bucket if possible, because it has every change, including overwritten values. Otherwise they
+are read from the newest snapshot, and what follows that from the log. Invariants:
 
-- What a store's tasks read are ranges of revisions that follow the watermark without gap or
-  overlap.
-- A record of the log counts only up to where the next epoch begins: what lies beyond was never
-  acknowledged.
-- Log objects are read by tasks that read nothing else, and the parts of a large store by tasks of
-  their own, so that their files can be left out if something that they needed was removed
-  meanwhile.
+- The tasks of a store read ranges of revisions that follow the watermark without gap or overlap.
+- A record of the log counts only up to where the next epoch begins; later changes in it were
+  never acknowledged.
+- Tasks that read log objects read nothing else, and each part of a large store has a task of its
+  own. So their files can be left out if an object that they needed was removed in the meantime.
 """
 
 from __future__ import annotations
@@ -24,20 +22,21 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.tables.watermarks import Watermark
 
-#: What one task reads, of values: from where starting a task costs nothing to what takes minutes.
+#: The value bytes that one task reads: at least so many that starting a task costs little, at most
+#: so many that it takes minutes.
 MIN_TASK_BYTES: Final = 16 * MIB
 MAX_TASK_BYTES: Final = 1024 * MIB
-#: Tasks for each core: enough that none is idle for long at the end.
+#: Tasks for each core: enough that no core is idle for long at the end.
 _TASKS_PER_CORE: Final = 3
-#: Compressed bytes of log objects that a task has in memory together.
+#: Compressed bytes of log objects that a task holds in memory together.
 LOG_TASK_BYTES: Final = 16 * MIB
-#: What reading a store takes, however small it is: a millisecond, in which a large one yields as
-#: much.
+#: The fixed cost of reading a store: a millisecond, in which so many bytes of a large store are
+#: read.
 _STORE_BYTES: Final = 64 * KIB
 
 
 class Coverage(NamedTuple):
-    """What a log object has of a store: the changes after `previous_revision` up to `revision`."""
+    """A log object's part of a store: the changes after `previous_revision` up to `revision`."""
 
     key: str
     size_bytes: int
@@ -56,7 +55,7 @@ class LogRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWork:
-    """The `part`-th of `parts` equal parts of what a snapshot has beyond a watermark."""
+    """The `part`-th of `parts` equal parts of a snapshot's changes after a watermark."""
 
     store: StoreId
     version: SnapshotVersion
@@ -67,7 +66,7 @@ class SnapshotWork:
 
 @dataclass(frozen=True, slots=True)
 class DropWork:
-    """A store that was deleted, after the table got it up to `since`."""
+    """A deleted store, which the table has up to `since`."""
 
     store: StoreId
     tombstone: Tombstone
@@ -76,7 +75,7 @@ class DropWork:
 
 @dataclass(frozen=True, slots=True)
 class LogWork:
-    """What is taken from one log object."""
+    """The ranges to read from one log object."""
 
     key: str
     size_bytes: int
@@ -85,21 +84,21 @@ class LogWork:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is read by one task, in this order."""
+    """What one task reads, in this order."""
 
     stores: tuple[SnapshotWork | DropWork, ...] = ()
     logs: tuple[LogWork, ...] = ()
 
     @property
     def is_part(self) -> bool:
-        """It reads a part of a large store and nothing else."""
+        """Whether it reads only a part of one large store."""
         first = self.stores[0] if self.stores else None
         return isinstance(first, SnapshotWork) and first.parts > 1
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """One run."""
+    """The plan of one run."""
 
     tasks: tuple[Task, ...]
     #: How many stores have something new.
@@ -122,7 +121,7 @@ def plan(
     watermarks: Mapping[StoreId, Watermark],
     cores: int,
 ) -> ExportPlan:
-    """Return what is to be read, spread over tasks."""
+    """Return everything that is new, spread over tasks."""
     gathered = _Gathered()
     known = set()
     for store, entry in entries:
@@ -137,7 +136,7 @@ def plan(
 
 
 def order_of(store: StoreId) -> tuple[str, str, str]:
-    """What rows are sorted by before their revision."""
+    """Return the sort key of a store's rows, before their revision."""
     return store.tenant, StoreKind(store.kind).word, store.name
 
 
@@ -155,7 +154,7 @@ def _plan_store(
         return
     start = (0, 0) if since is None else (since.epoch, since.revision)
     if since is not None and since.dropped:
-        # Another store of the same name, which goes on where the old one ended.
+        # A new store of the same name, whose revisions continue those of the deleted one.
         covered = [one for one in covered if one.epoch > since.epoch]
         since = None
     newest = entry.newest
@@ -185,7 +184,8 @@ def _chain(
     found: list[tuple[str, int, LogRange]] = []
     for index, epoch in enumerate(epochs):
         if epoch > start[0] and begins[epoch] < position:
-            # Its owner began at less than what is taken as known: see what a snapshot says.
+            # This epoch began below the position, so only a snapshot can tell which changes are
+            # valid.
             return found
         ends_at = min((begins[later] for later in epochs[index + 1 :]), default=None)
         for one in sorted(by_epoch[epoch], key=lambda each: each.previous_revision):
@@ -233,7 +233,7 @@ def _size_of(work: SnapshotWork | DropWork) -> int:
     version = work.version
     new = version.revision if work.since is None else version.revision - work.since.revision
     share = min(1.0, new / max(1, version.revision)) if new > 0 else 1.0
-    # A row takes some time, however short its value is.
+    # Every row takes some time, however short its value is.
     return _STORE_BYTES + int((version.bytes + 64 * version.count) * share)
 
 

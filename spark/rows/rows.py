@@ -1,9 +1,8 @@
-"""Changes on their way to the table, as columns: what readers of images and logs hand to the
-writer.
+"""Changes as columns, from the readers of images and logs to the writer of the table.
 
-Readers give out pieces: rows of one store in the order of revisions. Most are plain appends,
-thousands at once, so what is the same for all rows is kept once until Arrow needs it. Small pieces
-are gathered to batches of some thousand rows.
+Readers yield pieces: rows of one store in the order of revisions. Most are plain appends, thousands
+at once, so common values are kept once per piece until Arrow needs them. Small pieces are gathered
+into batches of some thousand rows.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ SET: Final = "set"
 DELETE: Final = "delete"
 TRIM: Final = "trim"
 CLEAR: Final = "clear"
-#: What the table had of the store is void: all that is there follows, in the same run.
+#: All earlier rows of the store are void; its whole state follows in the same run.
 RESET: Final = "reset"
-#: The store was deleted: what the table had of it is void.
+#: The store was deleted; all its earlier rows are void.
 DROP: Final = "drop"
 
-#: Of one batch, and of a piece: so many rows, or as many as have so many bytes.
+#: The limits of a batch, and of a piece: rows, and bytes of values.
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 * MIB
 _MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
@@ -55,7 +54,7 @@ class ExportedRow(NamedTuple):
 
 
 class RowOrigin(NamedTuple):
-    """What all rows of a batch have in common."""
+    """The values that all rows of a piece share."""
 
     store: StoreId
     epoch: int
@@ -64,7 +63,7 @@ class RowOrigin(NamedTuple):
 
 
 def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[ExportedRow]:
-    """Return the rows of one change of the wire, of the log or of the change log of a file."""
+    """Return the rows of one change, from the log or from the change log of a file."""
     number = changes.number_of(change)
     if number == changes.CHANGE_SET_MESSAGE:
         seq, value, headers, _, _ = changes.message_set(change)
@@ -83,21 +82,21 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
         return [ExportedRow(TRIM, revision, end_seq, None, time, None, None)]
     if number == changes.CHANGE_CLEAR:
         return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
-    # What else there is changes no message and no entry.
+    # Other changes do not affect messages or entries.
     return []
 
 
 def _held(value: Any) -> bytes | None:
-    """Return a value; None for a large one, which stays in its store."""
+    """Return a value, or None for a large one, which stays in its store."""
     return value if type(value) is bytes else None
 
 
 class Shape(StrEnum):
-    """How the rows of a piece are made."""
+    """The form of the rows of a piece."""
 
-    #: `(seq, revision, time, value, headers)`, as a stream's file has messages; all of them sets.
+    #: `(seq, revision, time, value, headers)`, as in the file of a stream; all of them are sets.
     MESSAGES = "messages"
-    #: `(key, revision, time, value, headers)`, as a kv's file has entries; all of them sets.
+    #: `(key, revision, time, value, headers)`, as in the file of a kv; all of them are sets.
     ENTRIES = "entries"
     #: `ExportedRow`
     CHANGES = "changes"
@@ -124,18 +123,18 @@ _HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
 
 
 class RowGathering:
-    """Pieces on their way to batches: those of small stores share one, since a batch of fifty rows
-    takes as long as one of thousands. Pieces of a batch are of one tenant and one shape."""
+    """Gathers pieces into batches. Small stores share a batch, because a batch of fifty rows takes
+    as long as one of thousands. All pieces of a batch have one tenant and one shape."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
         self._row_count = 0
         self._value_bytes = 0
-        #: Rows that were added, and are in batches or in here.
+        #: All rows that were added and not dropped.
         self.row_count = 0
 
     def add(self, piece: Piece) -> Iterator[RowBatch]:
-        """Yield what is full."""
+        """Add a piece, and yield full batches."""
         for exported_piece in _exported(piece):
             yield from self._add(exported_piece)
 
@@ -152,15 +151,15 @@ class RowGathering:
             yield from self.rest()
 
     def rest(self) -> Iterator[RowBatch]:
-        """Yield what is left, if anything is."""
+        """Yield the rest as a batch, if there is any."""
         pieces, self._pieces = self._pieces, []
         self._row_count = self._value_bytes = 0
         if pieces:
             yield RowBatch(pieces[0].origin.store.tenant, batch_of(pieces))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
-        """Take back the last `row_count` rows, all of one store; False if some are in a batch
-        already."""
+        """Take back the last `row_count` rows, all of one store. Return False if some are in a
+        batch already."""
         kept = len(self._pieces)
         while kept and self._pieces[kept - 1].origin.store == store:
             kept -= 1
@@ -220,8 +219,8 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
 
 
 def _exported(piece: Piece) -> Iterator[Piece]:
-    """Yield a piece with its values as they are exported, in parts where that makes it too
-    large."""
+    """Yield a piece with its values as they are exported, in several parts if it
+    becomes too large."""
     headers_of = _HEADERS_OF[piece.shape]
     if not any(map(is_marked, map(headers_of, piece.rows))):
         yield piece
@@ -255,7 +254,7 @@ def _go_together(first: Piece, second: Piece) -> bool:
 
 
 def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:
-    """Return a column in which each value stands as often as its count says."""
+    """Return a column that repeats each value as often as its count."""
     if len(set(values)) == 1:
         return _repeated(values[0], sum(counts))
     kind = pa.string() if isinstance(values[0], str) else pa.int64()
@@ -264,7 +263,7 @@ def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def _repeated(value: str | int, count: int) -> pa.Array:
-    """Return a column of equal values: batches of a large store are of one length, and share it."""
+    """Return a column of equal values. Batches of a large store have one length, and share it."""
     kind = pa.string() if isinstance(value, str) else pa.int64()
     return pa.repeat(pa.scalar(value, kind), count)
 
@@ -285,7 +284,7 @@ def _headers(headers: Sequence[Any]) -> pa.Array:
     offsets: list[int | None] = [0, *accumulate(map(len, pairs))]
     present: Iterable[int] = (index for index, one in enumerate(pairs) if not one)
     for index in present:
-        # A null: that is how a map array tells of one.
+        # A null offset makes the row of a map array null.
         offsets[index] = None
     flat = [pair for one in pairs for pair in one]
     return pa.MapArray.from_arrays(

@@ -1,8 +1,8 @@
-"""What a sink's task writes, cut into chunks: atomic appends to one stream each. Pure.
+"""Cuts the rows of a sink's task into chunks: atomic appends to one stream each. Pure.
 
-A chunk's number, its count and a digest of its rows are in a header of its first message, so that
-whoever tries again sees what is stored already, and whether that is what it was about to store.
-Where chunks begin and end depends on the rows and their order alone.
+A header of a chunk's first message has its number, its row count and a digest of its rows. So a
+retry sees which chunks are stored already, and whether they have the rows that it would store. The
+limits of chunks depend only on the rows and their order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from holdfast.protocol.names import quote, unquote
 
 #: In the first message of each chunk: `query/batch/partition/chunk/count/digest`.
 CHUNK_HEADER: Final = "holdfast-chunk"
-#: Well within a frame and its operations, and enough for a round trip.
+#: Well within a frame, and large enough to be worth a round trip.
 CHUNK_ROWS: Final = 2048
 CHUNK_BYTES: Final = 512 * KIB
-#: Of all streams of a task together; beyond it every stream's chunk ends.
+#: Limits for all streams of a task together. Beyond them the chunks of all streams end.
 HELD_ROWS: Final = 32 * KIB
 HELD_BYTES: Final = 16 * MIB
 _ROW_BYTES: Final = 32
@@ -29,7 +29,7 @@ _DIGEST_BYTES: Final = 12
 
 
 class OutputRow(NamedTuple):
-    """A message to be."""
+    """A message to append."""
 
     value: bytes
     headers: Headers
@@ -42,7 +42,7 @@ class OutputRow(NamedTuple):
 
 
 class BatchId(NamedTuple):
-    """The rows of one partition of one batch of a query: what is written once."""
+    """Identifies the rows of one partition of one batch of a query, which are written once."""
 
     query: str
     batch: int
@@ -54,7 +54,7 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkMark:
-    """Which chunk begins with a message."""
+    """The header that identifies the chunk which begins with a message."""
 
     id: BatchId
     number: int
@@ -67,7 +67,7 @@ class ChunkMark:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self | None:
-        """Return the mark of a message, None without one."""
+        """Return the mark of a message, or None."""
         parts = headers.get(CHUNK_HEADER, "").split("/")
         if len(parts) != 6 or not all(part.isdigit() for part in parts[1:5]):
             return None
@@ -78,14 +78,14 @@ class ChunkMark:
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Rows that are stored together, as the `number`-th of their stream, from 0."""
+    """Rows that are stored together. Chunks of a stream are numbered from 0."""
 
     stream: str
     mark: ChunkMark
     rows: list[OutputRow]
 
     def messages(self) -> list[tuple[bytes, Headers]]:
-        """Return what `append_many` takes."""
+        """Return the messages for `append_many`."""
         first, *others = self.rows
         marked = {**first.headers, CHUNK_HEADER: self.mark.to_header()}
         return [(first.value, marked), *others]
@@ -102,7 +102,7 @@ class Chunker:
         self._held_rows = self._held_bytes = 0
 
     def add(self, stream: str, row: OutputRow) -> Iterator[RowChunk]:
-        """Take a row and yield the chunks that are full before it, or with it."""
+        """Take a row, and yield the chunks that it makes full."""
         size_bytes = row.size_bytes
         if self._sizes.get(stream, 0) + size_bytes > CHUNK_BYTES:
             yield from self._cut(stream)
@@ -117,7 +117,7 @@ class Chunker:
             yield from self.rest()
 
     def rest(self) -> Iterator[RowChunk]:
-        """Yield what is held."""
+        """Yield the rest as chunks."""
         for stream in list(self._held):
             yield from self._cut(stream)
 

@@ -1,22 +1,23 @@
-"""Chunks on their way into streams: each stored once, whoever else tries to, and however late.
+"""Writes chunks into streams: each is stored once, even if other tries write at the same time.
 
 How a task writes the chunks of one stream:
 
-1. It notes in the ledger, a kv of the tenant, where the stream stood before anything of this batch
-   was written: key `<query>/<batch>/<partition>/<stream>`, create only. If an earlier try has noted
-   that, it reads the stream from there on and finds, by their marks (`chunks.py`), what is stored.
+1. It notes in the ledger, a kv of the tenant, the stream's last seq before anything of this
+   batch was written: key `<query>/<batch>/<partition>/<stream>`, create only. If there is a note
+   of an earlier try, it reads the stream from there on and finds the stored chunks by their
+   marks (`chunks.py`).
 2. It appends each further chunk on the condition that the stream's last seq is the one up to which
-   it knows everything. If that is refused, it reads what others have appended, among which its own
-   chunk may be, and tries again.
+   it has read. If that is refused, it reads what others have appended, which may include its own
+   chunk, and tries again.
 
 So a chunk is stored only in a stream that does not have it, whatever paused tasks and their
-successors do at the same time: no clock and no window of time is involved. When a batch is
-committed, the ledger says so (`<query>/committed`), and then its notes go; a committed batch is not
-written again at all. Who makes a note looks for that afterwards, since the note of its successor
-may have come and gone.
+successors do at the same time. No clock and no time window is involved. When a batch is committed,
+the ledger records that (`<query>/committed`) and drops its notes; a committed batch is never
+written again. A task that has made a note then checks this record, because the notes of another try
+may have been made and dropped before.
 
-What may go wrong is told, not guessed: if messages were removed from a stream between two tries,
-OutputRemovedError; if the second try has other rows, RowsChangedError.
+If messages were removed from a stream between two tries, it raises OutputRemovedError. If the
+second try has other rows, it raises RowsChangedError.
 """
 
 from __future__ import annotations
@@ -33,26 +34,25 @@ from holdfast.spark.errors import OutputRemovedError, RowsChangedError
 from holdfast.spark.sink.chunks import BatchId, ChunkMark, RowChunk
 
 DEFAULT_LEDGER: Final = "spark-sink"
-#: Each is lost to somebody else's append that was not. Far beyond what tasks of one job do to each
-#: other.
+#: A try fails only if somebody else's append succeeded. Tasks of one job need far fewer tries.
 _TRIES: Final = 1000
 _COMMITTED: Final = "committed"
 _KEYS_AT_ONCE: Final = 1000
 
 
 class Ledger:
-    """What is known of batches: a kv of the tenant, shared by all queries."""
+    """The record of batches: a kv of the tenant, shared by all queries."""
 
     def __init__(self, client: Client, name: str = DEFAULT_LEDGER) -> None:
         self._kv: KV = client.kv(name)
 
     async def is_committed(self, query: str, batch: int) -> bool:
-        """Tell if all of a batch was written."""
+        """Return whether a batch was written completely."""
         entry = await self._kv.get(f"{quote(query)}/{_COMMITTED}")
         return entry is not None and int(entry.value) >= batch
 
     async def note_start(self, batch: BatchId, stream: str, last_seq: int) -> int | None:
-        """Note where a stream stood; if an earlier try has done so, return what that has noted."""
+        """Note a stream's last seq. If an earlier try has noted one, return that instead."""
         key = f"{quote(batch.query)}/{batch.batch}/{batch.partition}/{stream}"
         while True:
             try:
@@ -60,14 +60,14 @@ class Ledger:
             except WrongRevisionError:
                 entry = await self._kv.get(key)
                 if entry is None:
-                    # The batch was committed by another try in this moment.
+                    # Another try has just committed the batch.
                     continue
                 return int(entry.value)
             return None
 
     async def commit(self, query: str, batch: int, ttl_seconds: float | None = None) -> None:
-        """Record that all of a batch, and of those before it, is written, and forget their notes.
-        Of a query that will not be run again the record need not stay."""
+        """Record that a batch and all before it are written, and delete their notes. With
+        `ttl_seconds` the record expires, for a query that will not run again."""
         prefix = f"{quote(query)}/"
         if not await self.is_committed(query, batch):
             await self._kv.set(
@@ -84,7 +84,7 @@ class Ledger:
 
 
 class Output:
-    """What one try of a task writes, to any number of streams."""
+    """Writes the chunks of one try of a task, to any number of streams."""
 
     def __init__(
         self, client: Client, ledger: Ledger, batch: BatchId, durability: Durability
@@ -106,7 +106,7 @@ class Output:
                 for stream, queue in queues.items():
                     writing.create_task(self._write(stream, queue))
         except ExceptionGroup as group:
-            # Of the streams of one task; the first one says enough.
+            # The streams of one task fail alike, so the first error says enough.
             raise group.exceptions[0] from None
 
     async def _write(self, stream: str, queue: list[RowChunk]) -> None:
@@ -120,7 +120,7 @@ class Output:
 
 
 class StreamOutput:
-    """One stream's part. Knows every chunk of its batch up to `_known_seq`."""
+    """Writes to one stream. It knows all chunks of its batch up to `_known_seq`."""
 
     def __init__(
         self, client: Client, stream: str, batch: BatchId, durability: Durability
@@ -130,11 +130,11 @@ class StreamOutput:
         self._durability = durability
         self._known_seq = 0
         self._stored: dict[int, ChunkMark] = {}
-        #: Another try has written everything.
+        #: Whether another try has written everything.
         self._is_committed = False
 
     async def start(self, ledger: Ledger) -> None:
-        """Find out what earlier tries have stored."""
+        """Find out which chunks earlier tries have stored."""
         head = await self._stream.head()
         noted = await ledger.note_start(self._batch, self._stream.name, head.last_seq)
         self._known_seq = head.last_seq if noted is None else noted
@@ -144,7 +144,7 @@ class StreamOutput:
             self._is_committed = await ledger.is_committed(self._batch.query, self._batch.batch)
 
     async def store(self, chunk: RowChunk) -> None:
-        """Store a chunk unless it is."""
+        """Store a chunk, unless it is stored already."""
         for _ in range(_TRIES):
             if self._is_stored(chunk):
                 return
@@ -170,11 +170,11 @@ class StreamOutput:
         mark = self._stored.get(chunk.mark.number)
         if mark is not None and mark != chunk.mark:
             raise RowsChangedError(batch=str(self._batch), stream=self._stream.name)
-        # They are stored in order; those before the first one found were removed since.
+        # Chunks are stored in order, so those before the first one found were stored and removed.
         return chunk.mark.number <= max(self._stored)
 
     async def _look(self) -> None:
-        """Read what the stream has beyond `_known_seq`."""
+        """Read the stream from `_known_seq` on."""
         expected_seq = self._known_seq + 1
         head = await self._stream.head()
         async for message in self._stream.get_all(start_seq=expected_seq, end_seq=head.last_seq):

@@ -44,7 +44,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
 from holdfast.spark.sink.output import Ledger, Output
 
-#: What Spark tells its tasks of the query that they are part of.
+#: Local properties in which Spark names a task's query and batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _TYPES: Final = {
@@ -52,15 +52,15 @@ _TYPES: Final = {
     "store": ("string",),
     "headers": ("map<string,string>",),
 }
-#: How long the ledger knows of a write without a name, for tasks of it that are still there.
+#: How long the ledger keeps the record of a write without a name, for tasks that still run.
 _UNNAMED_SECONDS: Final = 86_400.0
-#: Chunks that are written together, so that the streams of a task do not wait for each other.
+#: How many chunks are written together, so that the streams of a task do not wait for each other.
 _CHUNKS_AT_ONCE: Final = 32
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has done; `rows` counts those that the streams had already."""
+    """The result of a task. `rows` includes rows that the streams had already."""
 
     query: str
     rows: int
@@ -87,8 +87,8 @@ class BatchSink(DataSourceArrowWriter):
         run_connected(self._options.connection, commit)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # What has a name may be tried again, and needs its notes then; of the others none needs to
-        # go on.
+        # A write with a name may be tried again, and needs its notes then. One without a name is
+        # over.
         if self._options.query is None:
             self.commit(messages)
 
@@ -100,7 +100,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         _check(options, schema)
         if options.query is not None:
             raise InvalidArgumentError(
-                argument="query", reason="a streaming query has its own, which its checkpoint keeps"
+                argument="query",
+                reason="cannot be set: a streaming query has its own, which its checkpoint keeps",
             )
         self._options = options
 
@@ -108,9 +109,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None and batch is not None, "Spark names a streaming query's batches"
-        return _write(
-            self._options, BatchId(query, int(batch), context.partitionId()), iterator
-        )
+        return _write(self._options, BatchId(query, int(batch), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         queries = {one.query for one in messages if isinstance(one, Written)}
@@ -123,7 +122,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             run_connected(self._options.connection, commit)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Keep everything: the batch is run again."""
+        """Keep all notes, because the batch runs again."""
 
 
 def _context() -> TaskContext:
@@ -132,9 +131,7 @@ def _context() -> TaskContext:
     return context
 
 
-def _write(
-    options: WriteOptions, batch: BatchId, batches: Iterator[pa.RecordBatch]
-) -> Written:
+def _write(options: WriteOptions, batch: BatchId, batches: Iterator[pa.RecordBatch]) -> Written:
     count = 0
     with running_loop() as loop, loop.entered(connecting(options.connection)) as client:
         ledger = Ledger(client)
@@ -168,7 +165,7 @@ def _rows(
         for value, pairs, stream in zip(values, headers, streams, strict=True):
             if value is None or stream is None:
                 column = "value" if value is None else "store"
-                raise InvalidArgumentError(argument=column, reason="a row has null there")
+                raise InvalidArgumentError(argument=column, reason="must not be null")
             body = value.encode() if isinstance(value, str) else value
             yield check_store(stream), OutputRow(body, _headers(pairs))
 
@@ -178,7 +175,7 @@ def _headers(pairs: Mapping[str, str] | list[tuple[str, str]] | None) -> dict[st
 
 
 def _check(options: WriteOptions, schema: StructType) -> None:
-    """Raises InvalidArgumentError for columns that cannot be written."""
+    """Check the columns. Raises InvalidArgumentError."""
     types: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     wanted = {"value"} if options.stream is not None else {"value", "store"}
     for name in sorted(wanted - types.keys()):
@@ -186,7 +183,7 @@ def _check(options: WriteOptions, schema: StructType) -> None:
     for name, found in types.items():
         if name not in _TYPES and name not in COLUMNS:
             raise InvalidArgumentError(argument=name, reason="streams have no such column")
-        # By their names: whether nulls may be inside is another matter.
+        # Compared by name, because whether a type may contain nulls does not matter.
         if name in _TYPES and found.simpleString() not in _TYPES[name]:
             words = " or ".join(_TYPES[name])
-            raise InvalidArgumentError(argument=name, reason=f"its type is {words}")
+            raise InvalidArgumentError(argument=name, reason=f"its type must be {words}")

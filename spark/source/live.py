@@ -1,8 +1,8 @@
-"""The live cluster, read: which stores there are, and what they hold. Needs NATS and nothing else.
+"""Reads the live cluster: which stores exist, and what they hold. It needs only NATS.
 
-Everything is asked of the owners, so it is as fresh as any client's read. A task keeps a bounded
-amount in memory: a batch of rows that is being made and the next one, each of a few MB, and what
-the client has asked for ahead, a page for each store that is being read.
+Everything comes from the owners, so it is as fresh as any client's read. A task keeps a bounded
+amount in memory: the batch of rows that is being made and the next one, each of a few MB, and one
+prefetched page for each store that is being read.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from holdfast.spark.event_loop import connecting, running_loop
 from holdfast.spark.options import Connection, NamePattern
 from holdfast.spark.source.ranges import SeqRange, StoreExtent
 
-#: Heads asked for at once: they travel together, a frame to each server.
+#: Heads that are requested at once. They travel together, in one frame to each server.
 _ASKED_AT_ONCE: Final = 2048
-#: Small stores read at once, so that their round trips overlap, and what counts as small: together
-#: they are no more than a few batches.
+#: How many small stores are read at once, so that their round trips overlap, and the largest weight
+#: of a small store. Together they are no more than a few batches.
 _SMALL_READS: Final = 32
 _SMALL_WEIGHT: Final = 512
 _Item = TypeVar("_Item", Message, Entry)
@@ -70,7 +70,7 @@ async def extents(
 
 
 async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> list[StoreExtent]:
-    """Return how these stores stand, but those that were never written."""
+    """Return the extents of these stores, without those that were never written."""
 
     async def extent(name: str) -> StoreExtent:
         handle = client.stream(name) if kind is StoreKind.STREAM else client.kv(name)
@@ -83,7 +83,7 @@ async def extents_of(client: Client, kind: StoreKind, names: Sequence[str]) -> l
 async def since_time(
     client: Client, found: Sequence[StoreExtent], start_time: int
 ) -> list[StoreExtent]:
-    """Return of each stream the part that was appended from `start_time` on."""
+    """Return the part of each stream that was appended from `start_time` on."""
 
     async def since(extent: StoreExtent) -> StoreExtent:
         if extent.kind is StoreKind.KV or extent.row_count == 0:
@@ -115,7 +115,7 @@ def batches(
     *,
     fail_on_data_loss: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what the ranges hold, store by store and in order, for code that blocks.
+    """Yield the rows of the ranges, store by store and in order, for blocking code.
 
     With `fail_on_data_loss` raises MessagesLostError if the first messages of a range are gone.
     """
@@ -186,7 +186,8 @@ async def _in_lists(items: AsyncIterator[_Item]) -> AsyncGenerator[list[_Item], 
 
 
 async def _check_loss(client: Client, one: SeqRange) -> None:
-    """After the range was read: what was there then was there before."""
+    """Raise MessagesLostError if messages of a range are missing. Called after the range was read:
+    messages that exist now existed then."""
     if one.kind is StoreKind.KV:
         return
     head = await client.stream(one.name).head()

@@ -1,8 +1,8 @@
 """How far a streaming query has read. Pure.
 
 An offset is `{stream: [began, next]}`: the query has read the messages from `began` to `next` - 1.
-A stream is in it from the batch on that reads the first of it, so streams may appear at any time,
-and `began` says for good where that was: batches that are run again read the same seqs.
+A stream is in it from the first batch that reads it, so streams may appear at any time. `began`
+never changes, so a batch that runs again reads the same seqs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Offsets = dict[str, list[int]]
 
 
 class Loss(NamedTuple):
-    """Messages that nobody can read any more, of those that the query still had to: from
-    `expected_seq` on, but the stream has those from `first_seq` to `last_seq`."""
+    """Messages that the query had to read, and that do not exist any more. It expected
+    `expected_seq`, but the stream has `first_seq` to `last_seq`."""
 
     stream: str
     expected_seq: int
@@ -29,8 +29,8 @@ class Loss(NamedTuple):
 def bounded(
     start: Offsets, extents: Iterable[StoreExtent], start_seq: int, end_seq: int | None
 ) -> list[StoreExtent]:
-    """Return what of the streams is to be read. `start_seq` is where a stream begins that is not
-    read yet; beyond `end_seq` nothing is read, but that what was read remains so."""
+    """Return the part of each stream that may be read. A stream that was not read yet begins at
+    `start_seq`. Nothing beyond `end_seq` is read, but what was read stays read."""
     found = []
     for extent in extents:
         position = start.get(extent.name)
@@ -45,8 +45,8 @@ def bounded(
 
 
 def losses(start: Offsets, extents: Iterable[StoreExtent]) -> list[Loss]:
-    """Return what was removed before it was read, or was there and is not: a stream that is behind
-    where it has been is an older one restored, or another of the same name."""
+    """Return the messages that were removed before they were read. A stream that ends before the
+    position was restored to an older state, or is a new one of the same name."""
     found = []
     for extent in extents:
         position = start.get(extent.name)
@@ -58,17 +58,18 @@ def losses(start: Offsets, extents: Iterable[StoreExtent]) -> list[Loss]:
 
 
 def advance(start: Offsets, extents: Iterable[StoreExtent], max_rows: int | None) -> Offsets:
-    """Return how far the next batch shall read, with at most `max_rows` seqs in it.
+    """Return how far the next batch reads, with at most `max_rows` seqs in it.
 
-    When not everything fits, streams get equal shares; what one does not need the others have. With
-    fewer rows than streams, the longest queues get one each, so that every stream has its turn.
+    If not everything fits, streams get equal shares, and what one stream does not need goes to the
+    others. With fewer rows than streams, the longest queues get one row each, so that every stream
+    has its turn.
     """
     waiting = []
     end = dict(start)
     for extent in extents:
         position = start.get(extent.name)
         if position is not None and position[1] > extent.last_seq + 1:
-            # Another stream of that name, see `losses`; it is read from its beginning.
+            # A new stream of that name, see `losses`; it is read from its beginning.
             end[extent.name] = [extent.first_seq, extent.first_seq]
             continue
         began, following = position or (extent.first_seq, extent.first_seq)
@@ -89,8 +90,8 @@ def advance(start: Offsets, extents: Iterable[StoreExtent], max_rows: int | None
 def between(
     start: Offsets, end: Offsets, extents: Mapping[str, StoreExtent] | None = None
 ) -> list[SeqRange]:
-    """Return what lies between two offsets. How much that is of the streams in `extents` is
-    reckoned by their means."""
+    """Return the ranges between two offsets. The weight of streams in `extents` is estimated from
+    their mean message size."""
     found = []
     for name, (began, following) in sorted(end.items()):
         first = start[name][1] if name in start else began

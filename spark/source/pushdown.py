@@ -1,9 +1,8 @@
-"""Filters that Spark offers the source: what they say of which stores and seqs have to be read.
-Pure.
+"""Filters that Spark offers to the source, and the stores and seqs that they select. Pure.
 
-Every filter is left to Spark as well, which costs little on what was read, so that here only what
-surely fails a filter has to be left out. A time says nothing of seqs: a message that was replaced
-has the time of that. It tells which snapshots are too old.
+Spark applies every filter again, at little cost, so the source leaves out only rows that certainly
+fail a filter. A time does not restrict seqs, because a replaced message has the time of its
+replacement. It only excludes snapshots that are too old.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from holdfast.protocol.names import StoreKind
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """What may pass all filters. `stores` and `kinds` None: any."""
+    """What may pass all filters. None for `stores`, `kinds` or `tenants` means any."""
 
     start_seq: int = 1
     end_seq: int | None = None
-    #: Milliseconds: rows of before do not pass.
+    #: Milliseconds since the epoch. Earlier rows do not pass.
     since: int | None = None
     stores: frozenset[str] | None = None
     store_prefixes: tuple[str, ...] = field(default=())
@@ -42,7 +41,7 @@ class PushedFilters:
     tenants: frozenset[str] | None = None
 
     def store(self, kind: StoreKind, name: str) -> bool:
-        """Tell if rows of a store may pass."""
+        """Return whether rows of a store may pass."""
         return (
             (self.stores is None or name in self.stores)
             and all(name.startswith(prefix) for prefix in self.store_prefixes)
@@ -50,7 +49,8 @@ class PushedFilters:
         )
 
     def within(self, start_seq: int, end_seq: int | None) -> PushedFilters:
-        """Return what is wanted of the seqs from `start_seq` to `end_seq`, or on."""
+        """Return these filters, restricted to the seqs from `start_seq` to `end_seq`, or to
+        the end."""
         ends = [end for end in (self.end_seq, end_seq) if end is not None]
         return replace(
             self,
@@ -93,7 +93,7 @@ def _narrowed(wanted: PushedFilters, one: Filter) -> PushedFilters:
 
 
 def _seqs(wanted: PushedFilters, start_seq: int, end_seq: int | None) -> PushedFilters:
-    # An entry has no seq, and so passes no comparison of it.
+    # An entry has no seq, so it passes no comparison of one.
     streams = _both(wanted.kinds, frozenset([StoreKind.STREAM.word]))
     return replace(wanted.within(start_seq, end_seq), kinds=streams)
 

@@ -1,7 +1,7 @@
-"""How what is to be read is cut into tasks. Pure.
+"""Cuts a read into tasks. Pure.
 
-A task reads ranges of seqs: part of one large stream, or many small stores. Ranges are pinned: a
-task that is run again reads the same seqs.
+A task reads ranges of seqs: part of one large stream, or many small stores. Ranges are fixed: a
+task that runs again reads the same seqs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.names import StoreKind
 
-#: What opening a store costs, in rows that could be read instead.
+#: The cost of opening a store, in rows that could be read instead.
 _STORE_ROWS: Final = 200
-#: A row counts at least as many rows as it has times this.
+#: A large row counts as one row for each of these bytes.
 _ROW_BYTES: Final = 1024
 
 
 class StoreExtent(NamedTuple):
-    """A store as it stands: which of its seqs there are, and how much that is."""
+    """The present extent of a store: its seqs and its size."""
 
     kind: StoreKind
     name: str
@@ -30,13 +30,13 @@ class StoreExtent(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What reading all of it costs, in rows."""
+        """The cost of reading all of it, in rows."""
         return max(self.row_count, self.size_bytes // _ROW_BYTES)
 
 
 class SeqRange(NamedTuple):
-    """A part of a store: of a stream the seqs from `start_seq` to `end_seq`, both included, of a kv
-    all of it. `weight` is what reading it costs, in rows."""
+    """The seqs of a stream from `start_seq` to `end_seq`, inclusive, or all of a kv. `weight` is
+    the cost of reading it, in rows."""
 
     kind: StoreKind
     name: str
@@ -46,7 +46,7 @@ class SeqRange(NamedTuple):
 
 
 def limited(extent: StoreExtent, start_seq: int, end_seq: int | None) -> SeqRange | None:
-    """Return what of a store lies between two seqs, None if nothing does."""
+    """Return the part of a store between two seqs, or None if there is none."""
     if extent.kind is StoreKind.KV:
         return SeqRange(extent.kind, extent.name, 0, 0, extent.weight) if extent.row_count else None
     start = max(start_seq, extent.first_seq)
@@ -60,8 +60,8 @@ def limited(extent: StoreExtent, start_seq: int, end_seq: int | None) -> SeqRang
 def tasks(
     ranges: Iterable[SeqRange], rows_per_task: int, rows_per_piece: int | None = None
 ) -> list[list[SeqRange]]:
-    """Return the ranges in groups that each cost about `rows_per_task` at most, but that ranges of
-    up to `rows_per_piece` are not cut."""
+    """Return the ranges in groups that cost about `rows_per_task` or less. A range is cut only if
+    it is larger than `rows_per_piece`."""
     found: list[list[SeqRange]] = []
     group: list[SeqRange] = []
     filled = 0
@@ -79,7 +79,7 @@ def tasks(
 
 
 def _pieces(one: SeqRange, rows: int) -> Iterator[SeqRange]:
-    """Cut a range so that none of its pieces costs much more than `rows`."""
+    """Cut a range into pieces of about `rows` or less."""
     span = one.end_seq - one.start_seq + 1
     count = 1 if one.kind is StoreKind.KV else min(span, math.ceil(one.weight / rows))
     start = one.start_seq

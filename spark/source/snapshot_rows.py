@@ -1,8 +1,8 @@
-"""The newest snapshots in a bucket, read: which stores there are, and what they held.
+"""Reads the newest snapshots in a bucket: which stores exist, and what they held.
 
-Costs the cluster nothing and sees what it has published, so what was written since is not there.
-Each task fetches the snapshots that it reads; a large one goes to a file in the temporary folder,
-and of each page as much as fits in a batch is in memory.
+It costs the cluster nothing, but does not see what was written since the last snapshots. Each task
+fetches the snapshots that it reads. A large one goes to a file in the temporary folder, and only
+one batch of its rows is in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, ColumnRows
 from holdfast.spark.options import NamePattern
 from holdfast.spark.source.ranges import SeqRange, StoreExtent, limited, tasks
 
-#: A snapshot is fetched by each task that reads a part of it, so only a large one is cut.
+#: Each task that reads a part of a snapshot fetches all of it, so only large ones are cut.
 _TASKS_ROWS: Final = 16
 _LAST_SEQ: Final = (1 << 63) - 1
 
@@ -38,7 +38,8 @@ Part = tuple[SeqRange, SnapshotVersion]
 
 @contextmanager
 def opened_bucket(url: str) -> Iterator[Bucket]:
-    """Raises NoBucketError and other BucketErrors, InvalidArgumentError."""
+    """Open an existing bucket. Raises NoBucketError, other
+    BucketErrors, and InvalidArgumentError."""
     bucket = existing_bucket(url)
     try:
         yield bucket
@@ -70,7 +71,7 @@ def plan(
     end_seq: int | None,
     rows_per_task: int,
 ) -> list[list[Part]]:
-    """Return what of the snapshots each task shall read."""
+    """Return the parts of snapshots that each task reads."""
     ranges = (
         limited(_extent(kind, name, version), start_seq, end_seq)
         for (kind, name), version in versions.items()
@@ -80,7 +81,7 @@ def plan(
     return [
         [
             (
-                # What lies before the estimated first message is in the first part.
+                # Messages before the estimated first one belong to the first part.
                 one._replace(start_seq=start_seq)
                 if one.start_seq == first[one.kind, one.name]
                 else one,
@@ -95,9 +96,9 @@ def plan(
 def read(
     bucket: Bucket, tenant: str, parts: Iterable[Part], start_time: int | None
 ) -> Iterator[ColumnRows]:
-    """Yield what the parts hold, in lists that are small enough for a batch.
+    """Yield the rows of the parts, in pieces that are small enough for a batch.
 
-    Raises ObjectMissingError if a snapshot was replaced and collected meanwhile,
+    Raises ObjectMissingError if a snapshot was replaced and collected in the meantime,
     ObjectDamagedError, StoreDamagedError, BucketError.
     """
     archive = Archive(bucket.url)
@@ -112,7 +113,8 @@ def read(
 
 
 def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> StoreExtent:
-    """Return how a store stood. The seq of its first message is an estimate, and never too low."""
+    """Return the extent of a store in its snapshot. `first_seq` is an estimate, and
+    never too low."""
     first_seq = max(1, version.last_seq - version.count + 1)
     return StoreExtent(kind, name, first_seq, version.last_seq, version.count, version.bytes)
 
@@ -135,7 +137,7 @@ def _rows(
             start_seq = max(start_seq, file.seq_at_time(start_time))
         rows = file.messages(start_seq, one.end_seq, _LAST_SEQ)
     else:
-        # `(key, revision, time, value, headers)`, as of messages.
+        # `(key, revision, time, value, headers)`, like messages.
         rows = file.entries("", None, _LAST_SEQ, with_values=True)
     while some := list(islice(rows, size)):
         if file.has_archived:
@@ -143,13 +145,13 @@ def _rows(
         ids, revisions, times, values, packed = zip(*some, strict=True)
         headers = [{} if one is None else msgpack.unpackb(one) for one in packed]
         if list in set(map(type, values)):
-            # What stands for a large value, which stays in its store.
+            # A list stands for a large value, which stays in its store.
             values = tuple(None if type(value) is list else value for value in values)
         yield ColumnRows(one.kind, one.name, ids, revisions, times, headers, values)
 
 
 def _brought_back(rows: list[Any], archive: Archive) -> list[Any]:
-    """Return rows with the values that are in the archive."""
+    """Return rows with their values from the archive."""
     archived = [row[3] for row in rows if isinstance(row[3], ArchivedMessage)]
     bodies = archive.bodies(archived)
     brought = []

@@ -63,13 +63,13 @@ class HoldfastSource(DataSource):
         options = read_options(self.options)
         if options.connection is None or options.streams is None or options.kvs is not None:
             raise InvalidArgumentError(
-                argument="stream", reason="a streaming query reads streams, and over NATS"
+                argument="stream", reason="a streaming query can only read streams, over NATS"
             )
         return StreamReader(options, options.connection, options.streams, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
-            raise InvalidArgumentError(argument="mode", reason="only append")
+            raise InvalidArgumentError(argument="mode", reason="must be append")
         return BatchSink(write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -77,7 +77,7 @@ class HoldfastSource(DataSource):
 
 
 class LivePartition(InputPartition):
-    """Ranges that a task asks the owners for."""
+    """Ranges that a task reads from the owners."""
 
     def __init__(self, ranges: Sequence[SeqRange]) -> None:
         super().__init__(None)
@@ -93,13 +93,13 @@ class SnapshotPartition(InputPartition):
 
 
 class Reader(DataSourceReader):
-    """A batch read. Travels to the tasks with all that they need."""
+    """A batch read. It is sent to the tasks with all that they need."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._wanted = PushedFilters(options.start_seq, options.end_seq)
-        # Here, so that a wrong column is told before anything runs.
+        # Made here, so that a wrong column raises before anything runs.
         BatchMaker(schema, options.tenant)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -146,7 +146,7 @@ class Reader(DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """A batch read that leaves out stores and seqs which the query's filters exclude."""
+    """A batch read that leaves out the stores and seqs that the query's filters exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         options = self._options

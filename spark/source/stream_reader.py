@@ -2,17 +2,17 @@
 
 What each part of a query does:
 
-- The driver keeps up with how the streams stand (`survey.py`), says how far the next batch reads
-  (`offsets.py`), and cuts that into tasks. Streams may appear at any time.
-- A task reads pinned ranges of seqs from the owners. It may be run again, also after a restart from
-  the checkpoint, and gives the same rows, but for messages that were overwritten or deleted
-  meanwhile.
+- The driver follows the extents of the streams (`survey.py`), decides how far the next batch reads
+  (`offsets.py`), and cuts it into tasks. Streams may appear at any time.
+- A task reads fixed ranges of seqs from the owners. It may run again, also after a restart from the
+  checkpoint, and then returns the same rows, except messages that were overwritten or deleted in
+  the meantime.
 
-Invariant: every message of a stream from where its reading began is given out once, in the order of
-seqs within a stream, or the query fails with MessagesLostError, unless `failOnDataLoss` is `false`.
-A change of a message that was read already is not news to a query.
+Invariant: the query returns every message of a stream once, from where it began to read, in the
+order of seqs; or it fails with MessagesLostError, unless `failOnDataLoss` is `false`. It does not
+return a message again that is changed after it was read.
 
-With the trigger `availableNow` it stops where the streams stood at the start.
+With the trigger `availableNow` it stops at the last seqs of the streams at its start.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOWHERE: Final = StoreExtent(StoreKind.STREAM, "", 1, 0, 0, 0)
 
 
 class RangesPartition(InputPartition):
-    """What a task reads."""
+    """The ranges that a task reads."""
 
     def __init__(self, ranges: Sequence[SeqRange]) -> None:
         super().__init__(None)
@@ -54,7 +54,8 @@ class RangesPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process beside the driver, for as long as the query; `read` in the tasks."""
+    """Reads a streaming query. It lives in a process beside the driver as long as the query; only
+    `read` runs in the tasks."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._connection = connection
         self._schema = schema
-        #: With `availableNow`: the last seq of each stream that is still read.
+        #: With `availableNow`: the last seq to read of each stream.
         self._last_seqs: dict[str, int] | None = None
         self._survey = StoreSurvey(connection, streams)
-        #: How large messages are, for the size of tasks.
+        #: The extents of the streams, for the size of tasks.
         self._extents: dict[str, StoreExtent] = {}
-        #: With `start_time`: where streams begin that are not read yet.
+        #: With `start_time`: where streams that were not read yet begin.
         self._begins: dict[str, StoreExtent] = {}
         BatchMaker(schema, options.tenant)
 
@@ -97,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not names:
             return []
         if not self._extents.keys() >= set(names):
-            # A batch of before this process.
+            # The batch was planned by an earlier process.
             found = run_connected(self._connection, partial(_extents_of, names))
             self._extents = {extent.name: extent for extent in found}
         ranges = between(start, end, self._extents)
@@ -116,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._survey.close()
 
     def _look(self, start: Offsets) -> list[StoreExtent]:
-        """Return how the streams stand, as far as they are to be read."""
+        """Return the parts of the streams that may be read now."""
         options = self._options
         found = self._survey.look()
         self._extents = {extent.name: extent for extent in found}
@@ -131,8 +132,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _since(
         self, start: Offsets, found: list[StoreExtent], start_time: int
     ) -> list[StoreExtent]:
-        """Leave out of streams that are not read yet what is older; asked anew when there is
-        more."""
+        """Leave out messages before `start_time` of streams that were not read yet. A stream that
+        has grown is asked again."""
         unknown = [
             extent
             for extent in found

@@ -1,12 +1,12 @@
-"""What a streaming query's driver knows of the streams, kept up to date at little cost.
+"""Keeps a streaming query's driver informed of the streams, at little cost.
 
-The first look asks for the head of every stream that matches. From then on changes are heard:
-owners broadcast each one, and only streams that were heard of are asked again. So streams that
-nobody writes to stay closed at their owners, however many there are and however often Spark looks.
-After a reconnect, and every few minutes in case a broadcast was lost, all are asked.
+The first look asks for the head of every stream that matches. From then on it listens to the
+owners' broadcasts, and only asks again about streams that have changed. So streams that nobody
+writes to stay closed at their owners, however many there are and however often Spark looks. After a
+reconnect, and every few minutes in case a broadcast was lost, it asks about all streams.
 
-One connection and one thread in the driver's process, from the first look until `close`. Does not
-travel to tasks: before the first look there is nothing that could not.
+It has one connection and one thread in the driver's process, from the first look until `close`. It
+is never sent to tasks after the first look; before that, it can be pickled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.spark.options import Connection, NamePattern
 from holdfast.spark.source import live
 from holdfast.spark.source.ranges import StoreExtent
 
-#: A broadcast is lost only with a connection, as far as is known; this is for what is not known.
+#: A broadcast should only be lost with a connection. This interval guards against other causes.
 _ASK_ALL_SECONDS: Final = 300.0
 
 
 class StoreSurvey:
-    """How the streams of a pattern stand. For one thread."""
+    """The extents of the streams of a pattern. For one thread."""
 
     def __init__(self, connection: Connection, pattern: NamePattern) -> None:
         self._connection = connection
@@ -41,12 +41,12 @@ class StoreSurvey:
         self._ask_all_at = 0.0
 
     def look(self) -> list[StoreExtent]:
-        """Return how the streams stand now, by name. Raises what any read raises."""
+        """Return the present extents of the streams, by name. Raises what any read raises."""
         if self._link is None:
             self._link = _Link(self._connection)
         heard = self._link.take_heard()
         ask_all_at, self._ask_all_at = self._ask_all_at, 0.0
-        # If what follows fails, all are asked the next time.
+        # If the rest fails, the next look asks about all streams.
         if heard is None or time.monotonic() >= ask_all_at:
             found = self._link.ask_all(self._pattern)
             self._known = {extent.name: extent for extent in found}
@@ -58,7 +58,7 @@ class StoreSurvey:
         return [self._known[name] for name in sorted(self._known)]
 
     def since(self, found: Iterable[StoreExtent], start_time: int) -> list[StoreExtent]:
-        """Return of each stream the part that was appended from `start_time` on."""
+        """Return the part of each stream that was appended from `start_time` on."""
         assert self._link is not None, "it was looked at"
         return self._link.since(list(found), start_time)
 
@@ -69,7 +69,7 @@ class StoreSurvey:
 
 
 class _Link:
-    """A connection that listens."""
+    """A connection that listens to changes."""
 
     def __init__(self, connection: Connection) -> None:
         self._names: set[str] = set()
@@ -87,7 +87,8 @@ class _Link:
             raise
 
     def take_heard(self) -> set[str] | None:
-        """Return which streams have changed since the last call, None if changes were missed."""
+        """Return the streams that have changed since the last call, or None if
+        changes were missed."""
 
         async def take() -> set[str] | None:
             heard = None if self._missed else self._names
@@ -118,7 +119,7 @@ class _Link:
         every = StoreId(connection.tenant, StoreKind.STREAM, ">")
         try:
             await bus.subscribe(self._subjects.changes(every), self._heard)
-            # What is asked from here on, is asked of streams that are listened to.
+            # From here on every broadcast is heard, so later answers cannot miss a change.
             await bus.flush()
         except BaseException:
             await bus.close()

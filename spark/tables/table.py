@@ -1,14 +1,12 @@
-"""The table of changes: a Delta table, written by transactions of the package deltalake.
+"""The table of changes: a Delta table, written in transactions by the package deltalake.
 
-One row is one change of one store (`COLUMNS`); docs/analytics.md says what they mean together.
-Files are Parquet, partitioned by tenant and date of the change, sorted by store and revision.
-Invariants:
+One row is one change of one store (`COLUMNS`); docs/analytics.md explains how to read them. Files
+are Parquet, partitioned by tenant and date of the change, sorted by store and revision. Invariants:
 
-- Files that executors wrote are visible with the commit and not before. Names are used once.
+- Files that executors wrote become visible with the commit. A file name is used only once.
 - A run commits the rows after the watermarks that it read, and new watermarks, in one transaction.
-  Of two runs that began at the same watermarks the second one to commit is refused.
-- What was never committed, or was replaced by compaction, is removed after `keep_hours` and not
-  before.
+  If two runs began at the same watermarks, the second commit is refused.
+- Files that were never committed, or were replaced by compaction, are kept for `keep_hours`.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from holdfast.spark.errors import TableConflictError
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.watermarks import Watermark
 
-#: What a file holds. `tenant` and `date` are in its path.
+#: The columns in a file. `tenant` and `date` are in its path.
 FILE_SCHEMA: Final = pa.schema(
     [
         pa.field("store", pa.string(), nullable=False),
@@ -50,8 +48,8 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("source", pa.string(), nullable=False),
     ]
 )
-#: The columns of which the table knows the least and the greatest value in each file: all that have
-#: any.
+#: The columns whose least and greatest values the table knows for each file: all that can be
+#: compared.
 STATISTICS: Final = (
     *("store", "kind", "operation", "epoch", "revision"),
     *("seq", "key", "time", "run", "source"),
@@ -65,7 +63,7 @@ TABLE_SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(TABLE_SCHEMA.names)
-#: Replaced and left-over files stay so long: for time travel, and for runs that are still at work.
+#: How long replaced and left-over files stay, for time travel and for runs that are not finished.
 KEEP_HOURS: Final = 7 * 24.0
 _APPLICATION: Final = "holdfast.export"
 _COMPACTION: Final = "holdfast.compaction"
@@ -75,9 +73,9 @@ _COMPACTION: Final = "holdfast.compaction"
 class AddedFile:
     """A Parquet file that was written and is not visible yet.
 
-    `lowest` and `highest` are the least and the greatest values of each of STATISTICS that has any,
-    and `null_counts` has them all: where some columns are told of and others are not, deltalake's
-    datasets take the others for null and leave their files out.
+    `lowest` and `highest` have the least and greatest values of the columns in STATISTICS that are
+    not all null. `null_counts` has all columns: if only some had statistics, deltalake's datasets
+    would assume that the others are null, and skip their files.
     """
 
     path: str
@@ -115,10 +113,10 @@ class DeltaFile:
 
 
 class ChangesTable:
-    """One table as it was when this was made, or `refresh`ed. Blocking."""
+    """One table as it was when this was created or refreshed. Blocking."""
 
     def __init__(self, location: TableLocation) -> None:
-        """Opens the table if it is there. Raises OSError, deltalake's and boto3's errors."""
+        """Open the table, if it exists. Raises OSError, and errors of deltalake and boto3."""
         self.location = location
         self._delta: DeltaTable | None = None
         self.refresh()
@@ -146,7 +144,7 @@ class ChangesTable:
         return self._delta.transaction_version(_APPLICATION)
 
     def refresh(self) -> None:
-        """Look at the table as it is now."""
+        """Load the present version of the table."""
         try:
             self._delta = DeltaTable(self.location.uri, storage_options=self.location.delta_options)
         except TableNotFoundError:
@@ -169,7 +167,8 @@ class ChangesTable:
             self.refresh()
 
     def watermarks(self) -> dict[StoreId, Watermark]:
-        """Return how far the table goes. Raises TableDamagedError, NewerFormatError."""
+        """Return how far the table goes in each store.
+        Raises TableDamagedError, NewerFormatError."""
         version = self.export_version
         if version is None:
             return {}
@@ -199,10 +198,10 @@ class ChangesTable:
         marks: Mapping[StoreId, Watermark],
         report: Mapping[str, Any],
     ) -> None:
-        """Commit one run: its rows and how far they go.
+        """Commit one run: its rows and its watermarks.
 
-        Raises TableConflictError if another run has committed since this was refreshed; then
-        nothing of this run is visible, ever.
+        Raises TableConflictError if another run has committed since this was refreshed. Then this
+        run never becomes visible.
         """
         with tempfile.TemporaryDirectory() as folder:
             draft = Path(folder) / "watermarks"
@@ -215,10 +214,10 @@ class ChangesTable:
         self._commit([file.action(data_change=True) for file in files], properties)
 
     def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
-        """Put files in the place of others that hold the same rows.
+        """Replace files by others with the same rows.
 
-        Raises TableConflictError if one of them is gone, or another has replaced files since this
-        was refreshed. Runs that add rows meanwhile are no conflict.
+        Raises TableConflictError if one of them is gone, or if another compaction has replaced
+        files since this was refreshed. Runs that add rows in the meantime do not conflict.
         """
         if gone := {one.path for one in before} - {one.path for one in self.files()}:
             raise TableConflictError(table=self.location.uri, reason=f"{min(gone)} is gone")
@@ -230,15 +229,15 @@ class ChangesTable:
             for one in before
         ]
         actions += [file.action(data_change=False) for file in after]
-        # deltalake looks only if what is removed was removed since; this makes any two exclude
-        # each other.
+        # deltalake only checks whether the removed files were removed in the meantime. This number
+        # makes any two compactions conflict.
         version = (self.delta.transaction_version(_COMPACTION) or 0) + 1
         transaction = Transaction(_COMPACTION, version)
         self._commit(actions, CommitProperties(app_transactions=[transaction]))
 
     def collect(self, keep_hours: float = KEEP_HOURS) -> int:
-        """Remove what no version of the last `keep_hours` has, and return how many files that was:
-        leftovers of runs that failed, replaced files, old watermarks."""
+        """Remove files that no version of the last `keep_hours` has: leftovers of failed runs,
+        replaced files, old watermarks. Return their number."""
         if self._delta is None:
             return 0
         self.refresh()
@@ -271,6 +270,6 @@ class ChangesTable:
             )
         except CommitFailedError as error:
             raise TableConflictError(table=self.location.uri, reason=str(error)) from error
-        # Owners let go of what the table has, so it must be there after a power cut too.
+        # Owners drop values that the table has, so it must survive a power cut.
         self.location.sync_log()
         self.refresh()

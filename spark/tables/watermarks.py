@@ -1,10 +1,10 @@
-"""Watermarks: up to which change of each store a table is complete.
+"""Watermarks: up to which change the table has each store completely.
 
-They lie in a file of the table's folder, `_holdfast/<version>`, written before the commit that
-needs it. The commit itself carries the number `version` as its application transaction, and the
-number is the file's name: so what the table has and how far it goes change in one step, and a file
-of a run that never committed is found by nobody. The high bits of a number count the runs, the low
-ones are random: two runs from the same base have two numbers.
+They are in a file in the table's folder, `_holdfast/<version>`, which is written before its commit.
+The commit carries the number `version` as its application transaction, and that number names the
+file. So the rows and the watermarks of the table change in one step, and the file of a run that
+never committed is never read. The high bits of the number count the runs. The low ones are random,
+so that two runs from the same base have different numbers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _RANDOM_BITS: Final = 32
 
 
 class Watermark(NamedTuple):
-    """How far the table goes in one store. `created` tells its lives apart, 0 if it is not
-    known."""
+    """How far the table goes in one store. `created` tells the store's lives apart; it is 0
+    if unknown."""
 
     epoch: int
     revision: int
     last_seq: int = 0
-    #: Of the last change: milliseconds since the epoch.
+    #: The time of the last change, in milliseconds since the epoch.
     time: int = 0
     created: int = 0
-    #: It was deleted, and the table says so.
+    #: Whether the store was deleted, and the table has that.
     dropped: bool = False
 
 
@@ -48,7 +48,7 @@ def next_version(before: int | None) -> int:
 
 
 def run_of(version: int | None) -> int:
-    """Return which run of the table a number is of, from 1; 0 of none."""
+    """Return the run that a version belongs to, from 1; 0 for none."""
     return (version or 0) >> _RANDOM_BITS
 
 
@@ -63,13 +63,13 @@ def encode(watermarks: Watermarks) -> bytes:
 
 
 def decode(table: str, body: bytes | None) -> dict[StoreId, Watermark]:
-    """Raises TableDamagedError, NewerFormatError."""
+    """Decode the file of watermarks. Raises TableDamagedError, NewerFormatError."""
     if body is None:
-        raise TableDamagedError(table=table, reason="the record of how far it goes is missing")
+        raise TableDamagedError(table=table, reason="its watermarks are missing")
     try:
         content = msgpack.unpackb(zstandard.ZstdDecompressor().decompress(body))
         if content[0] > _FORMAT:
             raise NewerFormatError(what=table, found=content[0], known=_FORMAT)
         return {StoreId(*row[:3]): Watermark(*row[3:9]) for row in content[1]}
     except (zstandard.ZstdError, ValueError, TypeError, IndexError) as error:
-        raise TableDamagedError(table=table, reason=f"how far it goes: {error}") from error
+        raise TableDamagedError(table=table, reason=f"its watermarks: {error}") from error

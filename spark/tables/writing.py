@@ -1,11 +1,10 @@
 """Writes batches of changes to Parquet files of the table, one or more for each tenant and date.
 
-Batches come by tenant, and within a tenant in the order of store and revision; so each file is
-sorted. What is written is nobody's yet: it counts once the driver has committed it.
+Batches come by tenant, and within a tenant in the order of store and revision, so each file is
+sorted. The files become visible once the driver has committed them.
 
-Memory is bounded whatever comes: rows wait in memory for their row group up to `BUFFER_BYTES` for
-all dates together, and files are written to the local disk before they are put in their place
-whole. """
+Memory is bounded: rows that wait for their row group take at most `BUFFER_BYTES` for all dates
+together, and a file is written to the local disk before it is put in its place as a whole."""
 
 from __future__ import annotations
 
@@ -26,19 +25,19 @@ from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.tables.table import FILE_SCHEMA, STATISTICS, AddedFile
 
-#: A file that has reached this is finished.
+#: A file of this size is finished.
 FILE_BYTES: Final = 256 * MIB
-#: Rows in memory before some are written: what most files of a small store never reach.
+#: Rows in memory before some are written. Most files of small stores never reach it.
 BUFFER_BYTES: Final = 96 * MIB
 _ROW_GROUP_BYTES: Final = 64 * MIB
 _DAY_US: Final = 86_400_000_000
 _PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
-    # Higher ones take half as long again and gain nothing on edits, JSON and random text.
+    # Higher levels take half as long again and gain nothing on edits, JSON and random text.
     "compression_level": 1,
     "write_statistics": ["store", "kind", "operation", "revision", "seq", "key", "time"],
     "use_dictionary": ["store", "kind", "operation", "epoch", "key", "run", "source"],
-    # What counts upwards takes next to nothing so.
+    # Ascending numbers take almost no space with this encoding.
     "column_encoding": {
         "revision": "DELTA_BINARY_PACKED",
         "seq": "DELTA_BINARY_PACKED",
@@ -51,7 +50,7 @@ _PARQUET: Final[dict[str, Any]] = {
 
 @dataclass(slots=True)
 class _Part:
-    """A file in the making."""
+    """A file that is being written."""
 
     tenant: str
     date: str
@@ -69,7 +68,7 @@ class TableWriter:
     """Writes the files of one task. A context manager; `finish` returns what was written."""
 
     def __init__(self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES) -> None:
-        """`name` is of this attempt of this task alone."""
+        """`name` is unique to this attempt of this task."""
         self._location = location
         self._name = name
         self._file_bytes = file_bytes
@@ -91,7 +90,7 @@ class TableWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def write(self, tenant: str, batch: pa.RecordBatch) -> None:
-        """Add rows of a tenant. The tenants before are done."""
+        """Add rows of a tenant. Earlier tenants are complete."""
         assert tenant >= self._tenant, "tenants come in order"
         self._tenant = tenant
         for key in [key for key in self._parts if key[0] != tenant]:
@@ -100,7 +99,7 @@ class TableWriter:
             self._add(tenant, date, rows)
 
     def finish(self) -> list[AddedFile]:
-        """Put what is left, and return every file."""
+        """Put the rest in place, and return all files."""
         for key in sorted(self._parts):
             self._put(self._parts.pop(key))
         return self._added
@@ -157,7 +156,7 @@ class TableWriter:
 
 
 def _by_date(batch: pa.RecordBatch) -> Sequence[tuple[str, pa.RecordBatch]]:
-    """Return the rows by the date of their change, in UTC. Nearly always there is one date."""
+    """Return the rows by the UTC date of their change. Nearly always there is one date."""
     days = np.floor_divide(batch.column("time").cast(pa.int64()).to_numpy(), _DAY_US)
     first, last = int(days.min()), int(days.max())
     if first == last:
@@ -184,6 +183,6 @@ def _note_statistics(part: _Part, table: pa.Table) -> None:
 
 
 def _moment(time: datetime, later_ms: int = 0) -> str:
-    """Return a time as Delta's statistics have it, in milliseconds."""
+    """Return a time in the form of Delta's statistics, in milliseconds."""
     moment = time + timedelta(milliseconds=later_ms)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
