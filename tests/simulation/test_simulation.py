@@ -16,8 +16,8 @@ from support.effort import tries
 from simulation.planted import PLANTED
 from simulation.run import Result, run_seed
 
-#: Some at random, and some that found a bug once: what each found is in REGRESSIONS. A fast run
-#: has none of those.
+#: Some at random, and some that found a bug once: what each found is in REGRESSIONS. Only a
+#: thorough run has those, since what a seed does changes with the code.
 _FIXED_SEEDS = range(1, 1 + tries(1, 2, 5))
 _REGRESSIONS = {
     28: "the name of a store file was not durable after a takeover",
@@ -26,7 +26,7 @@ _REGRESSIONS = {
     1971530869: "a store opened anew to be written was dropped with the reader that was handed "
     "over",
 }
-_LIMITED_SEEDS = range(101, 101 + tries(1, 2, 4))
+_LIMITED_SEEDS = range(101, 101 + tries(1, 1, 4))
 _WIDE_SEEDS = range(301, 301 + tries(0, 1, 1))
 _WIDE_REGRESSIONS = {
     4: "an upload that was gone on with after its value was replaced was stored a second time",
@@ -35,7 +35,7 @@ _WIDE_REGRESSIONS = {
     2036976915: "a store that was read was given back while its opening for a write was under way",
     700040: "a change of a consumer among the first of a stream ended the server",
 }
-_TIERS_SEEDS = range(201, 201 + tries(1, 2, 3))
+_TIERS_SEEDS = range(201, 201 + tries(1, 1, 3))
 #: Of runs with a bucket: what found a bug once.
 _TIERS_REGRESSIONS = {
     5092: "after a crash in a takeover a power cut brought the WAL before back, over a newer file",
@@ -93,7 +93,7 @@ _PLANTED_IN_WIDE = {
 
 
 def _seeds(fixed: Iterable[int], regressions: Iterable[int]) -> list[int]:
-    return [*fixed, *tries([], regressions, regressions)]
+    return [*fixed, *tries([], [], regressions)]
 
 
 def _assert_well(result: Result, mode: str = "") -> None:
@@ -146,7 +146,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     ), f"{bug} is not found within {seeds} seeds"
 
 
-@pytest.mark.parametrize("tiers", tries([False], [False, True], [False, True]))
+@pytest.mark.parametrize("tiers", tries([False], [True], [False, True]))
 def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) -> None:
     seed = 5
     first, second = run_seed(seed, tiers=tiers), run_seed(seed, tiers=tiers)

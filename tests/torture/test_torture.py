@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.effort import tries
 
-MINUTES = tries(0.3, 0.6, 1.0)
+MINUTES = tries(0.3, 0.4, 1.0)
 DEADLINE_SECONDS = 60.0
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
