@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
-from torture.history import Outcome
+from support.checking.history import Outcome
 
 from hostile.run import Result
 from hostile.verdict import LONGEST_PAUSE_SECONDS
@@ -53,16 +53,12 @@ def print_report(result: Result, console: Console) -> None:
 
 
 def _add_victim(table: Table, result: Result) -> None:
-    operations = [one for one in result.history.all_operations() if one.label != "marker"]
+    operations = [one for one in result.history.operations if one.label != "marker"]
     acked = sum(one.outcome is Outcome.OK for one in operations)
     table.add_row(
         "the other tenant's", f"{len(operations):,}", f"{acked:,} answered as they should"
     )
-    told = sum(
-        len(session.changes)
-        for sessions in result.history.sessions.values()
-        for session in sessions
-    )
+    told = sum(len(following.changes) for following in result.history.followings)
     table.add_row("  changes followed", f"{told:,}")
     if result.pauses:
         longest = result.pauses[0]

@@ -21,13 +21,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+from support.checking.history import Final as FinalState
+from support.checking.history import History, Store
 from torture import worker
-from torture.checker import check
-from torture.history import FinalState, History, Recorder, load
 from torture.measure import Pause, pauses
 from torture.processes import ClientProcess, Parts, running
+from torture.recording import Recorder, load
+from torture.recording import judge as judge_history
 from torture.run import heard, mark, read_back
-from torture.workload import KVS, STREAMS
 
 from holdfast.client import Client, connect
 from holdfast.protocol.errors import HoldfastError, RequestError
@@ -107,12 +108,12 @@ class HostileRun:
         history = await asyncio.to_thread(load, sorted(self._histories.glob("w*.jsonl")))
         found = pauses(history)
         self._wrong += judge(watch.evidence, found, tracebacks)
-        self._wrong += [str(one) for one in await asyncio.to_thread(check, history, final)]
+        self._wrong += await asyncio.to_thread(judge_history, history, final)
         return Result(self._seed, seconds, report, watch.evidence, history, found, self._wrong)
 
     async def _attack(
         self, parts: Parts, watch: Watch
-    ) -> tuple[float, attacker.Report, list[FinalState]]:
+    ) -> tuple[float, attacker.Report, dict[Store, FinalState]]:
         writer = self._client_process(parts, "writer", f"w{self._secret}")
         follower = self._client_process(parts, "follower", "watcher")
         hostile = ClientProcess(self._attacker_task(parts), "hostile.attacker")
@@ -197,7 +198,7 @@ class HostileRun:
 
     async def _read_back(
         self, parts: Parts, follower: ClientProcess[worker.Task], report: attacker.Report
-    ) -> list[FinalState]:
+    ) -> dict[Store, FinalState]:
         restarts = {part.name: part.restart_count for part in parts.all}
         async with connect(
             url_of(parts, VICTIM), tenant=VICTIM, inbox_prefix=f"_INBOX.{VICTIM}", name="reader"
@@ -208,7 +209,7 @@ class HostileRun:
                 await heard("caught_up", [follower])
             except TimeoutError as error:
                 self._wrong.append(f"a follower: {error}")
-            final = [await read_back(reader, store) for store in STREAMS + KVS]
+            final = await read_back(reader)
         await self._open_all(parts, report)
         for part in parts.all:
             if part.restart_count != restarts[part.name]:

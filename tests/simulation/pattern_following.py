@@ -11,12 +11,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
+from support.checking.history import Following, Store, change_of
+
 from holdfast.client.connection import Client
 from holdfast.client.following.pattern import PatternSubscription, StoreChange
 from holdfast.client.following.pattern_feed import StoreFeed
 from holdfast.client.following.track import OUTAGES
 from holdfast.protocol.names import StoreKind, matches
-from simulation.history import Following, Store, change_of
 from simulation.workload import Application, last_value
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ProjectWriter(Application):
                 seq = chance.randint(max(1, last_seq - 5), last_seq)
                 operation = self._invoke((int(StoreKind.STREAM), name), "delete", keys=(seq,))
                 stream = self._client.stream(name)
-                await self._delete(operation, stream.delete(seq, timeout_seconds=timeout_seconds))
+                await self._call(operation, stream.delete(seq, timeout_seconds=timeout_seconds))
             else:
                 await self._append(name, timeout_seconds)
 

@@ -1,28 +1,18 @@
-"""A work queue under faults: workers that fetch, acknowledge, hand back and prolong, or forget.
-
-`check_deliveries` is pure, and judges by what the workers saw alone:
-
-- each delivery, a message and how often it was delivered, is one worker's;
-- until it is handed back, or its ack wait is over by any owner's clock, nobody else is given the
-  message;
-- what was asked for after a confirmed ack is never that message; and of all its acks one counts;
-- in the end every message of the stream was delivered.
-"""
+"""A work queue under faults: workers that fetch, acknowledge, hand back and prolong, or forget."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Iterator
-from itertools import pairwise
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
+
+from support.checking.history import Delivery, History, Store
 
 from holdfast.client.connection import Client
 from holdfast.client.handles.consumer import Consumer
 from holdfast.client.handles.consumer import Delivery as Fetched
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreKind
-from simulation.history import Delivery, History, Store
 from simulation.workload import Application
 
 if TYPE_CHECKING:
@@ -30,8 +20,6 @@ if TYPE_CHECKING:
 
 QUEUE: Final[Store] = (int(StoreKind.STREAM), "tasks")
 _CONSUMER: Final = "workers"
-#: Times of stores are whole milliseconds.
-_ROUNDING_SECONDS: Final = 0.002
 #: Everything that was forgotten is due again after this: the longest ack wait, with clocks that
 #: differ.
 _DRAIN_SECONDS: Final = 60.0
@@ -39,6 +27,7 @@ _DRAIN_SECONDS: Final = 60.0
 
 def prepare(simulation: Simulation) -> None:
     """Draw how long a delivery is its worker's, the same for all."""
+    simulation.history.queue = QUEUE
     skews = [server.now_ms() for server in simulation.servers]
     simulation.history.clock_skew_seconds = (max(skews) - min(skews)) / 1000
     simulation.history.ack_wait_seconds = simulation.chance("queue").choice((0.5, 2.0, 6.0))
@@ -135,32 +124,3 @@ class QueueWorker(Application):
         if done:
             noted.counted += counted
             noted.done = self._history.position()
-
-
-def check_deliveries(history: History) -> Iterator[str]:
-    """Yield what is wrong with what the workers were given, as sentences."""
-    by_seq: dict[int, list[Delivery]] = defaultdict(list)
-    for delivery in history.deliveries:
-        by_seq[delivery.seq].append(delivery)
-    held_seconds = history.ack_wait_seconds - history.clock_skew_seconds - _ROUNDING_SECONDS
-    for seq, deliveries in sorted(by_seq.items()):
-        deliveries.sort(key=lambda each: each.count)
-        for one, other in pairwise(deliveries):
-            if one.count == other.count:
-                yield f"seq {seq}: delivery {one.count} is that of {one.worker} and {other.worker}"
-            elif not one.released and other.received_at - one.held_from < held_seconds:
-                yield (
-                    f"seq {seq}: with {other.worker} {other.received_at - one.held_from:.3f} s "
-                    "after "
-                    f"{one.worker} got it for {history.ack_wait_seconds} s"
-                )
-        done = min((each.done for each in deliveries if each.done is not None), default=None)
-        for each in deliveries:
-            if done is not None and each.asked > done:
-                yield f"seq {seq}: done with, and delivered again to {each.worker}"
-        if sum(each.counted for each in deliveries) > 1:
-            yield f"seq {seq}: two acks of it counted"
-    if QUEUE in history.final:
-        for seq in sorted(history.final[QUEUE].rows, key=int):
-            if seq not in by_seq:
-                yield f"seq {seq}: never delivered"

@@ -8,11 +8,13 @@ import gc
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from support.checking.calls import read_final
+from support.checking.checker import check
+from support.checking.history import Store
+
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreKind
-from simulation.checker import check
-from simulation.history import Store
 from simulation.nemesis import Nemesis
 from simulation.planted import PLANTED
 from simulation.simulated_bucket import SimulatedBucket
@@ -30,7 +32,6 @@ from simulation.workload import (
     Application,
     Follow,
     configure,
-    read_final,
     write_last_values,
 )
 

@@ -22,6 +22,8 @@ from types import SimpleNamespace
 from typing import Any, Final, Self
 from unittest.mock import patch
 
+from support.checking.history import Broadcast, History, change_of_wire
+
 from holdfast.client.connection import Client
 from holdfast.client.following.follower import Follower
 from holdfast.client.wire.link import Link
@@ -44,7 +46,6 @@ from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from simulation.history import Broadcast, History, change_of_wire
 from simulation.simulated_bucket import SimulatedBucket
 from simulation.simulated_disk import HostDisk
 from simulation.simulated_files import Inode, Operation, SimulatedFileSystem

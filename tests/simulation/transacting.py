@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from support.checking.calls import note_answer
+from support.checking.history import Key, Outcome, Transaction
+
 from holdfast.protocol.messages import Ack, Deleted
 from holdfast.protocol.names import StoreKind
-from simulation.history import Key, Operation, Outcome, Store, Transaction
 from simulation.workload import KEYS, KVS, STREAMS, Application
 
 
@@ -78,7 +80,7 @@ class Transactor(Application):
             operation = self._invoke(noted.store, "get", keys=(key,))
             # What an earlier attempt had read comes in one answer, with the first of them.
             began = operation.invoked = operation.invoked if began is None else began
-            await self._get(operation, key, transaction.get(key))
+            await self._call(operation, transaction.get(key))
             if operation.outcome is not Outcome.OK:
                 return False
             noted.conditions[key] = operation.seen.get(key, (b"", 0))[1]
@@ -101,14 +103,9 @@ class Transactor(Application):
             return
         noted.outcome = Outcome.OK
         for operation, result in zip(noted.writes, answer[0], strict=True):
-            self._take(operation, noted.store, result)
+            note_answer(operation, result)
+            if operation.seqs:
+                last_seq = max(self._last_seqs.get(noted.store[1], 0), *operation.seqs)
+                self._last_seqs[noted.store[1]] = last_seq
             self._complete(operation)
         self._complete(whole)
-
-    def _take(self, operation: Operation, store: Store, result: Ack | Deleted) -> None:
-        operation.revisions = (result.revision,)
-        if isinstance(result, Deleted):
-            operation.count = result.count
-        elif result.seq is not None:
-            operation.seqs = (result.seq,)
-            self._last_seqs[store[1]] = max(self._last_seqs.get(store[1], 0), result.seq)

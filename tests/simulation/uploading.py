@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+from support.checking.history import Store, value_of
+
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
 from holdfast.client.handles import large_value
@@ -31,7 +33,6 @@ from holdfast.protocol.frames import UPLOAD, pack
 from holdfast.protocol.limits import UPLOAD_ID_BYTES
 from holdfast.protocol.messages import Ack, Entry
 from holdfast.protocol.names import StoreKind
-from simulation.history import Store, value_of
 from simulation.workload import Application
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Uploader(Application):
             elif dice < 0.5:
                 operation = self._invoke(FILES, "delete", keys=(key,))
                 files = self._client.kv(FILES[1])
-                await self._delete(operation, files.delete(key, timeout_seconds=timeout_seconds))
+                await self._call(operation, files.delete(key, timeout_seconds=timeout_seconds))
             else:
                 await self._read(key, timeout_seconds)
 
@@ -130,7 +131,7 @@ class Uploader(Application):
             setting = files.set(key, content, timeout_seconds=timeout_seconds)
         else:
             setting = self._put_again(key, content, timeout_seconds)
-        await self._write(operation, setting)
+        await self._call(operation, setting)
 
     async def _put_again(self, key: str, content: bytes, timeout_seconds: float) -> Ack:
         """Put a file that is cut off now and then, and gone on with. Raises

@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from support.checking.history import Store
+
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
 from simulation import queueing
-from simulation.history import Store
 from simulation.pattern_following import OTHERS, PROJECTS, FollowPattern, ProjectWriter
 from simulation.queueing import QUEUE, QueueWorker
 from simulation.simulated_cluster import ClientNode, Simulation

@@ -9,8 +9,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, TypeVar
-from typing import Final as Constant
+from typing import ClassVar, Final, TypeVar
+
+from support.checking.calls import Answer, note_answer
+from support.checking.history import (
+    Following,
+    History,
+    Key,
+    Operation,
+    Outcome,
+    Store,
+    change_of,
+)
 
 from holdfast.client.connection import Client
 from holdfast.client.following.subscription import Subscription
@@ -22,52 +32,33 @@ from holdfast.protocol.errors import (
     NoServerError,
     RequestError,
 )
-from holdfast.protocol.messages import (
-    Ack,
-    Change,
-    Deleted,
-    Durability,
-    Entry,
-    Head,
-    Message,
-)
+from holdfast.protocol.messages import Change, Durability, Head
 from holdfast.protocol.names import StoreKind
-from simulation.history import (
-    Final,
-    Following,
-    History,
-    Key,
-    Operation,
-    Outcome,
-    Store,
-    change_of,
-    value_of,
-)
 from simulation.simulated_cluster import ClientNode, Simulation
 
-STREAMS: Constant = ("log", "chat.7", "edits")
-KVS: Constant = ("settings", "jobs")
-KEYS: Constant = ("a", "a.b", "b", "b.1", "c")
+STREAMS: Final = ("log", "chat.7", "edits")
+KVS: Final = ("settings", "jobs")
+KEYS: Final = ("a", "a.b", "b", "b.1", "c")
 #: The empty one is last, so that its last value is the store's.
-PREFIXES: Constant = ("a", "b", "")
-STORES: Constant[tuple[Store, ...]] = (
+PREFIXES: Final = ("a", "b", "")
+STORES: Final[tuple[Store, ...]] = (
     *((int(StoreKind.STREAM), name) for name in STREAMS),
     *((int(StoreKind.KV), name) for name in KVS),
 )
 #: What stores are configured with in a run with limits; most of what is there has to go.
-MAX_MESSAGES: Constant[dict[Store, int]] = {
+MAX_MESSAGES: Final[dict[Store, int]] = {
     (int(StoreKind.STREAM), "log"): 6,
     (int(StoreKind.STREAM), "chat.7"): 40,
     (int(StoreKind.KV), "settings"): 4,
 }
-_TTL_SECONDS: Constant = (0.02, 0.5, 3.0, 12.0)
+_TTL_SECONDS: Final = (0.02, 0.5, 3.0, 12.0)
 #: After this long all of it has expired, also by a clock that is 10 s behind that of the last
 #: owner.
-EXPIRED_SECONDS: Constant = 30.0
+EXPIRED_SECONDS: Final = 30.0
 #: With tiers other stores are in use after this long.
-_SPELL_SECONDS: Constant = 1.7
+_SPELL_SECONDS: Final = 1.7
 #: Errors after which nothing was, or ever will be, stored.
-_DEFINITE: Constant = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
+_DEFINITE: Final = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
 
 
 _Answer = TypeVar("_Answer")
@@ -165,7 +156,7 @@ class Application:
             call = stream.append_many(
                 values, ttl_seconds=ttl, durability=self._level(), timeout_seconds=timeout_seconds
             )
-            await self._write(operation, call)
+            await self._call(operation, call)
         elif dice < 0.63:
             value, ttl = self._value(), self._ttl()
             expires = ttl is not None
@@ -177,21 +168,21 @@ class Application:
                 durability=self._level(),
                 timeout_seconds=timeout_seconds,
             )
-            await self._write(operation, setting)
+            await self._call(operation, setting)
         elif dice < 0.70:
             operation = self._invoke(store, "delete", keys=(seq,))
-            await self._delete(operation, stream.delete(seq, timeout_seconds=timeout_seconds))
+            await self._call(operation, stream.delete(seq, timeout_seconds=timeout_seconds))
         elif dice < 0.72:
             end = seq if chance.random() < 0.8 else None
             operation = self._invoke(store, "delete_all", end=end)
             call = stream.delete_all(end_seq=end, timeout_seconds=timeout_seconds)
-            await self._delete(operation, call)
+            await self._call(operation, call)
         elif dice < 0.87:
             operation = self._invoke(store, "get", keys=(seq,))
-            await self._get(operation, seq, stream.get(seq, timeout_seconds=timeout_seconds))
+            await self._call(operation, stream.get(seq, timeout_seconds=timeout_seconds))
         elif dice < 0.93:
             operation = self._invoke(store, "head")
-            await self._head(operation, stream.head(timeout_seconds=timeout_seconds))
+            await self._call(operation, stream.head(timeout_seconds=timeout_seconds))
         else:
             await self._read_stream(name, timeout_seconds)
 
@@ -208,7 +199,7 @@ class Application:
             operation = self._invoke(
                 store, "append", values=(value,), expected=expected, expires=ttl is not None
             )
-            await self._write(
+            await self._call(
                 operation,
                 stream.append(
                     value,
@@ -250,20 +241,20 @@ class Application:
                 durability=self._level(),
                 timeout_seconds=timeout_seconds,
             )
-            await self._write(operation, setting)
+            await self._call(operation, setting)
         elif dice < 0.62:
             operation = self._invoke(store, "delete", keys=(key,))
-            await self._delete(operation, kv.delete(key, timeout_seconds=timeout_seconds))
+            await self._call(operation, kv.delete(key, timeout_seconds=timeout_seconds))
         elif dice < 0.64:
             operation = self._invoke(store, "delete_all")
-            await self._delete(operation, kv.delete_all(timeout_seconds=timeout_seconds))
+            await self._call(operation, kv.delete_all(timeout_seconds=timeout_seconds))
         elif dice < 0.88:
             operation = self._invoke(store, "get", keys=(key,))
-            await self._get(operation, key, kv.get(key, timeout_seconds=timeout_seconds))
+            await self._call(operation, kv.get(key, timeout_seconds=timeout_seconds))
             self._revisions[name, key] = operation.seen.get(key, (b"", 0))[1]
         elif dice < 0.93:
             operation = self._invoke(store, "head")
-            await self._head(operation, kv.head(timeout_seconds=timeout_seconds))
+            await self._call(operation, kv.head(timeout_seconds=timeout_seconds))
         else:
             await self._read_kv(name, timeout_seconds)
 
@@ -314,44 +305,21 @@ class Application:
             f"{sorted(operation.seen.items())!r:.80}"
         )
 
-    async def _write(self, operation: Operation, call: Awaitable[Ack | list[Ack]]) -> None:
-        answer = await self._answer(operation, call)
-        if answer is None:
+    async def _call(self, operation: Operation, call: Awaitable[Answer]) -> None:
+        """Await a call that is one operation, and note what it gives."""
+        answered = await self._answer(operation, call)
+        if answered is None:
             return
-        acks = answer[0] if isinstance(answer[0], list) else [answer[0]]
-        operation.revisions = tuple(ack.revision for ack in acks)
-        operation.seqs = tuple(ack.seq for ack in acks if ack.seq is not None)
-        operation.duplicate = acks[0].duplicate
-        operation.stored = all(ack.durability is Durability.STORED for ack in acks)
+        [answer] = answered
+        note_answer(operation, answer, lambda row: row.value)
         name = operation.store[1]
-        if operation.seqs:
+        if isinstance(answer, Head):
+            self._last_seqs[name] = answer.last_seq
+        elif operation.seqs:
             self._last_seqs[name] = max(self._last_seqs.get(name, 0), operation.seqs[-1])
-        else:
+        elif operation.writes:
             self._revisions[name, str(operation.keys[0])] = operation.revisions[0]
         self._complete(operation)
-
-    async def _delete(self, operation: Operation, call: Awaitable[Deleted]) -> None:
-        answer = await self._answer(operation, call)
-        if answer is not None:
-            operation.count, operation.revisions = answer[0].count, (answer[0].revision,)
-            self._complete(operation)
-
-    async def _head(self, operation: Operation, call: Awaitable[Head]) -> None:
-        answer = await self._answer(operation, call)
-        if answer is not None:
-            operation.head_revision = answer[0].revision
-            self._last_seqs[operation.store[1]] = answer[0].last_seq
-            self._complete(operation)
-
-    async def _get(
-        self, operation: Operation, key: Key, call: Awaitable[Message | Entry | None]
-    ) -> None:
-        answer = await self._answer(operation, call)
-        if answer is not None:
-            found = answer[0]
-            if found is not None:
-                operation.seen = {key: (found.value, found.revision)}
-            self._complete(operation)
 
     async def _read_stream(self, name: str, timeout_seconds: float) -> None:
         operation = self._invoke((int(StoreKind.STREAM), name), "get_all")
@@ -438,23 +406,6 @@ async def configure(client: Client, history: History) -> None:
         await store.configure(max_messages=max_messages)
 
 
-async def read_final(client: Client, store: Store) -> Final:
-    """Read a whole store. Raises HoldfastError."""
-    kind, name = store
-    rows: dict[Key, tuple[bytes, int]] = {}
-    if kind == StoreKind.STREAM:
-        stream = client.stream(name)
-        head = await stream.head()
-        async for message in stream.get_all():
-            rows[message.seq] = (value_of(message), message.revision)
-    else:
-        kv = client.kv(name)
-        head = await kv.head()
-        async for entry in kv.get_all():
-            rows[entry.key] = (value_of(entry), entry.revision)
-    return Final(head.revision, head.last_seq, rows)
-
-
 async def write_last_values(history: History, client: Client, store: Store) -> None:
     """Write what followers wait for in the end. Raises HoldfastError."""
     kind, name = store
@@ -463,11 +414,9 @@ async def write_last_values(history: History, client: Client, store: Store) -> N
         if kind == StoreKind.STREAM:
             operation = history.invoke("last", store, "append", values=(value,))
             ack = await client.stream(name).append(value)
-            assert ack.seq is not None
-            operation.seqs = (ack.seq,)
         else:
             key = f"{prefix}.end"
             operation = history.invoke("last", store, "set", keys=(key,), values=(value,))
             ack = await client.kv(name).set(key, value)
-        operation.revisions = (ack.revision,)
+        note_answer(operation, ack)
         history.complete(operation, Outcome.OK)

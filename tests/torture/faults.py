@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from support.checking.history import Store
+
 
 class FaultKind(StrEnum):
     """What is done to which process."""
@@ -85,7 +87,7 @@ class Fault:
     target: str
     at: float
     until: float
-    stores: tuple[str, ...] = ()
+    stores: tuple[Store, ...] = ()
 
 
 def strikes(seed: int) -> Iterator[Strike]:

@@ -13,10 +13,12 @@ import random
 import time
 from typing import Final
 
+from support.checking.history import Store
+
 from holdfast.client import Change, Client, Subscription
 from holdfast.protocol.errors import UnavailableError
-from torture.history import Recorder, Seen, SeenKind, name_of
-from torture.workload import KVS, MARKER_ID, STREAMS, is_stream, name_in_cluster
+from torture.recording import Recorder, name_of
+from torture.workload import KVS, MARKER_ID, STREAMS, is_stream
 
 _SESSION_SECONDS: Final = (3.0, 20.0)
 _RETRY_SECONDS: Final = 0.2
@@ -37,7 +39,7 @@ class Follower:
         self._number = itertools.count(1)
         self._waiting = set(STREAMS + KVS)
         #: Stores whose session hears only what comes after it has begun, and has not begun.
-        self._beginning: set[str] = set()
+        self._beginning: set[Store] = set()
         self._begun = asyncio.Event()
         #: After `finish`: whatever is written from now on will be heard.
         self.settled = asyncio.Event()
@@ -57,7 +59,7 @@ class Follower:
     @property
     def waiting(self) -> list[str]:
         """The stores whose marker was not heard yet."""
-        return sorted(self._waiting)
+        return sorted(name for _, name in self._waiting)
 
     async def _settle(self) -> None:
         """After `finish`: wait until whatever is written from now on will be heard."""
@@ -66,7 +68,7 @@ class Follower:
             await self._begun.wait()
         self.settled.set()
 
-    async def _follow(self, store: str, finish: asyncio.Event) -> None:
+    async def _follow(self, store: Store, finish: asyncio.Event) -> None:
         first = True
         while True:
             whole = first or finish.is_set() or self._rng.random() < _WHOLE_RATIO
@@ -85,36 +87,24 @@ class Follower:
             finally:
                 self._note_begun(store)
 
-    def _note_begun(self, store: str) -> None:
+    def _note_begun(self, store: Store) -> None:
         self._beginning.discard(store)
         self._begun.set()
 
-    async def _session(self, store: str, whole: bool, limit: asyncio.Timeout) -> None:
+    async def _session(self, store: Store, whole: bool, limit: asyncio.Timeout) -> None:
         id = f"{self._name}-{next(self._number)}"
         async with self._subscribe(store, whole) as subscription:
             self._note_begun(store)
-            whole = whole or not is_stream(store)
             self._recorder.write(
                 "follow",
                 time.monotonic(),
                 id,
                 store=store,
-                whole=whole,
-                live_after=await self._revision(store),
+                start_seq=1 if whole and is_stream(store) else None,
+                live_after=subscription._feed.track._until.revision,
             )
             async for change in subscription:
-                seen = _seen(store, change)
-                self._recorder.write(
-                    "change",
-                    time.monotonic(),
-                    id,
-                    kind=seen.kind,
-                    revision=seen.revision,
-                    targets=seen.targets,
-                    value=seen.value,
-                    end_seq=seen.end_seq,
-                )
-                if seen.value.startswith(MARKER_ID):
+                if self._record(id, store, change).startswith(MARKER_ID):
                     # Nothing is written after this: stay and hear that nothing comes.
                     limit.reschedule(None)
                     self._recorder.write("caught_up", time.monotonic(), id)
@@ -122,27 +112,24 @@ class Follower:
                     if not self._waiting:
                         self.caught_up.set()
 
-    async def _revision(self, store: str) -> int:
-        name = name_in_cluster(store)
-        handle = self._client.stream(name) if is_stream(store) else self._client.kv(name)
-        return (await handle.head()).revision
+    def _record(self, id: str, store: Store, change: Change) -> bytes:
+        """Note a change; return the name of its value."""
+        row = change.message or change.entry
+        key = change.message.seq if change.message else change.entry and change.entry.key
+        name = b"" if row is None else name_of(row)
+        self._recorder.write(
+            "change",
+            time.monotonic(),
+            id,
+            kind=change.kind,
+            revision=change.revision,
+            keys=(key,) if row is not None else (*change.seqs, *change.keys),
+            value=name.decode(),
+            end=(is_stream(store) and change.end_seq) or None,
+        )
+        return name
 
-    def _subscribe(self, store: str, whole: bool) -> Subscription:
-        name = name_in_cluster(store)
+    def _subscribe(self, store: Store, whole: bool) -> Subscription:
         if is_stream(store):
-            return self._client.stream(name).subscribe(start_seq=1 if whole else None)
-        return self._client.kv(name).watch()
-
-
-def _seen(store: str, change: Change) -> Seen:
-    kind = SeenKind(change.kind.value)
-    if change.message is not None:
-        message = change.message
-        return Seen(kind, change.revision, (message.seq,), name_of(message.value))
-    if change.entry is not None:
-        entry = change.entry
-        return Seen(kind, change.revision, (entry.key,), name_of(entry.value))
-    if kind is SeenKind.TRIM:
-        end_seq = change.end_seq if is_stream(store) else None
-        return Seen(kind, change.revision, end_seq=end_seq)
-    return Seen(kind, change.revision, (*change.seqs, *change.keys))
+            return self._client.stream(store[1]).subscribe(start_seq=1 if whole else None)
+        return self._client.kv(store[1]).watch()

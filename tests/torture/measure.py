@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from support.checking.facts import name_of_store
+from support.checking.history import History, Operation, Outcome, Store
+
 from torture.faults import Fault, FaultKind
-from torture.history import History, Operation, Outcome
 
 #: A kill counts as alone if nothing else happened within this time of it.
 ALONE_SECONDS: Final = 3.0
@@ -26,7 +29,7 @@ class Recovery(NamedTuple):
     """The time from a kill to the first ack of a write that began after it, and until every
     follower of the store had heard of that write (None: nobody followed)."""
 
-    store: str
+    store: Store
     seconds: float
     heard_seconds: float | None = None
 
@@ -34,24 +37,23 @@ class Recovery(NamedTuple):
 def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
     """Return the longest gap between answers to writes while at least one writer waited."""
     writes = sorted(
-        (one for one in operations if one.is_write and one.returned_at < math.inf),
-        key=lambda one: one.returned_at,
+        ((one.returned, one) for one in operations if one.changes and one.returned is not None),
+        key=lambda each: each[0],
     )
     # Of what is under way the earliest counts. Those that ended are dropped when they surface.
-    pending = [(one.invoked_at, one.returned_at) for one in writes]
+    pending = [(one.invoked, returned) for returned, one in writes]
     pending.sort(reverse=True)
     waiting: list[tuple[float, float]] = []
     longest = Pause(store, 0.0, 0.0)
     last_ack_at = -math.inf
-    for operation in writes:
+    for now, operation in writes:
         if operation.outcome is not Outcome.OK:
             continue
-        now = operation.returned_at
         while pending and pending[-1][0] <= now:
             heappush(waiting, pending.pop())
         while waiting and waiting[0][1] <= last_ack_at:
             heappop(waiting)
-        since = waiting[0][0] if waiting else operation.invoked_at
+        since = waiting[0][0] if waiting else operation.invoked
         began_at = max(last_ack_at, since)
         if now - began_at > longest.seconds:
             longest = Pause(store, now - began_at, now)
@@ -61,43 +63,55 @@ def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
 
 def pauses(history: History) -> list[Pause]:
     """Return the longest pause of every store, the longest first."""
-    found = [longest_pause(store, operations) for store, operations in history.operations.items()]
+    by_store = _by_store(history)
+    found = [longest_pause(name_of_store(store), each) for store, each in by_store.items()]
     return sorted(found, key=lambda pause: -pause.seconds)
+
+
+def _by_store(history: History) -> dict[Store, list[Operation]]:
+    found: dict[Store, list[Operation]] = defaultdict(list)
+    for operation in history.operations:
+        found[operation.store].append(operation)
+    return found
 
 
 def recoveries(history: History, faults: Sequence[Fault]) -> list[Recovery]:
     """Return how long each store of each server that was killed alone took to give an ack again;
     stores that nobody wrote to are left out."""
-    found = []
+    by_store, found = _by_store(history), []
     for fault in faults:
         if fault.kind is not FaultKind.KILL or not _alone(fault, faults):
             continue
         for store in fault.stores:
             first = min(
                 (
-                    one
-                    for one in history.operations.get(store, ())
-                    if one.is_write and one.outcome is Outcome.OK and one.invoked_at > fault.at
+                    (one.returned, one.revisions[-1])
+                    for one in by_store.get(store, ())
+                    if one.changes
+                    and one.outcome is Outcome.OK
+                    and one.invoked > fault.at
+                    and one.returned is not None
                 ),
-                key=lambda one: one.returned_at,
                 default=None,
             )
             if first is not None:
-                heard_at = _heard_at(history, store, first.last_revision, fault.at)
+                returned, revision = first
+                heard_at = _heard_at(history, store, revision, fault.at)
                 heard = None if heard_at is None else heard_at - fault.at
-                found.append(Recovery(store, first.returned_at - fault.at, heard))
+                found.append(Recovery(store, returned - fault.at, heard))
     return found
 
 
-def _heard_at(history: History, store: str, revision: int, fault_at: float) -> float | None:
+def _heard_at(history: History, store: Store, revision: int, fault_at: float) -> float | None:
     """Return when the last of the subscriptions that were live at the fault, and outlived it, was
     told something as new as `revision`."""
     heard = []
-    for session in history.sessions.get(store, ()):
-        if not session.told_at or session.told_at[0] > fault_at:
+    for following in history.followings:
+        told = following.told_at
+        if following.store != store or not told or told[0] > fault_at:
             continue
-        for seen, told_at in zip(session.changes, session.told_at, strict=True):
-            if told_at > fault_at and seen.revision >= revision:
+        for (_, seen, _), told_at in zip(following.changes, told, strict=True):
+            if told_at > fault_at and seen >= revision:
                 heard.append(told_at)
                 break
     return max(heard, default=None)

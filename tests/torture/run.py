@@ -19,26 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from support.checking.calls import read_final
+from support.checking.history import Final as FinalState
+from support.checking.history import History, Operation, Store
+
 from holdfast.client import Client, connect
 from torture import editing_trace
-from torture.checker import check
 from torture.editing_trace import EditingTrace, Typed
 from torture.faults import Fault
-from torture.history import (
-    FinalState,
-    History,
-    Operation,
-    OperationKind,
-    Place,
-    Recorder,
-    load,
-    name_of,
-)
 from torture.processes import SERVERS, ClientProcess, Parts, running
-from torture.timeline import Rule, Violation
+from torture.recording import Recorder, judge, load, name_of
 from torture.tormentor import Tormentor
 from torture.worker import Task
-from torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream, name_in_cluster
+from torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream
 from torture.writer import perform
 
 WRITER_COUNT: Final = 4
@@ -61,7 +54,7 @@ class Result:
     seconds: float
     history: History
     faults: list[Fault]
-    violations: list[Violation]
+    violations: list[str]
     #: In words: what editing traces came to.
     documents: list[str] = field(default_factory=list)
 
@@ -76,7 +69,7 @@ class Torture:
         self._say = say
         self._histories = data / "history"
         self._marker_file = self._histories / "marker.jsonl"
-        self._violations: list[Violation] = []
+        self._violations: list[str] = []
         self._documents: list[str] = []
 
     async def run(self) -> Result:
@@ -91,7 +84,7 @@ class Torture:
                 final = await self._torment(parts, tormentor)
         self._say("checking")
         history = await asyncio.to_thread(load, sorted(self._histories.glob("*.jsonl")))
-        self._violations += await asyncio.to_thread(check, history, final)
+        self._violations += await asyncio.to_thread(judge, history, final)
         return Result(
             self._seed,
             self._seconds,
@@ -101,7 +94,7 @@ class Torture:
             self._documents,
         )
 
-    async def _torment(self, parts: Parts, tormentor: Tormentor) -> list[FinalState]:
+    async def _torment(self, parts: Parts, tormentor: Tormentor) -> dict[Store, FinalState]:
         writers = [
             self._client_process(parts, "writer", f"w{number}") for number in range(WRITER_COUNT)
         ]
@@ -123,7 +116,7 @@ class Torture:
             try:
                 await _wait_until_well(tormentor)
             except TimeoutError as error:
-                self._violations.append(Violation(Rule.ERROR, "every store", str(error)))
+                self._violations.append(f"unexpected error: {error}")
             for process in writers + followers:
                 process.tell("finish")
             _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
@@ -139,8 +132,8 @@ class Torture:
                 try:
                     await heard("caught_up", followers)
                 except TimeoutError as error:
-                    self._violations.append(Violation(Rule.FOLLOWER, "some store", str(error)))
-                final = [await read_back(reader, store) for store in STREAMS + KVS]
+                    self._violations.append(f"a follower: {error}")
+                final = await read_back(reader)
                 for writer in writers:
                     if writer.task.trace:
                         await self._check_document(reader, writer)
@@ -155,12 +148,13 @@ class Torture:
         count, document = await editing_trace.read_document(client, trace)
         expected = trace.document_after(typed.transactions)
         same = count == typed.transactions and document.encode() == expected.encode()
-        store = f"stream:{trace.stream}"
-        self._violations += [Violation(Rule.ERROR, store, one) for one in typed.problems]
+        self._violations += [f"stream {trace.stream}: {one}" for one in typed.problems]
         if not same:
-            rule = Rule.DUPLICATED if count > typed.transactions else Rule.LOST
-            text = f"{typed.transactions} transactions were typed, {count} are there"
-            self._violations.append(Violation(rule, store, text))
+            rule = "stored twice" if count > typed.transactions else "lost"
+            self._violations.append(
+                f"stream {trace.stream}: {rule}: {typed.transactions} transactions were typed, "
+                f"{count} are there"
+            )
         total = len(trace.transactions)
         self._documents.append(
             f"{trace.name}: {typed.transactions:,} of {total:,} transactions, "
@@ -213,25 +207,14 @@ async def mark(client: Client, recorder: Recorder) -> None:
     """Write the last value of every store."""
     async with asyncio.TaskGroup() as tasks:
         for number, store in enumerate(STREAMS + KVS):
-            id = f"{MARKER_ID}-{number}"
-            kind = OperationKind.APPEND if is_stream(store) else OperationKind.SET
-            targets = () if is_stream(store) else (MARKER_KEY,)
-            operation = Operation(id, store, kind, time.monotonic(), (id,), targets, label="marker")
+            id = MARKER_ID + b"-%d" % number
+            action, keys = ("append", ()) if is_stream(store) else ("set", (MARKER_KEY,))
+            operation = Operation(
+                id.decode(), store, action, time.monotonic(), keys, (id,), label="marker"
+            )
             tasks.create_task(perform(client, operation, 60.0, recorder))
 
 
-async def read_back(client: Client, store: str) -> FinalState:
-    """Read everything that a store has."""
-    name = name_in_cluster(store)
-    rows: list[tuple[str, Place]] = []
-    if is_stream(store):
-        stream = client.stream(name)
-        async for message in stream.get_all():
-            rows.append((name_of(message.value), Place(message.seq, message.revision)))
-        head = await stream.head()
-    else:
-        kv = client.kv(name)
-        async for entry in kv.get_all():
-            rows.append((name_of(entry.value), Place(entry.key, entry.revision)))
-        head = await kv.head()
-    return FinalState(store, head.revision, head.last_seq, head.count, rows)
+async def read_back(client: Client) -> dict[Store, FinalState]:
+    """Read everything that the stores have."""
+    return {store: await read_final(client, store, name_of) for store in STREAMS + KVS}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import pytest
+from support.checking.history import Following, History, Operation, Outcome, Store
 
+from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.names import StoreKind
 from torture.faults import (
     ROUND,
     Fault,
@@ -15,19 +19,11 @@ from torture.faults import (
     choose,
     strikes,
 )
-from torture.history import (
-    History,
-    Operation,
-    OperationKind,
-    Outcome,
-    Place,
-    Seen,
-    SeenKind,
-    Session,
-)
 from torture.measure import longest_pause, recoveries
 
 SERVERS = ["s1", "s2", "s3"]
+KV: Store = (int(StoreKind.KV), "k")
+QUIET: Store = (int(StoreKind.KV), "quiet")
 
 
 def strike(*kinds: FaultKind, pick: float = 0.0) -> Strike:
@@ -36,13 +32,15 @@ def strike(*kinds: FaultKind, pick: float = 0.0) -> Strike:
 
 def write(invoked_at: float, returned_at: float, outcome: Outcome = Outcome.OK) -> Operation:
     return Operation(
-        "id",
-        "kv:k",
-        OperationKind.SET,
-        invoked_at,
-        outcome=outcome,
-        returned_at=returned_at,
+        "id", KV, "set", invoked_at, revisions=(1,), outcome=outcome, returned=returned_at
     )
+
+
+def history_of(*writes: Operation, followings: Sequence[Following] = ()) -> History:
+    history = History()
+    history.operations += writes
+    history.followings += followings
+    return history
 
 
 def test_a_seed_gives_the_same_faults_again_and_another_seed_others() -> None:
@@ -88,8 +86,8 @@ def test_a_write_that_was_given_up_counts_as_waiting() -> None:
 
 
 def test_recovery_is_measured_by_writes_that_began_after_a_kill_alone() -> None:
-    history = History({"kv:k": [write(9.9, 10.05), write(10.1, 10.6), write(10.2, 10.4)]})
-    kill = Fault(FaultKind.KILL, "s1", 10.0, 10.0, ("kv:k", "kv:quiet"))
+    history = history_of(write(9.9, 10.05), write(10.1, 10.6), write(10.2, 10.4))
+    kill = Fault(FaultKind.KILL, "s1", 10.0, 10.0, (KV, QUIET))
     [recovery] = recoveries(history, [kill])
     assert recovery.seconds == pytest.approx(0.4)
     pause = Fault(FaultKind.PAUSE, "s2", 3.0, 8.0)
@@ -97,14 +95,18 @@ def test_recovery_is_measured_by_writes_that_began_after_a_kill_alone() -> None:
 
 
 def test_followers_have_recovered_when_the_last_of_them_was_told_of_the_first_ack() -> None:
-    def session(id: str, *told: tuple[int, float]) -> Session:
-        seen = [Seen(SeenKind.SET, revision, ("a",), "v") for revision, _ in told]
-        return Session(id, "kv:k", True, changes=seen, told_at=[at for _, at in told])
+    def following(id: str, *told: tuple[int, float]) -> Following:
+        return Following(
+            id,
+            KV,
+            changes=[(ChangeKind.SET, revision, None) for revision, _ in told],
+            told_at=[at for _, at in told],
+        )
 
     first = write(10.2, 10.4)
-    first.places = (Place("a", 7),)
-    later = session("f3-1", (9, 10.5))
-    sessions = [session("f1-1", (6, 9.0), (7, 10.6)), session("f2-1", (6, 9.1), (8, 11.0)), later]
-    kill = Fault(FaultKind.KILL, "s1", 10.0, 10.0, ("kv:k",))
-    [recovery] = recoveries(History({"kv:k": [first]}, {"kv:k": sessions}), [kill])
+    first.revisions = (7,)
+    later = following("f3-1", (9, 10.5))
+    early = [following("f1-1", (6, 9.0), (7, 10.6)), following("f2-1", (6, 9.1), (8, 11.0))]
+    kill = Fault(FaultKind.KILL, "s1", 10.0, 10.0, (KV,))
+    [recovery] = recoveries(history_of(first, followings=[*early, later]), [kill])
     assert recovery.heard_seconds == pytest.approx(1.0)

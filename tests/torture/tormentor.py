@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from support.checking.history import Store
+
 from holdfast.client import Client
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import UnavailableError
-from holdfast.protocol.names import StoreKind
 from torture.faults import Fault, FaultKind, PlannedFault, Strike, choose, strikes
 from torture.processes import SERVERS, Parts
 from torture.workload import KVS, STREAMS
@@ -85,7 +86,7 @@ class Tormentor:
         fault: PlannedFault,
         server: str,
         incarnation: str,
-        stores: tuple[str, ...],
+        stores: tuple[Store, ...],
         tasks: asyncio.TaskGroup,
     ) -> None:
         parts, now = self._parts, time.monotonic()
@@ -117,13 +118,13 @@ class Tormentor:
         finally:
             self._parts.servers[server].signal(signal.SIGCONT)
 
-    async def _owned_stores(self) -> dict[str, tuple[str, ...]]:
+    async def _owned_stores(self) -> dict[str, tuple[Store, ...]]:
         """Return which of the tortured stores each server owns, as far as the coordinator says."""
-        owned: dict[str, tuple[str, ...]] = {}
+        owned: dict[str, tuple[Store, ...]] = {}
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 async for info in self._client.stores(prefix="torture."):
-                    store = f"{StoreKind(info.kind).word}:{info.name}"
+                    store = (int(info.kind), info.name)
                     if info.server and store in STREAMS + KVS:
                         owned[info.server] = (*owned.get(info.server, ()), store)
         except (UnavailableError, TimeoutError):

@@ -23,7 +23,7 @@ from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import Client, connect
 from torture.editing_trace import EditingTrace, type_trace
 from torture.follower import Follower
-from torture.history import Recorder
+from torture.recording import Recorder
 from torture.writer import Writer
 
 _FLUSH_SECONDS: Final = 0.5

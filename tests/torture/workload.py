@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from torture.history import Operation, OperationKind, Outcome, Target
+from support.checking.history import Operation, Outcome, Store
+
+from holdfast.protocol.names import StoreKind
 
 STREAM_COUNT: Final = 20
 KV_COUNT: Final = 5
@@ -22,20 +24,19 @@ KEPT_MESSAGES: Final = 300
 SHORT_TIMEOUT_RATIO: Final = 0.1
 SHORT_TIMEOUT_SECONDS: Final = (0.05, 2.0)
 
-STREAMS: Final = tuple(f"stream:torture.s{number}" for number in range(STREAM_COUNT))
-KVS: Final = tuple(f"kv:torture.k{number}" for number in range(KV_COUNT))
+STREAMS: Final[tuple[Store, ...]] = tuple(
+    (int(StoreKind.STREAM), f"torture.s{number}") for number in range(STREAM_COUNT)
+)
+KVS: Final[tuple[Store, ...]] = tuple(
+    (int(StoreKind.KV), f"torture.k{number}") for number in range(KV_COUNT)
+)
 #: The last write to every store, by which followers know that they have heard everything.
-MARKER_ID: Final = "marker"
+MARKER_ID: Final = b"marker"
 MARKER_KEY: Final = "zz-marker"
 
 
-def is_stream(store: str) -> bool:
-    return store.startswith("stream:")
-
-
-def name_in_cluster(store: str) -> str:
-    """Return the name without the kind."""
-    return store.partition(":")[2]
+def is_stream(store: Store) -> bool:
+    return store[0] == StoreKind.STREAM
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class _Knowledge:
     """What one writer last heard of a store: old, since others write too."""
 
     last_seq: int = 0
-    revision_of: dict[str, int] | None = None
+    revision_of: dict[str, int] = field(default_factory=dict)
 
 
 class Workload:
@@ -53,7 +54,7 @@ class Workload:
         self._writer = writer
         self._rng = rng
         self._count = 0
-        self._known: dict[str, _Knowledge] = {}
+        self._known: dict[Store, _Knowledge] = {}
 
     def draw(self, at: float) -> Operation:
         """Return the next operation, as invoked at `at`."""
@@ -66,12 +67,12 @@ class Workload:
         else:
             store = rng.choice(KVS)
             draws = _KV_DRAWS
-        knowledge = self._known.setdefault(store, _Knowledge(revision_of={}))
-        operation = Operation(id=id, store=store, kind=OperationKind.GET, invoked_at=at)
+        knowledge = self._known.setdefault(store, _Knowledge())
+        operation = Operation(id, store, "get", at)
         [draw] = rng.choices(list(draws), weights=list(draws.values()))
         draw(operation, knowledge, rng)
         if not operation.label:
-            operation.label = operation.kind.value
+            operation.label = operation.action
         return operation
 
     def timeout_seconds(self) -> float | None:
@@ -85,25 +86,23 @@ class Workload:
         if operation.outcome is not Outcome.OK:
             return
         knowledge = self._known[operation.store]
-        assert knowledge.revision_of is not None
-        for place in operation.places:
-            if isinstance(place.target, int):
-                knowledge.last_seq = max(knowledge.last_seq, place.target)
-            else:
-                knowledge.revision_of[place.target] = place.revision
-        if operation.found is not None and isinstance(operation.found[1].target, str):
-            knowledge.revision_of[operation.found[1].target] = operation.found[1].revision
-        elif operation.kind in (OperationKind.DELETE, OperationKind.GET):
-            for target in operation.targets:
-                knowledge.revision_of.pop(str(target), None)
+        knowledge.last_seq = max(knowledge.last_seq, *operation.seqs, 0)
+        if operation.writes:
+            written = zip(operation.keys, operation.revisions, strict=False)
+            knowledge.revision_of |= {str(key): revision for key, revision in written}
+        elif operation.action in ("delete", "get"):
+            for key in operation.keys:
+                knowledge.revision_of.pop(str(key), None)
+            for key, (_, revision) in operation.seen.items():
+                knowledge.revision_of[str(key)] = revision
 
 
 _Draw = Callable[[Operation, _Knowledge, random.Random], None]
 
 
 def _append(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.APPEND
-    operation.values = (operation.id,)
+    operation.action = "append"
+    operation.values = (operation.client.encode(),)
 
 
 def _append_with_msg_id(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
@@ -114,13 +113,16 @@ def _append_with_msg_id(operation: Operation, knowledge: _Knowledge, rng: random
 def _append_expecting(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
     _append(operation, knowledge, rng)
     operation.label = "append expecting"
-    operation.expected_last_seq = knowledge.last_seq
+    operation.expected = knowledge.last_seq
+
+
+def _numbered(operation: Operation, count: int) -> tuple[bytes, ...]:
+    return tuple(f"{operation.client}.{number}".encode() for number in range(count))
 
 
 def _append_many(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.APPEND
-    operation.label = "append_many"
-    operation.values = tuple(f"{operation.id}.{number}" for number in range(rng.randint(2, 12)))
+    operation.action = operation.label = "append_many"
+    operation.values = _numbered(operation, rng.randint(2, 12))
 
 
 def _some_seq(knowledge: _Knowledge, rng: random.Random) -> int:
@@ -131,26 +133,25 @@ def _some_seq(knowledge: _Knowledge, rng: random.Random) -> int:
 
 
 def _set(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.SET
-    operation.values = (operation.id,)
-    operation.targets = (_some_seq(knowledge, rng),)
+    operation.action = "set"
+    operation.values = (operation.client.encode(),)
+    operation.keys = (_some_seq(knowledge, rng),)
 
 
 def _delete(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.DELETE
+    operation.action = "delete"
     seqs = {_some_seq(knowledge, rng) for _ in range(rng.choice((1, 1, 1, 5)))}
-    operation.targets = tuple(sorted(seqs))
+    operation.keys = tuple(sorted(seqs))
 
 
 def _trim(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.TRIM
-    operation.label = "delete_all"
+    operation.action = operation.label = "delete_all"
     if rng.random() < 0.95:
-        operation.end_seq = max(1, knowledge.last_seq - KEPT_MESSAGES)
+        operation.end = max(1, knowledge.last_seq - KEPT_MESSAGES)
 
 
 def _get(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.targets = (_some_seq(knowledge, rng),)
+    operation.keys = (_some_seq(knowledge, rng),)
 
 
 def _some_key(rng: random.Random) -> str:
@@ -158,42 +159,39 @@ def _some_key(rng: random.Random) -> str:
 
 
 def _kv_set(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.SET
-    operation.values = (operation.id,)
-    operation.targets = (_some_key(rng),)
+    operation.action = "set"
+    operation.values = (operation.client.encode(),)
+    operation.keys = (_some_key(rng),)
 
 
 def _kv_set_expecting(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
     _kv_set(operation, knowledge, rng)
     operation.label = "set expecting"
-    assert knowledge.revision_of is not None
-    operation.expected_revision = knowledge.revision_of.get(str(operation.targets[0]), 0)
+    operation.expected = knowledge.revision_of.get(str(operation.keys[0]), 0)
 
 
 def _kv_set_many(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.SET
+    operation.action = "set"
     operation.label = "set_many"
-    keys: set[Target] = {_some_key(rng) for _ in range(rng.randint(2, 6))}
-    operation.targets = tuple(sorted(keys, key=str))
-    operation.values = tuple(f"{operation.id}.{number}" for number in range(len(keys)))
+    keys = {_some_key(rng) for _ in range(rng.randint(2, 6))}
+    operation.keys = tuple(sorted(keys))
+    operation.values = _numbered(operation, len(keys))
 
 
 def _kv_delete(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.DELETE
-    operation.targets = (_some_key(rng),)
-    assert knowledge.revision_of is not None
+    operation.action = "delete"
+    operation.keys = (_some_key(rng),)
     if rng.random() < 0.3:
         operation.label = "delete expecting"
-        operation.expected_revision = knowledge.revision_of.get(str(operation.targets[0]), 0)
+        operation.expected = knowledge.revision_of.get(str(operation.keys[0]), 0)
 
 
 def _kv_clear(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.kind = OperationKind.TRIM
-    operation.label = "delete_all"
+    operation.action = operation.label = "delete_all"
 
 
 def _kv_get(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
-    operation.targets = (_some_key(rng),)
+    operation.keys = (_some_key(rng),)
 
 
 _STREAM_DRAWS: Final[dict[_Draw, float]] = {

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from holdfast.protocol.messages import ChangeKind
-from holdfast.protocol.names import StoreKind
-from simulation.checker import check
-from simulation.history import (
+from support.checking.checker import check
+from support.checking.deliveries import check_deliveries
+from support.checking.history import (
     Broadcast,
     ChangeOf,
     Delivery,
@@ -23,7 +21,9 @@ from simulation.history import (
     Transaction,
     What,
 )
-from simulation.queueing import check_deliveries
+
+from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.names import StoreKind
 
 _STREAM: Store = (int(StoreKind.STREAM), "s")
 _KV: Store = (int(StoreKind.KV), "k")
@@ -70,11 +70,21 @@ class _Story:
             "set", keys=(key,), values=(value,), revisions=(self._revision,), seqs=seqs, **fields
         )
 
-    def delete(self, key: Key) -> Operation:
+    def delete(self, *keys: Key, **fields: Any) -> Operation:
         """A right delete."""
+        there = [key for key in keys if self.rows.pop(key, None)]
+        self._revision += bool(there)
+        results = {"count": len(there), "revisions": (self._revision,)}
+        return self.call("delete", keys=keys, **results, **fields)
+
+    def trim(self, end: int) -> Operation:
+        """A right trim."""
         self._revision += 1
-        del self.rows[key]
-        return self.call("delete", keys=(key,), count=1, revisions=(self._revision,))
+        gone = [key for key in self.rows if int(key) <= end]
+        for key in gone:
+            del self.rows[key]
+        results = {"count": len(gone), "revisions": (self._revision,)}
+        return self.call("delete_all", end=end, **results)
 
     def get(self, key: Key, seen: tuple[bytes, int] | None) -> Operation:
         return self.call("get", keys=(key,), seen={} if seen is None else {key: seen})
@@ -315,6 +325,10 @@ def test_writes_out_of_real_time_order_are_found() -> None:
     _assert_one(found, "stale", "set")
 
 
+_A, _B, _C = ((number, _set(number, value)) for number, value in enumerate((b"a", b"b", b"c"), 1))
+_DELETED = (4, ChangeOf(What.DELETE, (2,)))
+
+
 def _followed(*changes: tuple[int, ChangeOf], **fields: Any) -> list[str]:
     """Judge a follower of three appends, of which the second is then deleted."""
     story = _Story()
@@ -323,10 +337,6 @@ def _followed(*changes: tuple[int, ChangeOf], **fields: Any) -> list[str]:
     story.delete(2)
     story.follow(*changes, **{"start_seq": 1, "complete": True, **fields})
     return story.found()
-
-
-_A, _B, _C = ((number, _set(number, value)) for number, value in enumerate((b"a", b"b", b"c"), 1))
-_DELETED = (4, ChangeOf(What.DELETE, (2,)))
 
 
 def test_a_follower_may_miss_what_was_overwritten() -> None:
@@ -374,6 +384,164 @@ def test_a_store_that_cannot_be_read_in_the_end_is_found() -> None:
     story = _Story()
     story.append(b"a")
     _assert_one(check(story.history), "could not be read")
+
+
+# --- what only some histories can tell -----------------------------------------------------------
+def _three(*, closed: bool = False) -> _Story:
+    story = _Story()
+    story.history.closed = closed
+    for value in (b"a", b"b", b"c"):
+        story.append(value)
+    return story
+
+
+def test_a_last_seq_that_went_back_is_found() -> None:
+    story = _three()
+    story.delete(3)
+    assert story.found() == []
+    _assert_one(story.found(last_seq=2), "lost", "seq 3")
+
+
+def test_a_head_that_counts_otherwise_is_found() -> None:
+    assert _three().found(count=3) == []
+    _assert_one(_three().found(count=4), "lost", "counts 4")
+
+
+def test_rows_out_of_order_are_found() -> None:
+    story = _three()
+    story.rows = dict(reversed(story.rows.items()))
+    _assert_one(story.found(), "out of order")
+
+
+def test_an_unanswered_delete_excuses_only_what_it_may_have_deleted() -> None:
+    story = _three()
+    story.call("delete", Outcome.UNKNOWN, keys=(2,))
+    a, _, c = story.rows.items()
+    assert story.found() == []
+    assert story.found(revision=4, rows=dict([a, c])) == []
+    _assert_one(story.found(revision=4, rows=dict([a])), "lost", "set 3")
+    # Without a revision of its own it did nothing.
+    _assert_one(story.found(rows=dict([a, c])), "lost", "set 2")
+
+
+def test_two_acks_of_one_delete_are_found() -> None:
+    story = _three()
+    story.delete(2)
+    story.call("delete", keys=(2,), count=1, revisions=(4,))
+    _assert_one(story.found(), "two orders", "acknowledged to")
+
+
+def test_a_delete_that_did_less_than_it_was_acknowledged_for_is_found() -> None:
+    for told in ((1, 2), (2,)):
+        story = _three()
+        story.delete(1, 2, 7)
+        story.follow((4, ChangeOf(What.DELETE, told)), live_after=3)
+        assert any("two orders" in what for what in story.found()) is (told == (2,))
+
+
+def test_a_trim_beyond_what_was_asked_for_is_found() -> None:
+    for end in (1, 2, 3):
+        story = _three()
+        story.trim(2)
+        story.broadcast((4, ChangeOf(What.TRIM, end=end)))
+        assert any("two orders" in what for what in story.found()) is (end == 3)
+
+
+def test_a_delete_that_nobody_asked_for_is_found() -> None:
+    story = _three(closed=True)
+    story.broadcast((4, ChangeOf(What.DELETE, (2,))), (5, ChangeOf(What.TRIM, end=1)))
+    rows = {3: story.rows[3]}
+    refused = story.call("delete", Outcome.REFUSED, keys=(2,))
+    assert len([what for what in story.found(revision=5, rows=rows) if "made up" in what]) == 2
+    refused.outcome = Outcome.UNKNOWN
+    story.call("delete_all", Outcome.UNKNOWN, end=2)
+    assert story.found(revision=5, rows=rows) == []
+    # Each did one thing.
+    story.broadcast((6, ChangeOf(What.DELETE, (2,))))
+    _assert_one(story.found(revision=6, rows=rows), "made up", "delete [2]")
+
+
+def test_revisions_that_nobody_can_have_made_are_found() -> None:
+    story = _three(closed=True)
+    story.call("append_many", Outcome.UNKNOWN, values=(b"d", b"e"))
+    assert story.found(revision=5, last_seq=3) == []
+    _assert_one(story.found(revision=6), "made up", "3 revisions")
+
+
+def test_a_seq_that_was_left_out_is_found_unless_an_unanswered_append_may_have_it() -> None:
+    for revision in (4, 5):
+        story = _three()
+        story.call("append", Outcome.UNKNOWN, values=(b"d",))
+        story.call("delete", Outcome.UNKNOWN, keys=(4,))
+        story.call("append", values=(b"e",), revisions=(revision,), seqs=(5,))
+        rows = {**story.rows, 5: (b"e", revision)}
+        found = story.found(revision=revision + 1, last_seq=5, rows=rows)
+        assert any("not dense: set 5" in what for what in found) is (revision == 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"revisions": (1, 3), "seqs": (1, 2)},
+        {"revisions": (1, 2), "seqs": (1, 3)},
+        {"revisions": (1,), "seqs": (1,)},
+    ],
+)
+def test_an_acknowledged_batch_is_contiguous(fields: dict[str, Any]) -> None:
+    story = _Story()
+    story.call("append_many", values=(b"a", b"b"), **fields)
+    _assert_one(story.found(revision=3, last_seq=3), "torn")
+
+
+def test_a_batch_of_keys_is_stored_whole() -> None:
+    story = _Story(_KV)
+    story.call("set", Outcome.UNKNOWN, keys=("a", "b"), values=(b"1", b"2"))
+    rows = {"a": (b"1", 1), "b": (b"2", 2)}
+    assert story.found(revision=2, rows=rows) == []
+    _assert_one(story.found(revision=2, rows={"a": (b"1", 1)}), "lost", "the batch of c")
+    _assert_one(story.found(revision=2, rows={"a": (b"2", 1), "b": (b"1", 2)}), "misplaced")
+
+
+def test_what_went_on_at_once_may_have_any_order() -> None:
+    story = _Story(_KV)
+    story.call("set", keys=("a",), values=(b"1",), revisions=(2,)).returned = 99
+    story.call("set", keys=("b",), values=(b"2",), revisions=(1,))
+    assert story.found(revision=2, rows={"a": (b"1", 2), "b": (b"2", 1)}) == []
+
+
+def test_a_delete_on_the_condition_of_another_revision_is_found() -> None:
+    for expected in (0, 1, 2, 3, 9):
+        story = _Story(_KV)
+        story.set("a", b"1")
+        story.set("a", b"2")
+        story.set("b", b"3")
+        story.delete("a", expected=expected)
+        assert any("expected revision" in what for what in story.found()) is (expected != 2)
+
+
+def test_a_read_of_what_was_not_written_yet_is_found() -> None:
+    story = _Story()
+    story.rows[1] = (b"a", 1)
+    story.get(1, (b"a", 1))
+    story.append(b"a")
+    _assert_one(story.found(), "too early", "get")
+
+
+def test_a_follower_that_may_be_reset_begins_anew() -> None:
+    for again in ((_A, _B, _C), (_A, _B)):
+        story = _three()
+        story.history.may_reset = True
+        follow = story.follow(_A, (3, None), *again, start_seq=1, complete=True)
+        follow.changes[1] = (ChangeKind.RESET, 3, None)
+        assert bool(story.found()) is (len(again) < 3)
+
+
+def test_ready_stands_between_state_and_what_is_live() -> None:
+    for ready in (1, 2, 3):
+        story = _three()
+        follow = story.follow(_A, _B, _C, start_seq=1, live_after=2, complete=True)
+        follow.changes.insert(ready, (ChangeKind.READY, 2, None))
+        assert any("ready" in what for what in story.found()) is (ready != 2)
 
 
 # --- limits and ttl ------------------------------------------------------------------------------
@@ -503,6 +671,7 @@ def test_deliveries_that_must_not_be_are_found(other: Delivery, word: str) -> No
 
 
 def test_a_message_that_nobody_got_is_found() -> None:
-    story = _Story((int(StoreKind.STREAM), "tasks"))
+    story = _Story()
+    story.history.queue = _STREAM
     story.append(b"work")
     _assert_one(story.found(), "queue: seq 1: never delivered")

@@ -35,12 +35,16 @@ class What(StrEnum):
 
 class ChangeOf(NamedTuple):
     """One change. `keys` of a SET has one element; `end` is that of a stream's TRIM, None if it is
-    not known."""
+    not known.
+
+    An ack says less of a removal than its broadcast: it names the keys that were asked for, and
+    `bound` is how many of them a DELETE removed, or the end that a TRIM was asked for."""
 
     what: What
     keys: tuple[Key, ...] = ()
     value: bytes = b""
     end: int | None = None
+    bound: int | None = None
 
     def covers(self, key: Key) -> bool:
         """Tell if this change is known to have changed `key`."""
@@ -61,20 +65,20 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Operation:
-    """One call of a client. `invoked` and `returned` are positions in one order of all events;
-    while nothing has returned, `returned` is None and the outcome unknown."""
+    """One call of a client. `invoked` and `returned` are positions in one order of all events, or
+    times; while nothing has returned, `returned` is None and the outcome unknown."""
 
     client: str
     store: Store
     action: str
-    invoked: int
+    invoked: float
     keys: tuple[Key, ...] = ()
     values: tuple[bytes, ...] = ()
     end: int | None = None
     expected: int | None = None
     #: What it sets has a ttl.
     expires: bool = False
-    returned: int | None = None
+    returned: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
     #: Of a write that was acknowledged: its revisions and seqs, one for each value.
     revisions: tuple[int, ...] = ()
@@ -88,6 +92,8 @@ class Operation:
     seen: dict[Key, tuple[bytes, int]] = field(default_factory=dict)
     head_revision: int = 0
     error: str = ""
+    #: What to call it in a report, where that is finer than `action`.
+    label: str = ""
 
     @property
     def writes(self) -> bool:
@@ -96,6 +102,11 @@ class Operation:
     @property
     def deletes(self) -> bool:
         return self.action in ("delete", "delete_all")
+
+    @property
+    def changes(self) -> bool:
+        """It may change its store."""
+        return self.writes or self.deletes
 
     def may_remove(self, key: Key) -> bool:
         """Tell if this is a delete that could have removed `key`."""
@@ -151,6 +162,8 @@ class Following:
     #: The revision that history or state was asked for; what comes after it is live.
     live_after: int = 0
     changes: list[tuple[ChangeKind, int, ChangeOf | None]] = field(default_factory=list)
+    #: When each of them was told, if that is measured.
+    told_at: list[float] = field(default_factory=list)
     #: It ran until the end and had the time to catch up.
     complete: bool = False
 
@@ -167,11 +180,14 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """A store after everything has healed: its head, and every row with its revision."""
+    """A store after everything has healed: its head, and every row with its revision, in the order
+    in which they were read."""
 
     revision: int
     last_seq: int
     rows: dict[Key, tuple[bytes, int]]
+    #: How many rows the head says that there are.
+    count: int | None = None
 
 
 class History:
@@ -184,8 +200,13 @@ class History:
         self.followings: list[Following] = []
         self.transactions: list[Transaction] = []
         self.deliveries: list[Delivery] = []
-        #: Of the queue: how long a delivery is its worker's, and how far the clocks of owners
-        #: differ.
+        #: Nobody else changes a store, and nothing goes by itself: there are no limits and no ttl.
+        self.closed = False
+        #: A follower that was away for long may have to begin anew.
+        self.may_reset = False
+        #: The stream that is a queue; how long a delivery is its worker's, and how far the clocks
+        #: of owners differ.
+        self.queue: Store | None = None
         self.ack_wait_seconds = self.clock_skew_seconds = 0.0
         self.broadcasts: list[Broadcast] = []
         self.final: dict[Store, Final] = {}

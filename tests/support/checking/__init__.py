@@ -1,0 +1,1 @@
+"""What a run was seen to do, and the rules that it is judged by."""
