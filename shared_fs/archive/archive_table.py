@@ -3,17 +3,18 @@
     archive = Archive("s3://acme/holdfast")                    # the cluster's bucket
     bodies = archive.bodies(messages)                          # {(seq, revision): (value, headers)}
 
-A message is known by store, revision and seq, and is taken only if time and checksum are those
-that the store file kept; the size there is that of what was stored, perhaps compressed. Invariants:
+A message is identified by store, revision and seq. It is accepted only if time and
+checksum match those in the store file; the size there is that of the stored value,
+which may be compressed. Invariants:
 
-- All that was asked for is returned, or ArchiveMissingError is raised: never a part.
-- Files are those of the table's newest version. If one is gone (merged with others, and collected),
-  or a message is not found, the version is looked up once more before that is an error.
-- Memory is bounded: rows of some row groups are kept, those of the store that was asked for only,
-  and some open files, whatever the table's size.
+- Either everything requested is returned or ArchiveMissingError is raised, never a part.
+- The files are those of the table's newest version. If a file is gone (merged with others, and
+  collected) or a message is not found, the version is looked up once more before that is an error.
+- Memory is bounded whatever the table's size: only rows of some row groups, filtered to the
+  requested store, and some open files are kept.
 
-Blocking and thread-safe. Needs the packages pyarrow and deltalake, which are imported with the
-first use: a server that never reads an archive does without.
+Blocking and thread-safe. Needs the packages pyarrow and deltalake, which are imported at the first
+use, so a server that never reads an archive does not need them.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ from holdfast.shared_fs.store_file.archived_blocks import (
 from holdfast.shared_fs.store_file.exported_values import stored_again
 
 _KEPT_FILES: Final = 16
-#: Rows that are kept, in all: what a reader of a long stream comes back for page by page. The
-#: export writes row groups of up to 64 MiB.
+#: The total size of rows that are kept, for a reader that pages through a long stream. The export
+#: writes row groups of up to 64 MiB.
 _KEPT_BYTES: Final = 96 * MIB
 _COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
-#: Of deltalake with S3, which tries for three minutes if nothing is said; readers wait for less.
+#: For deltalake with S3. Without limits it retries for three minutes, longer than readers wait.
 _PATIENCE: Final = {"max_retries": "3", "retry_timeout": "10s", "timeout": "15s"}
 _PRUNED_BY: Final = ("store", "revision")
 
 
 class _File(NamedTuple):
-    """A file of the table, and the least and greatest of what its rows are sought by."""
+    """A file of the table, with the smallest and largest values of
+    the columns used to find rows."""
 
     path: str
     date: str
@@ -64,10 +66,11 @@ class _File(NamedTuple):
 
 
 class Archive:
-    """The tables that messages of one cluster are archived in."""
+    """The tables into which the messages of one cluster are archived."""
 
     def __init__(self, bucket_url: str) -> None:
-        """`bucket_url`: of the cluster's bucket, in which its own table lies."""
+        """`bucket_url` is the URL of the cluster's bucket, which
+        contains the cluster's own table."""
         self._bucket_url = bucket_url
         self._tables: dict[str, _Table] = {}
         self._lock = threading.Lock()
@@ -75,7 +78,7 @@ class Archive:
     def bodies(self, messages: Sequence[ArchivedMessage]) -> Bodies:
         """Return values and headers of archived messages of one store.
 
-        Raises ArchiveMissingError, ArchiveUnreadableError where a package is missing, and
+        Raises ArchiveMissingError, ArchiveUnreadableError if a package is missing, and
         UnavailableError while the table cannot be reached.
         """
         by_place: dict[ArchivePlace, list[ArchivedMessage]] = {}
@@ -87,8 +90,10 @@ class Archive:
         return found
 
     def look_again(self, table: str) -> None:
-        """Have the next read of a table look up its newest version: what is left to it for good has
-        to be in that one."""
+        """Make the next read of a table look up its newest version.
+
+        Call it before values are left to the archive for good: they must be in that version.
+        """
         self._table(table).look_again()
 
     def _table(self, url: str) -> _Table:
@@ -101,11 +106,11 @@ class Archive:
 
 
 class _Gone(Exception):
-    """The files that are known do not have all of it."""
+    """The known files do not have everything that was requested."""
 
 
 class _Table:
-    """One table, as far as it was read."""
+    """One table, as far as it has been read."""
 
     def __init__(self, location: TableLocation) -> None:
         self._location = location
@@ -156,14 +161,14 @@ class _Table:
             raise _Gone(f"a file cannot be read: {error}") from error
         except OSError as error:
             if error.errno is None:
-                # Of pyarrow, about what is in a file.
+                # pyarrow raises it without errno for a problem with a file's content.
                 raise _Gone(f"a file cannot be read: {error}") from error
             raise UnavailableError(reason=f"the archive of {place.name}: {error}") from error
 
     def _read(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
         sought = {(message.seq, message.revision): message for message in wanted}
         found: Bodies = {}
-        # The newest first: a store that was read whole again has its rows there.
+        # Newest files first: if a store was exported again as a whole, its rows are there.
         for file in reversed(self._candidates(place, wanted)):
             for seq, revision, time, headers, value in self._rows_of(file, place.name, wanted):
                 message = sought.get((seq, revision))
@@ -202,8 +207,8 @@ class _Table:
         ]
 
     def _listed(self) -> dict[str, list[_File]]:
-        """Return the files of the table's newest version by tenant. Raises _Gone without a
-        table."""
+        """Return the files of the table's newest version by tenant.
+        Raises _Gone if there is no table."""
         import pyarrow as pa
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -216,7 +221,7 @@ class _Table:
         except TableNotFoundError as error:
             raise _Gone("there is no table") from error
         except (DeltaError, OSError, ValueError) as error:
-            # Not to be able to look is no loss.
+            # Failing to look does not mean that anything is lost.
             raise UnavailableError(reason=f"the archive {location.uri}: {error}") from error
         files: dict[str, list[_File]] = {}
         for row in sorted(actions, key=lambda action: str(action["path"])):
@@ -227,7 +232,7 @@ class _Table:
                     row["path"],
                     str(row["partition.date"]),
                     lowest[0] or "",
-                    # Delta may cut the greatest text short.
+                    # Delta may truncate the largest text.
                     highest[0] or "\U0010ffff",
                     lowest[1] or 0,
                     highest[1] if highest[1] is not None else (1 << 63) - 1,
@@ -252,7 +257,7 @@ class _Table:
         with self._lock:
             file = self._open.pop(path, None)
         if file is None:
-            # deltalake's own file system holds the interpreter's lock while it waits for S3.
+            # deltalake's own file system holds the interpreter lock while it waits for S3.
             file = pq.ParquetFile(self._location.to_read_parts(path), pre_buffer=True)
         try:
             yield file
@@ -271,8 +276,7 @@ class _Table:
     def _rows_of(
         self, file: _File, store: str, wanted: Sequence[ArchivedMessage]
     ) -> Iterable[tuple[int, int, int, Any, bytes | None]]:
-        """Yield `(seq, revision, time, headers, value)` of a file's rows with a revision that is
-        wanted."""
+        """Yield `(seq, revision, time, headers, value)` of the rows with a wanted revision."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

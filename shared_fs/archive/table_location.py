@@ -1,8 +1,8 @@
-"""Where a table lies: a folder, or a prefix of an S3 bucket, and the few things done to its files.
+"""Where a table is, in a folder or under a prefix of an S3 bucket, and the operations on its files.
 
-A table's files are plain ones, for any engine to read, so they do not go through
-`shared_fs/bucket/bucket.py`, which adds a header and checksums of its own. Addresses and
-credentials are the same: `file:///FOLDER` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`,
+A table's files are plain files that any engine can read, so they do not go through
+`shared_fs/bucket/bucket.py`, which adds a header and checksums. Addresses and credentials
+are the same: `file:///FOLDER` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`,
 credentials from the environment.
 
 A file appears whole or not at all, under a name that is used once.
@@ -24,9 +24,9 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.disk.disk import Disk
 
-#: The table of a bucket, if nothing else is said.
+#: The table of a bucket, unless another one is given.
 DEFAULT_TABLE: Final = "tables/changes"
-#: A commit, a checkpoint, and those of others meanwhile.
+#: Enough for a commit, a checkpoint, and concurrent commits of others.
 _SYNCED_COMMITS: Final = 8
 _MISSING: Final = frozenset(["404", "NoSuchKey", "NoSuchBucket"])
 _OPTIONS: Final = frozenset(["endpoint", "region"])
@@ -42,12 +42,13 @@ class TableFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A place for a table; paths are relative to it. Travels to executors as its URL alone."""
+    """The place of a table; paths are relative to it. It is pickled
+    for executors as its URL alone."""
 
     url: str
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError."""
+        """Check the URL. Raises InvalidArgumentError."""
         parts = urlsplit(self.url)
         options = parse_qs(parts.query)
         if parts.scheme == "file":
@@ -58,7 +59,9 @@ class TableLocation:
                 argument="table", reason="write file:///FOLDER or s3://BUCKET/PREFIX"
             )
         if "@" in parts.netloc or "@" in urlsplit(self._option("endpoint") or "").netloc:
-            raise InvalidArgumentError(argument="table", reason="no credentials in its address")
+            raise InvalidArgumentError(
+                argument="table", reason="the address must not contain credentials"
+            )
 
     @property
     def is_s3(self) -> bool:
@@ -66,7 +69,7 @@ class TableLocation:
 
     @property
     def folder(self) -> Path:
-        """The folder of one that is not on S3."""
+        """The folder of a table that is not on S3."""
         return Path(unquote(urlsplit(self.url).path))
 
     @property
@@ -76,7 +79,7 @@ class TableLocation:
 
     @property
     def delta_options(self) -> dict[str, str] | None:
-        """What the package deltalake needs to know of the place."""
+        """The storage options that the package deltalake needs for this place."""
         if not self.is_s3:
             return None
         options = {"aws_conditional_put": "etag"}
@@ -90,7 +93,7 @@ class TableLocation:
     def put_file(self, source: Path, path: str) -> None:
         """Move a local file to `path`, durably. Raises OSError, boto3's errors."""
         if self.is_s3:
-            # In parts, several at once, if it is large.
+            # A large file is uploaded in parts, several at once.
             self._client.upload_file(str(source), self._bucket, self._key(path))
             source.unlink()
             return
@@ -106,8 +109,10 @@ class TableLocation:
             Disk().sync_directory(self.folder / folder)
 
     def sync_log(self) -> None:
-        """Make the newest commits of a table in a folder durable, which deltalake does not. Raises
-        OSError."""
+        """Make the newest commits of a table in a folder durable, which deltalake does not do.
+
+        Raises OSError.
+        """
         if self.is_s3:
             return
         log = self.folder / "_delta_log"
@@ -120,7 +125,7 @@ class TableLocation:
             Disk().sync_directory(folder)
 
     def read(self, path: str) -> bytes | None:
-        """Return a small file, None if there is none."""
+        """Return a small file; None if it does not exist."""
         if not self.is_s3:
             try:
                 return (self.folder / path).read_bytes()
@@ -134,15 +139,19 @@ class TableLocation:
         return body
 
     def get_file(self, path: str, target: Path) -> Path:
-        """Return a local file with what `path` has: itself, or a copy at `target`."""
+        """Return a local file with the content of `path`: the file
+        itself, or a copy at `target`."""
         if not self.is_s3:
             return self.folder / path
         self._client.download_file(self._bucket, self._key(path), str(target))
         return target
 
     def to_read_parts(self, path: str) -> Path | io.RawIOBase:
-        """Return what parts of a file can be read from: where it is, or a file whose reads ask S3
-        for ranges, and which needs no closing. Raises OSError, FileNotFoundError if S3 has none."""
+        """Return something that parts of a file can be read from.
+
+        It is the local path, or a file object whose reads are range requests to S3 and which needs
+        no closing. Raises OSError, FileNotFoundError if S3 does not have the file.
+        """
         if not self.is_s3:
             return self.folder / path
         return _S3File(self._client, self._bucket, self._key(path))
@@ -190,7 +199,7 @@ class TableLocation:
 
 
 def default_table(bucket_url: str) -> str:
-    """Return the URL of the table that lies in a bucket beside everything else."""
+    """Return the URL of a bucket's own table."""
     parts = urlsplit(bucket_url)
     path = f"{parts.path.rstrip('/')}/{quote(DEFAULT_TABLE)}"
     query = urlencode(parse_qs(parts.query), doseq=True)
@@ -198,7 +207,7 @@ def default_table(bucket_url: str) -> str:
 
 
 class _S3File(io.RawIOBase):
-    """An object that is read in ranges, one request for each read."""
+    """An S3 object that is read in ranges, with one request for each read."""
 
     def __init__(self, client: Any, bucket: str, key: str) -> None:
         self._client = client
@@ -246,9 +255,9 @@ class _S3File(io.RawIOBase):
 
 @lru_cache(maxsize=8)
 def _s3_client(endpoint: str | None, region: str | None) -> Any:
-    """Return the client of this process, which serves all tasks: making one takes a quarter of a
-    second."""
-    # Here, because boto3 takes 0.2 s to import and a folder needs none of it.
+    """Return the S3 client that all tasks of this process share: making
+    one takes a quarter of a second."""
+    # Imported here, because boto3 takes 0.2 s to import and a table in a folder does not need it.
     import boto3
     from botocore.config import Config
 

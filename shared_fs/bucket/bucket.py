@@ -1,4 +1,4 @@
-"""The bucket: objects by key, with conditional writes, checksums both ways, and retries.
+"""The bucket: objects by key, with conditional writes, checksums in both directions, and retries.
 
     bucket = open_bucket("s3://name/prefix?endpoint=http://127.0.0.1:9000")    # or file:///var/...
     probe(bucket)                                                              # bucket_probe.py
@@ -7,18 +7,19 @@
 
 Invariants:
 
-1. A write that returns has taken effect, durably, once. One that raises ObjectExistsError or
-   ObjectConflictError has not, and never will; OutcomeUnknownError says that nobody can tell.
+1. A write that returns has taken effect, durably and once. A write that raises ObjectExistsError or
+   ObjectConflictError has not and never will. After OutcomeUnknownError, nobody can tell.
 2. Every object carries the sha256 of its body and a nonce of the call that put it. `get` and
    `get_to_file` return the bytes that were put or raise ObjectDamagedError. `get_range` and
    `get_tail` cannot check a part: their callers keep checksums inside.
-3. A try that got no answer is made again with the same nonce. If the next one finds that its
-   condition no longer holds, the nonce of the object that is there tells whose it is.
-4. Every call ends: so many tries, and none is begun after so many seconds.
+3. A try without an answer is repeated with the same nonce. If the next try finds that its condition
+   no longer holds, the nonce of the object that is there tells whether this call put it.
+4. Every call ends: the number of tries is limited, and none begins after a time limit.
 
-It asks two things of its callers. Bodies given to `replace` never repeat (a manifest counts), since
-equal bodies may have equal versions. A key that was deleted is not used again, since a delete that
-got no answer may still arrive. Calls block: make them in threads, as many as may run at once.
+Callers must keep two rules. Bodies given to `replace` never repeat (a manifest contains
+a counter), since equal bodies may have equal versions. A deleted key is never used
+again, since a delete without an answer may still take effect. Calls block; run them in
+threads, as many as may run at once.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ from holdfast.shared_fs.bucket.bucket_writing import (
 )
 from holdfast.shared_fs.disk.disk import Disk
 
-#: What `get` brings into memory; larger objects go to a file.
+#: The most that `get` reads into memory; larger objects go to a file.
 MAX_GET_BYTES: Final = 64 * MIB
-#: Wrong bytes may be the network's fault once.
+#: The network may deliver wrong bytes once.
 _DAMAGED_READS: Final = 2
 
 _T = TypeVar("_T")
@@ -82,7 +83,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object, or the part of it that was asked for. `size_bytes` is that of the whole one."""
+    """An object or the requested part of it. `size_bytes` is the size of the whole object."""
 
     body: bytes
     size_bytes: int
@@ -91,9 +92,10 @@ class Object:
 
 
 class Bucket:
-    """Objects on a backend. Thread-safe. Keys: see `check_key`; metadata: see `check_metadata`.
+    """Objects on a backend. Thread-safe. For keys see `check_key`, for metadata `check_metadata`.
 
-    All calls raise BucketUnavailableError and BucketRefusedError, and writes OutcomeUnknownError.
+    All calls raise BucketUnavailableError and BucketRefusedError, and writes also
+    OutcomeUnknownError.
     """
 
     def __init__(
@@ -105,25 +107,25 @@ class Bucket:
     ) -> None:
         self._backend = backend
         self._surroundings = surroundings
-        #: What it was opened by; empty if it was not.
+        #: The URL that it was opened with, if any.
         self.url = ""
         self.usage = BucketUsage()
-        #: Does the bucket heed `expected_version` in `delete`? The probe finds out.
+        #: Whether the bucket respects `expected_version` in `delete`. The probe finds out.
         self.conditional_deletes = True
         self._calls = Calls(retry, surroundings, self.usage)
         self._writer = BucketWriter(backend, self._calls, surroundings.nonce)
 
     @property
     def name(self) -> str:
-        """Where it is, without secrets."""
+        """The address, without secrets."""
         return self._backend.name
 
     def close(self) -> None:
-        """Let go of connections. No other call may run or follow."""
+        """Close the connections. No other call may run or follow."""
         self._backend.close()
 
     def get(self, key: str, *, limit_bytes: int = MAX_GET_BYTES) -> Object:
-        """Return an object, its checksum verified.
+        """Return an object after verifying its checksum.
 
         Raises ObjectMissingError, ObjectDamagedError, TooLargeError beyond `limit_bytes`.
         """
@@ -138,8 +140,8 @@ class Bucket:
         return self._read(key, None, read)
 
     def get_range(self, key: str, start: int, length: int) -> Object:
-        """Return `length` bytes from `start`, fewer where the object ends. The bytes are
-        unverified.
+        """Return `length` bytes from `start`, or fewer if the object
+        ends before. They are not verified.
 
         Raises ObjectMissingError.
         """
@@ -150,7 +152,7 @@ class Bucket:
         return self._get_part(key, ByteRange(start, length))
 
     def get_tail(self, key: str, length: int) -> Object:
-        """Return the last `length` bytes, or all if there are fewer. They are unverified.
+        """Return the last `length` bytes, or all if there are fewer. They are not verified.
 
         Raises ObjectMissingError.
         """
@@ -159,10 +161,11 @@ class Bucket:
         return self._get_part(key, ByteRange(None, length))
 
     def get_to_file(self, key: str, path: Path) -> ObjectHead:
-        """Bring an object to `path`, replaced atomically and synced once its checksum is verified.
+        """Download an object to `path`, which is replaced atomically and synced
+        after the checksum is verified.
 
-        Raises ObjectMissingError, ObjectDamagedError, StorageFailedError if the file cannot be
-        written.
+        Raises ObjectMissingError, ObjectDamagedError,
+        StorageFailedError if the file cannot be written.
         """
         temporary = path.with_name(f"{path.name}.{self._surroundings.nonce()}.tmp")
 
@@ -200,8 +203,8 @@ class Bucket:
     ) -> Iterator[ListedObject]:
         """Yield the objects whose key begins with `prefix` and is above `start_after`.
 
-        In the order of the keys' UTF-8 bytes, page by page: objects that come or go meanwhile may
-        or may not be among them.
+        In the order of the keys' UTF-8 bytes, page by page. Objects that are created or deleted
+        meanwhile may or may not be included.
         """
         limit = min(page_count or self._backend.page_count, self._backend.page_count)
         while True:
@@ -215,8 +218,9 @@ class Bucket:
     def put_new(self, key: str, body: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Create an object and return its version.
 
-        Raises ObjectExistsError, and OutcomeUnknownError also if a try got no answer and the object
-        that is there has since replaced another: never so for keys that are put once.
+        Raises ObjectExistsError. Also raises OutcomeUnknownError if a try got no
+        answer and the object that is there has since replaced another one; that never
+        happens to keys that are put once.
         """
         return self._writer.put(key, body, metadata, NewObject())
 
@@ -227,14 +231,16 @@ class Bucket:
         expected_version: str,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Replace an object of a known version and return the new one. Raises ObjectConflictError,
-        also if there is no such object."""
+        """Replace an object of a known version and return the new version.
+
+        Raises ObjectConflictError, also if there is no such object.
+        """
         return self._writer.put(key, body, metadata, Version(expected_version))
 
     def put_new_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> str:
-        """Create an object from a file that does not change meanwhile, and return its version.
+        """Create an object from a file, which must not change meanwhile, and return its version.
 
-        A large one goes in parts, with one part in memory. Raises ObjectExistsError,
+        A large file is uploaded in parts, with one part in memory. Raises ObjectExistsError,
         StorageFailedError if the file cannot be read.
         """
         with _local(path), path.open("rb") as file:
@@ -251,12 +257,15 @@ class Bucket:
         file: BufferedReader | BytesIO,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """As `put_new_file`, from an open file that is read twice."""
+        """Like `put_new_file`, but from an open file, which is read twice."""
         return self._writer.put_in_parts(key, file, metadata)
 
     def delete(self, key: str, expected_version: str | None = None) -> None:
-        """Delete an object; a missing one is fine. Raises ObjectConflictError if `expected_version`
-        is given and the object has another, BucketUnfitError if the bucket would ignore that."""
+        """Delete an object; a missing one is fine.
+
+        Raises ObjectConflictError if the object has another version than `expected_version`, and
+        BucketUnfitError if `expected_version` is given and the bucket would ignore it.
+        """
         check_key(key)
         if expected_version is not None and not self.conditional_deletes:
             raise BucketUnfitError(bucket=self.name, what="If-Match of a delete")
@@ -325,10 +334,12 @@ def open_bucket(
     """Return the bucket of `url`: file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME.
 
     `connections` is how many threads may wait for S3 at once. Credentials come from the
-    environment, as boto3 reads it, never from the URL. The servers make the folder of a bucket that
-    is a directory; everybody else asks `existing_bucket` (`existing_bucket.py`), which makes
-    nothing. Raises InvalidArgumentError, BucketRefusedError, and for a directory
-    StorageFailedError, NewerFormatError, and without `make` NoBucketError.
+    environment, as boto3 reads it, never from the URL. Only the servers create the
+    folder of a bucket in a directory; all others call `existing_bucket`
+    (`existing_bucket.py`), which creates nothing.
+
+    Raises InvalidArgumentError and BucketRefusedError; for a directory also StorageFailedError and
+    NewerFormatError, and without `make` NoBucketError.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -336,7 +347,7 @@ def open_bucket(
             raise InvalidArgumentError(argument="bucket", reason="write file:///FOLDER")
         backend: Backend = DirectoryBackend(Path(unquote(parts.path)), make=make)
     elif parts.scheme == "s3":
-        # Here, because boto3 takes 0.2 s to import and most processes never talk to S3.
+        # Imported here, because boto3 takes 0.2 s to import and most processes never talk to S3.
         from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 
         backend = S3Backend.from_url(url, connections=connections)

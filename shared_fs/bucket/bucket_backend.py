@@ -1,11 +1,11 @@
-"""Where a bucket's objects are: what `Bucket` asks of S3, of a directory or of memory.
+"""What `Bucket` needs from S3, a directory or memory.
 
-A backend makes one try per call and says how it ended; retries, checksums, nonces and counting are
-`Bucket`'s, so they are the same everywhere and a wrapper can inject faults below them. Each call is
-thread-safe, and each that leaves the process ends by a deadline of the backend's own.
+A backend makes one try per call and reports how it ended. `Bucket` adds retries, checksums, nonces
+and counting, so these are the same everywhere, and a wrapper can inject faults below them. Each
+call is thread-safe. Each call that leaves the process ends by a deadline of the backend.
 
-A write either takes effect whole or not at all. Its conditions are atomic with it. Versions work as
-S3's ETags do: another body has another version, and the same body may have the same one again.
+A write takes effect as a whole or not at all, and its conditions are atomic with it. Versions work
+like S3's ETags: another body has another version, and the same body may get the same version again.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError
 
-#: S3 takes 1,024 bytes of UTF-8; this leaves room for the bucket's prefix.
+#: S3 accepts 1,024 bytes of UTF-8; this leaves room for the bucket's prefix.
 MAX_KEY_BYTES: Final = 900
-#: Names and values, and two bytes for each pair. S3 takes 2 KB in all; a directory keeps them in
+#: Names and values, plus two bytes for each pair. S3 accepts 2 KB in all; a directory keeps them in
 #: the first KiB of an object's file.
 MAX_METADATA_BYTES: Final = 640
-#: Names that begin so are the bucket's own.
+#: The start of the names that are reserved for the bucket.
 RESERVED_METADATA: Final = "hf-"
 
 _METADATA_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
-#: Printable ASCII: what an HTTP header carries unchanged.
+#: Printable ASCII, which an HTTP header carries unchanged.
 _METADATA_VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class TransientError(Exception):
-    """One try failed and another may succeed. `uncertain`: it may have taken effect, or still
-    will."""
+    """One try failed, and another may succeed.
+
+    `uncertain` means that the failed try may have taken effect, or still will.
+    """
 
     def __init__(self, reason: str, *, uncertain: bool) -> None:
         super().__init__(reason)
@@ -47,11 +49,11 @@ class PreconditionError(Exception):
 
 
 class UploadGoneError(Exception):
-    """No such upload: it was completed or aborted."""
+    """The upload does not exist: it was completed or aborted."""
 
 
 class NewObject(NamedTuple):
-    """The condition of a write: no object of this key exists."""
+    """The condition of a write: no object with this key exists."""
 
 
 class Version(NamedTuple):
@@ -65,8 +67,8 @@ Condition = NewObject | Version
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """An object without its body. `modified` is milliseconds since the epoch, by the bucket's
-    clock."""
+    """An object without its body. `modified` is milliseconds since the
+    epoch, by the bucket's clock."""
 
     size_bytes: int
     version: str
@@ -76,7 +78,7 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object in a list. The version is empty if what a directory holds there is damaged."""
+    """An object in a list. The version is empty if the object's file in a directory is damaged."""
 
     key: str
     size_bytes: int
@@ -86,7 +88,8 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a list in the order of the keys' UTF-8 bytes; `more` follow after its last key."""
+    """A part of a list in the order of the keys' UTF-8 bytes. With
+    `more`, others follow its last key."""
 
     objects: Sequence[ListedObject]
     more: bool
@@ -107,25 +110,26 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An object being read: `size_bytes` of the whole one, `chunks` of what was asked for."""
+    """An object that is being read: `head` describes all of it,
+    `chunks` has the requested range."""
 
     head: ObjectHead
     chunks: Iterator[bytes]
 
 
 class BucketUpload(NamedTuple):
-    """An object that is being put in parts, invisible until it is completed."""
+    """An object that is being put in parts, and is invisible until it is completed."""
 
     key: str
     id: str
 
 
 class Backend(ABC):
-    """One try each. All raise TransientError, BucketRefusedError."""
+    """Each call makes one try. All raise TransientError and BucketRefusedError."""
 
-    #: What people call it; holds no secret.
+    #: The name shown to people; contains no secret.
     name: str
-    #: How many objects one page of a list may hold: S3's own limit.
+    #: How many objects one page of a list may have: S3's own limit.
     page_count: int = 1000
 
     @abstractmethod
@@ -134,15 +138,15 @@ class Backend(ABC):
 
     @abstractmethod
     def read(self, key: str, wanted: ByteRange | None = None) -> AbstractContextManager[Reading]:
-        """Open an object for reading; a range beyond its end is cut, or empty.
+        """Open an object for reading. A range beyond its end is cut, or empty.
 
-        One version is read from first to last. Raises ObjectMissingError, and while chunks are
-        taken TransientError.
+        All chunks are of one version. Raises ObjectMissingError, and
+        TransientError also while chunks are read.
         """
 
     @abstractmethod
     def head(self, key: str) -> ObjectHead:
-        """Raises ObjectMissingError."""
+        """Return an object without its body. Raises ObjectMissingError."""
 
     @abstractmethod
     def delete(self, key: str, expected_version: str | None) -> None:
@@ -153,8 +157,8 @@ class Backend(ABC):
 
     @abstractmethod
     def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
-        """Return at most `limit` objects whose key begins with `prefix` and is above
-        `start_after`."""
+        """Return at most `limit` objects whose key begins with
+        `prefix` and is above `start_after`."""
 
     @abstractmethod
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload: ...
@@ -167,23 +171,26 @@ class Backend(ABC):
     def complete_upload(
         self, upload: BucketUpload, tags: Sequence[str], condition: Condition
     ) -> str:
-        """Make the parts one object, durably, and return its version.
+        """Turn the parts into one object, durably, and return its version.
 
         Raises PreconditionError, UploadGoneError.
         """
 
     @abstractmethod
     def abort_upload(self, upload: BucketUpload) -> None:
-        """Drop the parts; an upload that is gone is fine."""
+        """Drop the parts; a missing upload is fine."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 def check_key(key: str) -> str:
-    """Return `key`: `/`-joined parts, none empty, `.` or `..`. Raises InvalidArgumentError."""
+    """Return `key` if it is valid. Raises InvalidArgumentError.
+
+    A key has parts joined by `/`, none of which is empty, `.` or `..`.
+    """
     if _CONTROL_CHARACTER.search(key):
-        raise InvalidArgumentError(argument="key", reason=f"{key!a} holds a control character")
+        raise InvalidArgumentError(argument="key", reason=f"{key!a} contains a control character")
     if not 1 <= len(key.encode()) <= MAX_KEY_BYTES:
         raise InvalidArgumentError(
             argument="key", reason=f"{len(key.encode())} bytes; 1 to {MAX_KEY_BYTES}"
@@ -196,12 +203,12 @@ def check_key(key: str) -> str:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raise InvalidArgumentError for what some backend would change or refuse."""
+    """Raise InvalidArgumentError for metadata that some backend would change or refuse."""
     for name, value in metadata.items():
         if not _METADATA_NAME.fullmatch(name) or name.startswith(RESERVED_METADATA):
             raise InvalidArgumentError(
                 argument="metadata",
-                reason=f"name {name!r}: a-z, 0-9 and -, not beginning with {RESERVED_METADATA}",
+                reason=f"name {name!r}: only a-z, 0-9 and -, not starting with {RESERVED_METADATA}",
             )
         if not _METADATA_VALUE.fullmatch(value):
             raise InvalidArgumentError(

@@ -1,16 +1,17 @@
-"""A bucket that is a directory, for one host or for many on a shared file system.
+"""A bucket in a directory, for one host or for many on a shared file system.
 
     FORMAT                          marks the directory as holdfast's
     objects/log/p1/17=              object `log/p1/17`; `=` because `log/p1` may be an object too
-    tmp/                            what is being written; leftovers go when they are a day old
-    locks/00 .. 3f                  held by whoever replaces or deletes, by a hash of the key
+    tmp/                            files being written; leftovers are removed after a day
+    locks/00 .. 3f                  held while replacing or deleting; chosen by a hash of the key
 
-Creating is tmp + fsync + link, which fails if the name is taken; replacing and deleting compare and
-rename under a lock. Each ends with an fsync of the directory. Names and the format of an object's
-file: `bucket_files.py`.
+Creating is tmp + fsync + link, which fails if the name is taken. Replacing and deleting compare and
+rename under a lock. Each ends with an fsync of the directory. For names and the format of an
+object's file see `bucket_files.py`.
 
-What it does not do: bound the time of a read or write, since a file system cannot be asked to give
-up; remove directories that became empty, since another process may just be linking into one.
+This module does not limit the time of a read or write, since a file system cannot be
+asked to give up. It does not remove directories that become empty, since another process
+may be linking into one at that moment.
 """
 
 from __future__ import annotations
@@ -67,35 +68,35 @@ FORMAT_VERSION: Final = 1
 _FORMAT_TEXT: Final = "holdfast bucket, format "
 _CHUNK_BYTES: Final = MIB
 _LOCK_COUNT: Final = 64
-#: A holder that is alive needs a rename and an fsync.
+#: A holder that is alive only needs a rename and an fsync.
 _LOCK_SECONDS: Final = 10.0
 _LOCK_POLL_SECONDS: Final = 0.002
-#: Directories known to be durable; beyond it some are synced again.
+#: Directories known to be durable. Beyond this number, some are synced again.
 _KNOWN_COUNT: Final = 8192
-#: Longer than any upload. One that is cut off all the same fails and is tried again.
+#: Longer than any upload. An upload whose file is removed all the same fails and is retried.
 _LEFTOVER_SECONDS: Final = 24 * 3600.0
-#: A person must act; trying again does not help.
+#: A person must act; retrying does not help.
 _REFUSALS: Final = frozenset(
     [errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTSUP, errno.EPERM, errno.EROFS]
 )
 
-#: By device and inode of the directory of locks, and number. A POSIX lock excludes other processes
-#: only, and closing any descriptor of its file drops it.
+#: Keyed by device and inode of the directory of locks, and number. A POSIX lock excludes only other
+#: processes, and closing any descriptor of its file drops it.
 _MUTEXES: dict[tuple[int, int, int], threading.Lock] = {}
 _MUTEXES_LOCK: Final = threading.Lock()
 
 
 class DirectoryBackend(Backend):
-    """Objects as files under `root`, which is made if it is missing or empty."""
+    """Objects as files under `root`, which is created if it is missing or empty."""
 
     page_count = 10_000
 
     def __init__(
         self, root: Path, *, make: bool = True, leftover_seconds: float = _LEFTOVER_SECONDS
     ) -> None:
-        """Without `make` nothing is made or removed here.
+        """Without `make`, nothing is created or removed here.
 
-        Raises BucketRefusedError for a directory of something else, NoBucketError without `make`,
+        Raises BucketRefusedError for a directory with other content, NoBucketError without `make`,
         NewerFormatError, StorageFailedError.
         """
         self.name = f"file://{root}"
@@ -217,7 +218,7 @@ class DirectoryBackend(Backend):
             (self._tmp / upload.id).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no file is kept open."""
 
     def _publish(self, tmp: Path, key: str, condition: Condition) -> None:
         """Give the synced file `tmp` its name, durably."""
@@ -244,7 +245,7 @@ class DirectoryBackend(Backend):
         try:
             path.hardlink_to(tmp)
         except OSError as error:
-            # NFS may carry a link out, lose the answer, and find the name taken when it asks again.
+            # NFS may execute a link, lose the answer, and find the name taken when it asks again.
             if tmp.stat().st_nlink == 2:
                 return
             if isinstance(error, FileExistsError):
@@ -258,7 +259,7 @@ class DirectoryBackend(Backend):
             return None
 
     def _sync(self, directory: Path, key: str) -> None:
-        # Never tried again: the system may call a second sync of lost pages a success.
+        # Never retried: the system may report a second sync of lost pages as a success.
         try:
             self._disk.sync_directory(directory)
         except (StorageFailedError, FileNotFoundError) as error:
@@ -267,8 +268,11 @@ class DirectoryBackend(Backend):
             ) from error
 
     def _make_durable(self, directory: Path) -> None:
-        """Make a directory under `objects`. One that is there already may not be durable yet: the
-        process that made it may be about to sync it, or have died."""
+        """Create a directory under `objects`, durably.
+
+        An existing one may not be durable yet: the process that made it may be
+        about to sync it, or may have died.
+        """
         with self._known_lock:
             if directory in self._known:
                 return
@@ -331,7 +335,7 @@ class DirectoryBackend(Backend):
 
     @contextlib.contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Say what an error means before the name was given: afterwards `_sync` does."""
+        """Translate an error that occurs before the name is given; `_sync` reports later ones."""
         try:
             yield
         except StorageFailedError as error:
@@ -370,7 +374,9 @@ class DirectoryBackend(Backend):
             return
         version = text.removeprefix(_FORMAT_TEXT)
         if version == text or not (version.isascii() and version.isdigit()):
-            raise BucketRefusedError(bucket=self.name, reason=f"{path} is not a bucket's")
+            raise BucketRefusedError(
+                bucket=self.name, reason=f"{path} is not the FORMAT file of a bucket"
+            )
         if int(version) > FORMAT_VERSION:
             raise NewerFormatError(what=str(root), found=int(version), known=FORMAT_VERSION)
 
@@ -399,8 +405,7 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 @contextlib.contextmanager
 def _removed(path: Path) -> Iterator[None]:
-    """Remove `path` in the end. Not being able to leaves a leftover, which the next start
-    removes."""
+    """Remove `path` in the end. If that fails, the next start removes the leftover."""
     try:
         yield
     finally:

@@ -1,18 +1,18 @@
-"""What can go wrong with a bucket: branches of the one tree in `protocol/errors.py`.
+"""Errors of a bucket: branches of the tree in `protocol/errors.py`.
 
     StorageError
     └── BucketError
         ├── ObjectMissingError        no object of that key
-        ├── ObjectExistsError         `put_new` found one that another put there
+        ├── ObjectExistsError         `put_new` found one that another call put there
         ├── ObjectConflictError       `replace` or `delete` found another version than expected
-        ├── ObjectDamagedError        the bytes that came are not those that were put
+        ├── ObjectDamagedError        the bytes read are not those that were put
         ├── BucketUnavailableError    no answer after all tries; nothing was changed
-        │   └── OutcomeUnknownError   the same, and a write may have taken effect, or still will
+        │   └── OutcomeUnknownError   the same, but a write may have taken effect, or still will
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
-        ├── NoBucketError             nothing of holdfast's is where a command looked for a bucket
-        └── BucketUnfitError          it ignores conditions on writes, so we cannot use it
+        ├── NoBucketError             a command found no bucket of holdfast's at the address
+        └── BucketUnfitError          it ignores conditions on writes, so it cannot be used
 
-They stay within a server: none is a wire error, so docs/protocol.md does not list their codes.
+They stay within a server: none is sent on the wire, so docs/protocol.md does not list their codes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BucketUnavailableError(BucketError):
 
 
 class OutcomeUnknownError(BucketUnavailableError):
-    """Read the object before doing anything that rests on the write, or on its absence."""
+    """Read the object before doing anything that depends on the write, or on its absence."""
 
     code = "bucket_outcome_unknown"
     template = "{request} of {key!r} may or may not have taken effect after {tries} tries: {reason}"
@@ -63,7 +63,7 @@ class BucketRefusedError(BucketError):
 
 
 class NoBucketError(BucketError):
-    """Raised instead of making a bucket, by whoever only reads or mends one that a cluster uses."""
+    """Raised by commands that only read or repair an existing bucket, instead of creating one."""
 
     code = "no_bucket"
     template = "no holdfast bucket here: {bucket} {reason}"

@@ -1,13 +1,13 @@
-"""How a bucket's objects and keys become files: the format of one, and the names of many.
+"""How a bucket's objects and keys become files: the format of an object, and its file name.
 
 An object is one file: a first KiB of text with its metadata, then the body. So one link or rename
 publishes both, and a copy made with cp is complete. Its version is a digest of that KiB, which
-holds the body's sha256 and the call's nonce, so no two puts make the same one.
+contains the body's sha256 and the call's nonce, so no two puts have the same version.
 
-A key's parts are directories, the last a file that ends with `=`, because `log/p1` may be an object
-and `log/p1/17` too. Names hold lower case, digits and `_ . -`; everything else is %xx, so a
-case-insensitive file system keeps `A` and `a` apart, and no key can name anything outside. A part
-whose name would be over 200 bytes goes on in a directory that ends with `+`.
+The parts of a key are directories, and the last one is a file that ends with `=`, because both
+`log/p1` and `log/p1/17` may be objects. Names contain lower case, digits and `_ . -`. All else is
+%xx, so a case-insensitive file system keeps `A` and `a` apart, and no key can name anything
+outside. A part whose name would exceed 200 bytes continues in a directory that ends with `+`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 
 HEADER_BYTES: Final = 1024
 _FIRST_LINE: Final = b"holdfast object 1\n"
-#: Longest name of a directory or object; with `=` or `+` far below the 255 of file systems.
+#: The longest name of a directory or object; with `=` or `+`, far below the 255 of file systems.
 _NAME_BYTES: Final = 200
 _ESCAPED: Final = re.compile(rb"[^a-z0-9_.-]|^\.")
 
@@ -38,18 +38,20 @@ def object_path(objects: Path, key: str) -> Path:
 
 
 def names_of(part: str) -> list[str]:
-    """Return a key's part as names of directories: one, or several of which all but the last end
-    with `+`."""
+    """Return a part of a key as one or several directory names; all but the last end with `+`."""
     escaped = _ESCAPED.sub(lambda found: b"%%%02x" % found[0][0], part.encode()).decode()
     if len(escaped) > _NAME_BYTES:
-        # A cut must not leave a piece that is `..`.
+        # Cutting must not leave a piece that is `..`.
         escaped = escaped.replace(".", "%2e")
     pieces = [escaped[at : at + _NAME_BYTES] for at in range(0, len(escaped), _NAME_BYTES)]
     return [*(f"{piece}+" for piece in pieces[:-1]), pieces[-1]]
 
 
 def _entries(directory: Path, begun: str) -> Iterator[tuple[bytes, bool, Path]]:
-    """Yield each part that goes on from `begun` in a directory: if it is one, with a slash."""
+    """Yield (part, is_directory, path) for each key part in a directory that continues `begun`.
+
+    The part of a directory ends with a slash.
+    """
     try:
         found = os.scandir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -66,7 +68,7 @@ def _entries(directory: Path, begun: str) -> Iterator[tuple[bytes, bool, Path]]:
 
 
 def walk(directory: Path, base: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, Path]]:
-    """Yield the objects in a directory, which has the keys that begin with `base`, in order."""
+    """Yield the objects in a directory in order; all their keys begin with `base`."""
     for part, is_directory, path in sorted(_entries(directory, "")):
         key = base + part
         if not is_directory:
@@ -105,7 +107,7 @@ def read_head(key: str, descriptor: int) -> ObjectHead:
 
 
 def read_listed(key: str, path: Path) -> ListedObject:
-    """Return the object of a file; one that is damaged has an empty version."""
+    """Return the object of a file; a damaged one gets an empty version."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         head = read_head(key, descriptor)

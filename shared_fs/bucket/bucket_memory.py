@@ -1,7 +1,7 @@
-"""A bucket in memory: for tests and simulation, deterministic, and no laxer than S3.
+"""A bucket in memory, for tests and simulation: deterministic, and no laxer than S3.
 
-Versions are digests of the bodies, as S3's ETags are, so what wrongly takes equal bodies for the
-same object fails here too.
+Versions are digests of the bodies, as S3's ETags are, so code that wrongly takes equal bodies for
+the same object fails here too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MemoryBackend(Backend):
 
     def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
         with self._lock:
-            # By code point is by UTF-8 byte.
+            # Sorting by code point is the same as by UTF-8 byte.
             keys = sorted(
                 key for key in self._objects if key > start_after and key.startswith(prefix)
             )
@@ -109,7 +109,7 @@ class MemoryBackend(Backend):
             self._uploads.pop(upload.id, None)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no resource is kept open."""
 
     def _stored(self, key: str) -> _Stored:
         with self._lock:

@@ -1,11 +1,11 @@
-"""The start-up probe: does this bucket keep the conditions that everything else rests on?
+"""The start-up probe: does this bucket enforce the conditions that everything else depends on?
 
-Some S3 endpoints take `If-None-Match` and `If-Match` and overwrite all the same. Two owners of a
-store could then erase each other's work without a word, so such a bucket is refused. Some keep
-conditions on writes and ignore them on deletes: there, conditional deletes are refused one by one.
+Some S3 endpoints accept `If-None-Match` and `If-Match` and overwrite all the same. Two owners of a
+store could then silently erase each other's work, so such a bucket is refused. Some endpoints
+enforce conditions on writes but ignore them on deletes: there, each conditional delete is refused.
 
-The probe tries one after the other, so it shows that a bucket is unfit, never that it withstands
-races.
+The probe makes its requests one after the other, so it can show that a bucket is unfit, but not
+that it withstands races.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 
 
 def probe(bucket: Bucket, key: str | None = None) -> None:
-    """Try out a bucket on one object, gone afterwards: some 14 requests, two of them reads.
+    """Test a bucket on one object, which is deleted in the end:
+    about 14 requests, two of them reads.
 
-    Sets `bucket.conditional_deletes`. Raises BucketUnfitError, and whatever else keeps the bucket
-    from being used: BucketRefusedError, BucketUnavailableError, ObjectDamagedError.
+    Sets `bucket.conditional_deletes`. Raises BucketUnfitError, and other errors that prevent the
+    use of the bucket: BucketRefusedError, BucketUnavailableError, ObjectDamagedError.
     """
     key = key or f"probe/{secrets.token_hex(8)}"
     try:
@@ -45,7 +46,7 @@ def probe(bucket: Bucket, key: str | None = None) -> None:
             lambda: bucket.replace(key, b"third", expected_version=first),
         )
         if bucket.get(key).body != b"second" or bucket.head(key).version != second:
-            raise BucketUnfitError(bucket=bucket.name, what="a refused write was carried out")
+            raise BucketUnfitError(bucket=bucket.name, what="a refused write took effect")
         try:
             bucket.delete(key, expected_version=first)
             bucket.conditional_deletes = False

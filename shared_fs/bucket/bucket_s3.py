@@ -1,13 +1,14 @@
-"""A bucket on S3, or on anything that speaks its protocol, through boto3.
+"""A bucket on S3, or on any server that speaks its protocol, through boto3.
 
-boto3's own retries are off: they would repeat a conditional write without telling, and the answer
-to the repetition looks like another's success. Checksums are sent only where S3 demands them, since
-not every endpoint knows them; the bucket keeps a sha256 of its own. A request that hangs ends by
-its timeouts. What an upload in parts leaves behind after a crash is invisible and for the store's
-lifecycle rule (AbortIncompleteMultipartUpload) to remove.
+boto3's own retries are off: they would silently repeat a conditional write, and the answer to the
+repetition looks like another writer's success. Checksums are sent only where S3 requires them,
+since not every endpoint knows them; the bucket keeps its own sha256. A hanging request ends by its
+timeouts. Parts of an upload that a crash leaves behind are invisible; the store's lifecycle rule
+(AbortIncompleteMultipartUpload) removes them.
 
-Credentials are what boto3 finds in the environment of the process; a URL that holds some is
-refused. """
+Credentials are those that boto3 finds in the environment of the process.
+A URL with credentials is refused.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ from holdfast.shared_fs.bucket.bucket_backend import (
 )
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError, ObjectMissingError
 
-#: S3's limit for a key, the prefix included.
+#: S3's limit for a key, including the prefix.
 _S3_KEY_BYTES: Final = 1024
 _CONNECT_SECONDS: Final = 5.0
 #: Between two arrivals of bytes, not for a whole body.
@@ -65,7 +66,7 @@ _ADVICE: Final = (
     "in the environment"
 )
 
-#: Answers that say "not now" and mean that nothing was done.
+#: Answers that mean "not now", and that nothing was done.
 _NOT_NOW: Final = frozenset(
     ["SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"]
 ) | frozenset(["ConditionalRequestConflict", "OperationAborted", "RequestTimeout"])
@@ -83,7 +84,7 @@ class S3Backend(Backend):
         region: str | None = None,
         connections: int = 32,
     ) -> None:
-        """Raises BucketRefusedError if boto3 cannot make a client of this."""
+        """Raises BucketRefusedError if boto3 cannot make a client for this address."""
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if len(self._prefix.encode()) > _S3_KEY_BYTES - MAX_KEY_BYTES:
@@ -100,7 +101,7 @@ class S3Backend(Backend):
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             signature_version="s3v4",
-            # Few endpoints besides S3's own have a host name per bucket.
+            # Few endpoints other than S3's have a host name for each bucket.
             s3={"addressing_style": "path" if endpoint else "auto"},
         )
         with self._errors(""):
@@ -120,15 +121,15 @@ class S3Backend(Backend):
         parts = urlsplit(url)
         options = parse_qs(parts.query)
         endpoint = options.get("endpoint", [None])[-1]
-        # Before anything else may repeat the URL.
+        # First of all, so that no other error can repeat the URL.
         if "@" in parts.netloc or "@" in urlsplit(endpoint or "").netloc:
             raise InvalidArgumentError(
-                argument="bucket", reason=f"no credentials in its address: {_ADVICE}"
+                argument="bucket", reason=f"the address must not contain credentials: {_ADVICE}"
             )
         if unknown := options.keys() - _OPTIONS:
             raise InvalidArgumentError(
                 argument="bucket",
-                reason=f"unknown option {min(unknown)!r}; there are endpoint and region",
+                reason=f"unknown option {min(unknown)!r}; use endpoint or region",
             )
         if not parts.netloc:
             raise InvalidArgumentError(argument="bucket", reason="write s3://BUCKET/PREFIX")
@@ -153,7 +154,7 @@ class S3Backend(Backend):
             with self._errors(key):
                 answer = self._client.get_object(**self._object(key), **_range(wanted))
         except _BeyondTheEndError:
-            # S3 answers so to each range of an empty object, and gives no metadata.
+            # S3 answers this to every range of an empty object, without metadata.
             yield Reading(self.head(key), iter(()))
             return
         body = answer["Body"]
@@ -241,7 +242,7 @@ class S3Backend(Backend):
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Turn boto3's errors into ours. None of their texts holds a secret."""
+        """Translate boto3's errors. None of their texts contains a secret."""
         try:
             yield
         except ClientError as error:
@@ -265,7 +266,7 @@ class S3Backend(Backend):
         if code == "NoSuchUpload":
             return UploadGoneError(text)
         if code == "NoSuchBucket":
-            return self._refused(f"{text}: make it first")
+            return self._refused(f"{text}: create the bucket first")
         if code in _NOT_NOW or status in (409, 429):
             return TransientError(text, uncertain=False)
         if status >= 500:

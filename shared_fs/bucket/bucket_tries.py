@@ -1,8 +1,8 @@
 """How often and how long a call to a bucket is tried.
 
-The waits double up to a maximum, and a random part of each is waited ("full jitter"), so callers
-that were refused together do not come back together. A call ends with its last try, or when the
-next one would begin after its time; how long that one try takes is the backend's to bound.
+The wait doubles up to a maximum, and only a random part of it is waited ("full jitter"), so callers
+that were refused together do not return together. A call ends with its last try, or when the next
+one would begin after its time limit. The backend limits how long one try takes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The bounds of one call."""
+    """The limits of one call."""
 
     max_tries: int = 8
     first_wait_seconds: float = 0.1
@@ -38,7 +38,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a bucket takes from outside, to be replaced where time and chance are simulated."""
+    """What a bucket takes from its environment; simulations of time and chance replace it."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -62,7 +62,7 @@ class Tries:
         *,
         visible: bool,
     ) -> None:
-        """`visible`: the effect of a try is seen by others, so it matters if there was one."""
+        """With `visible`, others see the effect of a try, so it matters whether there was one."""
         self._request = request
         self._key = key
         self._visible = visible
@@ -70,7 +70,7 @@ class Tries:
         self._surroundings = surroundings
         self._give_up_at = surroundings.clock() + retry.timeout_seconds
         self.failed_count = 0
-        #: A try may have taken effect without our hearing of it.
+        #: True if a try may have taken effect although no answer came.
         self.uncertain = False
 
     def failed(self, error: TransientError) -> None:
@@ -88,19 +88,20 @@ class Tries:
         self._surroundings.sleep(wait)
 
     def given_up(self, reason: str) -> BucketUnavailableError:
-        """Return the error to raise when there is no other try."""
+        """Return the error to raise when no further try is made."""
         cls = OutcomeUnknownError if self._visible and self.uncertain else BucketUnavailableError
         return cls(
             request=str(self._request), key=self._key, tries=self.failed_count, reason=reason
         )
 
     def ended_by(self, error: BucketError) -> BucketError:
-        """Return the error to raise for one that ends the call, whatever the tries before did."""
+        """Return the error to raise if `error` ends the call; an earlier try
+        may still have taken effect."""
         return self.given_up(str(error)) if self.uncertain else error
 
 
 class Calls:
-    """Makes calls: each try counted, each call tried as often as its bounds allow."""
+    """Makes calls: counts each try, and retries each call within its limits."""
 
     def __init__(self, retry: Retry, surroundings: Surroundings, usage: BucketUsage) -> None:
         self._retry = retry
@@ -114,8 +115,10 @@ class Calls:
     def tried(
         self, request: RequestClass, key: str, call: Callable[[], _T], sent_bytes: int = 0
     ) -> _T:
-        """Return what `call` returns, tried again after each TransientError. Nobody sees its
-        effect."""
+        """Return what `call` returns; retry it after each TransientError.
+
+        For calls whose effect others do not see.
+        """
         tries = self.tries(request, key)
         while True:
             try:
@@ -126,7 +129,7 @@ class Calls:
 
     @contextmanager
     def counted(self, request: RequestClass, sent_bytes: int = 0) -> Iterator[Received]:
-        """Count one try, and the bytes that pass through what this yields."""
+        """Count one try and the bytes that pass through the yielded counter."""
         received = Received()
         failed = False
         try:
@@ -144,7 +147,7 @@ class Calls:
 
 
 class Received:
-    """The bytes of bodies that one try brought."""
+    """Counts the bytes of bodies that one try received."""
 
     def __init__(self) -> None:
         self.size_bytes = 0

@@ -1,4 +1,4 @@
-"""What a bucket is asked for, counted by the classes that stores charge by."""
+"""Counters of a bucket's requests, by the classes that providers charge for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from enum import StrEnum
 
 
 class RequestClass(StrEnum):
-    """Each part of a large upload, its beginning and its end count as a put."""
+    """The class of a request. Each part, the beginning and the end of
+    a large upload count as a put."""
 
     PUT = "put"
     GET = "get"
@@ -19,7 +20,7 @@ class RequestClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tries, failed ones included since they are charged too, and bytes of bodies."""
+    """Tries and bytes of bodies. Failed tries are included, since they are charged too."""
 
     put_count: int = 0
     get_count: int = 0
@@ -31,14 +32,14 @@ class Usage:
     received_bytes: int = 0
 
     def __sub__(self, earlier: Usage) -> Usage:
-        """Return what came after `earlier`."""
+        """Return what was counted after `earlier`."""
         return Usage(
             *(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self))
         )
 
 
 class BucketUsage:
-    """Counters that any number of threads add to."""
+    """Counters that any number of threads may add to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

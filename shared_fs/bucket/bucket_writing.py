@@ -1,13 +1,13 @@
-"""Writing objects: metadata of their own, parts of large ones, and writes whose answer was lost.
+"""Writing objects: their metadata, large ones in parts, and writes whose answer was lost.
 
-Each call has one nonce for all its tries, kept in the object's metadata. When a try finds that its
-condition no longer holds, after one that got no answer, the object that is there tells:
+Each call uses one nonce for all its tries, kept in the object's metadata. If a try after one
+without an answer finds that its condition no longer holds, the object that is there tells:
 
 | its nonce | it replaced | so the call |
 |---|---|---|
 | the call's | | has succeeded |
-| another | the very version the call expected, or nothing if it was to create | has failed |
-| another | something else | is unknown: its own write may have come and gone between |
+| another | the version that the call expected, or nothing if it was to create | has failed |
+| another | something else | is unknown: its own write may have come and gone in between |
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.bucket.bucket_tries import Calls, Tries
 from holdfast.shared_fs.bucket.bucket_usage import RequestClass
 
-#: A file up to this size is one put; a larger one goes in parts of this size. S3 asks for 5 MiB or
-#: more and takes 10,000 parts.
+#: A file up to this size is one put; a larger one goes in parts of this size. S3 requires at least
+#: 5 MiB and accepts 10,000 parts.
 PART_BYTES: Final = 16 * MIB
 MAX_FILE_BYTES: Final = 10_000 * PART_BYTES
 SHA256_METADATA: Final = "hf-sha256"
@@ -93,12 +93,14 @@ class BucketWriter:
                 tags = self._put_parts(upload, file, digest)
                 return self._complete(upload, tags, own[_NONCE], tries)
             except UploadGoneError as error:
-                # Completed by a try without an answer, or expired: what is there now tells which.
+                # A try without an answer completed it, or it expired: the
+                # object that is there tells which.
                 tries.failed(TransientError("the upload is gone", uncertain=tries.uncertain))
                 if self._there(key, tries) is not None:
                     return self._settle(key, own[_NONCE], NewObject(), tries, error)
             except BaseException:
-                # The first error counts. Parts that this leaves behind, the store's expiry removes.
+                # The first error counts. The provider's expiry removes
+                # parts that this leaves behind.
                 with (
                     suppress(TransientError, BucketError),
                     self._calls.counted(RequestClass.DELETE),
@@ -140,11 +142,12 @@ class BucketWriter:
     def _settle(
         self, key: str, nonce: str, condition: Condition, tries: Tries, cause: Exception
     ) -> str:
-        """Return the version that an earlier try of this call made, or raise what became of it."""
+        """Return the version that an earlier try of this call made,
+        or raise what happened to it."""
         head = self._there(key, tries) if tries.failed_count else None
         if head is not None and head.metadata.get(_NONCE) == nonce:
             return head.version
-        # What is there took the place of this version, so nothing of ours came between.
+        # The object that is there replaced the expected version, so no write of ours came between.
         directly = head is not None and head.metadata.get(_REPLACED) == (
             condition.version if isinstance(condition, Version) else None
         )

@@ -1,12 +1,12 @@
-"""Which cluster this is: an id that lies where its truth lies, so that strangers know each other.
+"""The cluster's id, stored with its data, so that two clusters can tell each other apart.
 
-Two clusters on one NATS and one prefix would answer each other's questions. So every coordinator
-and server says the id in what it asks and answers, and refuses another's (`OtherClusterError`).
+Two clusters with the same NATS and prefix would answer each other's requests. So every coordinator
+and server sends the id in its requests and answers, and refuses another id (`OtherClusterError`).
 
     CLUSTER         in the root of the shared file system, made by the first coordinator
-    cluster/id      in the bucket, where that is all there is
+    cluster/id      in the bucket, for clusters with `--disk local`
 
-Made once and never changed; a tree without one, of an earlier version, gets one.
+It is made once and never changes. A tree of an earlier version without an id gets one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def read_cluster_id(disk: Disk, layout: Layout) -> str:
 
 
 def make_cluster_id(disk: Disk, layout: Layout) -> str:
-    """Return the id, made if there is none. The caller holds the coordinator's lock. Raises
-    StoreDamagedError, StorageFailedError."""
+    """Return the id; make one if there is none. The caller holds the coordinator's lock.
+
+    Raises StoreDamagedError, StorageFailedError.
+    """
     found = read_cluster_id(disk, layout)
     if not found:
         found = secrets.token_hex(8)
@@ -46,8 +48,10 @@ def make_cluster_id(disk: Disk, layout: Layout) -> str:
 
 
 def bucket_cluster_id(bucket: Bucket) -> str:
-    """Return the id of a cluster that has nothing but its bucket, made if there is none. Blocking.
-    Raises StoreDamagedError, BucketError."""
+    """Return the id of a cluster with `--disk local`; make one if there is none. Blocking.
+
+    Raises StoreDamagedError, BucketError.
+    """
     try:
         content = bucket.get(_KEY).body
     except ObjectMissingError:
@@ -60,5 +64,5 @@ def bucket_cluster_id(bucket: Bucket) -> str:
 def _checked(content: bytes, where: str) -> str:
     text = content.decode(errors="replace").strip()
     if not _ID.fullmatch(text):
-        raise StoreDamagedError(store=where, reason="it is no id of a cluster")
+        raise StoreDamagedError(store=where, reason="it is not the id of a cluster")
     return text

@@ -1,25 +1,25 @@
-"""The commit log in the bucket: dense slots, each put once; fences; what a reader finds;
-retirement.
+"""The commit log in the bucket: dense slots, each put once; fences; reading; retirement.
 
     log/<server>/<incarnation>/<slot:012d>     a slot, or the fence at the first hole
-    log/<server>/<incarnation>/fence           the mark: a fence is, or is about to be
+    log/<server>/<incarnation>/fence           the mark: a fence exists, or is about to
 
-One put is data and metadata at once: it succeeds only if nobody was there, so a slot that was put
-is committed, and a slot where something else is found ends its incarnation. Invariants:
+One put stores data and metadata at once. It succeeds only if the slot was empty, so a
+slot that was put is committed. If its owner finds something else in a slot, its
+incarnation has ended. Invariants:
 
-1. Slots are dense: slot n + 1 is put only once slot n is known to be there. So one fence, at the
-   first hole, closes a log for ever.
-2. Who fences puts the mark first and lists then. The owner removes old slots only below the newest
-   one that it had put *before* it looked for the mark and found none. So whatever is removed lies
-   below the newest slot that the fencer's list shows, and a hole above that is a true one: a fence
-   can never land on a slot that has been and gone, beyond which the log goes on.
-3. Nobody else removes slots of an incarnation without a fence at its end; fences and marks stay,
-   and an incarnation's id is never used again: a zombie finds no hole, whenever it wakes.
-4. A put that got no answer is made again with the same bytes; what is found then says by its put id
-   whose it is. Nothing is concluded before that.
+1. Slots are dense: slot n + 1 is put only once slot n is known to exist. So one fence, at the first
+   hole, closes a log for ever.
+2. The fencer puts the mark first and lists the slots then. The owner removes only slots below the
+   newest one that it had put *before* it looked for the mark and found none. So every removed slot
+   is below the newest slot in the fencer's list, and a hole above that is a true one: a fence can
+   never be put into a slot that was used and removed, with the log continuing behind it.
+3. Nobody else removes slots of an incarnation without a fence at its end. Fences and marks stay,
+   and an incarnation's id is never used again, so a zombie never finds a hole, whenever it wakes.
+4. A put without an answer is repeated with the same bytes; the put id of the object that is found
+   then tells who put it. Nothing is concluded before that.
 
-tests/unit/shared_fs/test_bucket_log_model.py looks at every order of the steps of two fencers, an
-owner and a zombie. Calls block, as the bucket's do. Raises BucketError everywhere.
+tests/unit/shared_fs/test_bucket_log_model.py checks every order of the steps of two fencers, an
+owner and a zombie. Calls block, as the bucket's do, and raise BucketError.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from holdfast.shared_fs.disk.commit_log import LogContents, LogDamage, LogRecord
 
 LOG_PREFIX: Final = "log/"
 _MARK: Final = "fence"
-#: Slots read or removed at once: what S3 takes 25 ms for each of.
+#: Slots read or removed at once; S3 takes about 25 ms for each.
 _PARALLEL: Final = 8
 
 
@@ -76,7 +76,7 @@ def mark_key(server: str, incarnation: str) -> str:
 
 
 class Prepared(NamedTuple):
-    """The object of a slot, the same bytes however often it is put."""
+    """The object of a slot; every attempt to put it has the same bytes."""
 
     slot: int
     body: bytes
@@ -84,8 +84,10 @@ class Prepared(NamedTuple):
 
 
 class BucketLog:
-    """The log of the running incarnation. One thread at a time calls `prepare` and `put`, another
-    may call `retire` and `is_open`."""
+    """The log of the running incarnation.
+
+    One thread at a time may call `prepare` and `put`; another one may call `retire` and `is_open`.
+    """
 
     def __init__(
         self,
@@ -104,17 +106,19 @@ class BucketLog:
 
     @property
     def next_slot(self) -> int:
-        """The slot that the next object is put to."""
+        """The slot of the next object."""
         return self._next
 
     @property
     def oldest_slot(self) -> int:
-        """The oldest slot that may still be there."""
+        """The oldest slot that may still exist."""
         return self._oldest
 
     def begin(self) -> None:
-        """Put slot 0, which is empty: from now on there is a log to be fenced. Before the
-        incarnation is registered. Raises FencedError."""
+        """Put slot 0, which is empty. From now on there is a log that can be fenced.
+
+        Call it before the incarnation registers. Raises FencedError.
+        """
         self.put(self.prepare(()))
 
     def prepare(self, records: Sequence[LogRecord]) -> Prepared:
@@ -124,7 +128,8 @@ class BucketLog:
         return Prepared(self._next, body, put_id)
 
     def put(self, prepared: Prepared) -> None:
-        """Commit a slot. After any BucketError call it again with the same: nothing is known.
+        """Commit a slot. After a BucketError the outcome is unknown:
+        call it again with the same object.
 
         Raises FencedError: this incarnation has ended, and the slot is not part of its log.
         """
@@ -133,22 +138,22 @@ class BucketLog:
         try:
             self._bucket.put_new(key, prepared.body)
         except ObjectExistsError as error:
-            # Ours, if an earlier call of this got no answer.
+            # It is ours if an earlier attempt got no answer.
             if _header(self._bucket, key).put_id != prepared.put_id:
                 raise FencedError(server=self._server, incarnation=self._incarnation) from error
         self._next += 1
 
     def is_open(self) -> bool:
-        """Tell if nobody has begun to fence this incarnation."""
+        """Tell whether nobody has begun to fence this incarnation."""
         return is_open(self._bucket, self._server, self._incarnation)
 
     def retire(self, below_slot: int) -> None:
-        """Remove slots below `below_slot`, oldest first, which no store needs; the newest one
-        stays.
+        """Remove the slots below `below_slot`, which no store needs,
+        oldest first; keep the newest slot.
 
-        Raises FencedError: then what is left is the fencer's to read and to remove.
+        Raises FencedError: then the remaining slots are for the fencer to read and remove.
         """
-        # Before the look at the mark: see the second invariant.
+        # Computed before the look at the mark: see the second invariant.
         end = min(below_slot, self._next - 1)
         if end <= self._oldest:
             return
@@ -160,7 +165,7 @@ class BucketLog:
 
 
 def is_open(bucket: Bucket, server: str, incarnation: str) -> bool:
-    """Tell if nobody has begun to fence an incarnation."""
+    """Tell whether nobody has begun to fence an incarnation."""
     try:
         bucket.head(mark_key(server, incarnation))
     except ObjectMissingError:
@@ -169,18 +174,18 @@ def is_open(bucket: Bucket, server: str, incarnation: str) -> bool:
 
 
 def fence_log(bucket: Bucket, server: str, incarnation: str) -> int:
-    """Fence an incarnation for ever, be it one that never was, and return the slot of the fence.
+    """Fence an incarnation for ever, even one that never existed, and return the slot of the fence.
 
-    When this returns, everything it ever acknowledged is in the slots before that, and it can
-    acknowledge nothing more. May be called again, and by several at once. After an error the
-    incarnation may or may not be fenced, and must count as alive.
+    When this returns, everything that the incarnation ever acknowledged is in the slots before the
+    fence, and it can acknowledge nothing more. It may be called again, and by several callers at
+    once. After an error the incarnation may or may not be fenced, and must count as alive.
     """
     put_id = secrets.token_hex(16)
-    # Somebody may have been here before; perhaps only so far.
+    # An earlier fencer may have put the mark, and perhaps no more.
     with contextlib.suppress(ObjectExistsError):
         bucket.put_new(mark_key(server, incarnation), encode_fence(server, incarnation, 0, put_id))
     slots = _slots(bucket, server, incarnation)
-    # The newest may be a fence already.
+    # The newest slot may already be a fence.
     slot = slots[-1] if slots else 0
     while True:
         key = slot_key(server, incarnation, slot)
@@ -194,7 +199,7 @@ def fence_log(bucket: Bucket, server: str, incarnation: str) -> int:
 
 
 def fence_every_log(bucket: Bucket) -> list[tuple[str, str]]:
-    """Fence every incarnation that has anything in the bucket, and return them all."""
+    """Fence every incarnation that has an object in the bucket, and return all of them."""
     logs = list_logs(bucket)
     for log in logs:
         fence_log(bucket, log.server, log.incarnation)
@@ -203,7 +208,7 @@ def fence_every_log(bucket: Bucket) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class ListedLog:
-    """What a list shows of an incarnation: its slots, a fence among them if it has one."""
+    """An incarnation's slots as listed. If it has a fence, that is the last one."""
 
     server: str
     incarnation: str
@@ -221,7 +226,7 @@ class _Listed:
 
 
 def list_logs(bucket: Bucket, server: str = "", incarnation: str = "") -> list[ListedLog]:
-    """Return every incarnation that has anything in the bucket, of one server or all."""
+    """Return all incarnations that have an object in the bucket, of one server or of all."""
     assert server or not incarnation
     prefix = (
         LOG_PREFIX + (f"{server}/" if server else "") + (f"{incarnation}/" if incarnation else "")
@@ -244,7 +249,7 @@ def list_logs(bucket: Bucket, server: str = "", incarnation: str = "") -> list[L
 
 
 def fence_slot(bucket: Bucket, log: ListedLog) -> int | None:
-    """Return the slot of the fence that ends `log`, None if it has none."""
+    """Return the slot of the fence that ends `log`; None if it has none."""
     if not log.slots:
         return None
     slot = log.slots[-1]
@@ -252,11 +257,11 @@ def fence_slot(bucket: Bucket, log: ListedLog) -> int | None:
 
 
 def read_bucket_log(bucket: Bucket, server: str, incarnation: str) -> LogContents:
-    """Read the whole log of an incarnation, up to its fence, or of one that lives as far as it is.
+    """Read the whole log of an incarnation, up to its fence, or as far as a living one has come.
 
-    Only that of a fenced incarnation says everything that it ever acknowledged. Nothing lies behind
-    the fence at the first hole; one before other slots was put where collected ones had been, by a
-    fencer who had listed them long before.
+    Only the log of a fenced incarnation has everything that it ever acknowledged. Nothing follows
+    the fence at the first hole. A fence before other slots is in a slot whose object was collected:
+    its fencer had listed the slots long before.
     """
     contents = LogContents()
     slots = _slots(bucket, server, incarnation)
@@ -265,7 +270,8 @@ def read_bucket_log(bucket: Bucket, server: str, incarnation: str) -> LogContent
     with ThreadPoolExecutor(_PARALLEL, "holdfast.log") as threads:
         for slot, found in zip(slots, threads.map(read, slots), strict=True):
             if found is None:
-                # Removed since the list was made, with all before it: durable elsewhere.
+                # It was removed after the list was made, and so was everything
+                # before it: durable elsewhere.
                 contents = LogContents()
                 last = slot
                 continue
@@ -289,8 +295,10 @@ def read_bucket_log(bucket: Bucket, server: str, incarnation: str) -> LogContent
 def read_store_records(
     bucket: Bucket, server: str, incarnation: str, slots: Iterable[int], store: StoreId
 ) -> Iterator[LogRecord]:
-    """Yield one store's records in these slots, by reading little else. Slots that are gone, and
-    fences, have none. Raises ObjectDamagedError."""
+    """Yield one store's records in these slots, while reading little else.
+
+    Missing slots and fences have none. Raises ObjectDamagedError.
+    """
     for slot in slots:
         key = slot_key(server, incarnation, slot)
         try:
@@ -304,15 +312,16 @@ def read_store_records(
 
 
 def read_coverage(bucket: Bucket, server: str, incarnation: str, slot: int) -> list[Covered]:
-    """Return what a slot has of which stores. Raises ObjectMissingError, ObjectDamagedError."""
+    """Return the stores and revisions that a slot has. Raises ObjectMissingError,
+    ObjectDamagedError."""
     blocks = _read_index(bucket, slot_key(server, incarnation, slot))
     return [covered for block in blocks for covered in block.covered]
 
 
 def remove_log(bucket: Bucket, log: ListedLog) -> None:
-    """Remove the slots of a log that no store needs, oldest first; the fence that ends it stays.
+    """Remove the slots of a log that no store needs, oldest first; keep the fence that ends it.
 
-    Only for a log with a fence: nothing is removed of another.
+    Does nothing if the log has no fence.
     """
     fence = fence_slot(bucket, log)
     if fence is None:
@@ -342,7 +351,7 @@ def _is_fence(bucket: Bucket, key: str) -> bool:
     try:
         return _header(bucket, key).sort is Sort.FENCE
     except ObjectDamagedError:
-        # At worst a fence is put behind a fence.
+        # At worst, a fence is put behind a fence.
         return False
 
 

@@ -1,9 +1,9 @@
-"""Fences by name, wherever they are: on the shared file system, or in the bucket.
+"""Fences by name, wherever they are: on the shared file system or in the bucket.
 
-Who has fenced an incarnation and then reads its log, sees all that it ever acknowledged.
-`FileFences` are those of `fence.py`; `BucketFences` those of `bucket_log.py`, where the fence is
-part of the log. `BucketGate` is an incarnation's own view of the latter: a slot that was put needs
-no look at a fence, but what leaves beside it, a read or a broadcast, does.
+After fencing an incarnation, its log shows everything that it ever acknowledged. `FileFences` uses
+`fence.py`. `BucketFences` uses `bucket_log.py`, where the fence is part of the log. `BucketGate` is
+an incarnation's own view of its fence in the bucket. Putting a slot needs no look at the fence, but
+what leaves without a put, such as a read or a broadcast, does.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from holdfast.shared_fs.disk.layout import Layout
 
 
 class Fences(Protocol):
-    """All raise StorageError: then nothing is known, and who was to be fenced counts as alive."""
+    """All raise StorageError: then nothing is known, and an incarnation
+    to be fenced counts as alive."""
 
     def fence(self, server: str, incarnation: str) -> None:
-        """Fence for ever. Idempotent; durable when this returns."""
+        """Fence an incarnation for ever. Idempotent; durable when this returns."""
 
     def is_open(self, server: str, incarnation: str) -> bool:
-        """Tell if an incarnation may still acknowledge; one of which there is nothing may not."""
+        """Tell whether an incarnation may still acknowledge; an unknown one may not."""
 
     def incarnations(self) -> list[tuple[str, str]]:
-        """Return every `(server, incarnation)` of which there is anything."""
+        """Return all known `(server, incarnation)`."""
 
     def tell_of_a_past(self) -> bool:
-        """Tell if some incarnation has written, or ended, where nothing else would tell of it."""
+        """Tell whether some incarnation has written or ended, where
+        no other file tells of a past."""
 
 
 class FileFences:
@@ -56,7 +58,7 @@ class FileFences:
         ]
 
     def tell_of_a_past(self) -> bool:
-        # The coordinator's own files lie beside.
+        # The coordinator's own files beside them tell.
         return False
 
 
@@ -78,7 +80,7 @@ class BucketFences:
         return [(log.server, log.incarnation) for log in bucket_log.list_logs(self._bucket)]
 
     def tell_of_a_past(self) -> bool:
-        # Slot 0 is empty.
+        # Slot 0 alone is empty.
         return any(log.marked or log.slots != (0,) for log in bucket_log.list_logs(self._bucket))
 
 
@@ -92,17 +94,21 @@ class BucketGate(fence.FenceGate):
         self._fenced = False
 
     def check(self) -> None:
-        """Return unless this incarnation is known to be fenced. Does not ask the bucket."""
+        """Raise FencedError if this incarnation is known to be fenced. Does not ask the bucket."""
         if self._fenced:
             raise FencedError(server=self._server, incarnation=self._incarnation)
 
     def confirm(self) -> None:
-        """Ask the bucket if anything may leave now. Blocking. Raises FencedError, BucketError."""
+        """Ask the bucket whether anything may leave now. Blocking.
+        Raises FencedError, BucketError."""
         if not bucket_log.is_open(self._bucket, self._server, self._incarnation):
             self._fenced = True
         self.check()
 
     def fence_myself(self) -> None:
-        """Never acknowledge again. Only known here: the log in the bucket is fenced by others, or
-        when this incarnation has ended cleanly."""
+        """Never acknowledge again.
+
+        This is only noted in memory: others fence the log in the bucket, or it is fenced after this
+        incarnation has ended cleanly.
+        """
         self._fenced = True

@@ -1,19 +1,19 @@
-"""A log object: the changes of all stores that one put makes durable in the bucket, or a fence.
+"""A log object: a fence, or the changes of all stores that one put makes durable in the bucket.
 
     "HFlo" | u8 format | u8 sort | u16 header length | u32 crc32 of format, sort, header | header
     block ...       each one zstd frame
     index           one zstd frame
     u64 index offset | u32 index length | u32 crc32 of the index | u64 object length | "HFix"
 
-little endian. The header is msgpack `[server, incarnation, slot, put_id]`, `put_id` unique to the
-one who put it. A block is a msgpack list of rows as in the commit log (`commit_log.py`), a block's
-rows being of few stores: rows are sorted by store and stay in the order of the log within one. The
-index says for each block `[offset, length, crc32, [[tenant, kind, name, epoch, previous_revision,
-revision], ...]]`, so that who wants one store reads the end of the object and then the blocks that
-hold it. A fence is a header and an empty index.
+All integers are little endian. The header is msgpack `[server, incarnation, slot, put_id]`, with a
+`put_id` that is unique to the call that put the object. A block is a msgpack list of rows as in the
+commit log (`commit_log.py`). Rows are sorted by store, so a block has rows of few stores, and
+within a store they keep the order of the log. The index has for each block `[offset, length, crc32,
+[[tenant, kind, name, epoch, previous_revision, revision], ...]]`. So a reader of one store reads
+the end of the object and then the blocks that contain it. A fence is a header and an empty index.
 
-Invariants: every part carries a checksum, since parts of an object are read without the bucket's
-own; what decodes is what was encoded, or ObjectDamagedError. Pure: does not know the bucket.
+Invariants: every part has a checksum, since parts are read without the bucket's own; decoding
+returns what was encoded or raises ObjectDamagedError. Pure: it does not know the bucket.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.disk.commit_log import LogRecord
 
 FORMAT: Final = 1
-#: What is worth reading first of an object whose index is wanted: most indexes fit.
+#: Enough of an object's end for most indexes.
 TAIL_BYTES: Final = 64 * KIB
-#: What surely has the header: names are bounded.
+#: Enough of an object's start for any header: names are bounded.
 HEAD_BYTES: Final = KIB
 
 _MAGIC: Final = b"HFlo"
 _END_MAGIC: Final = b"HFix"
 _START: Final = struct.Struct("<4sBBHI")
 _END: Final = struct.Struct("<QIIQ4s")
-#: Raw bytes of a block: large enough to compress, small enough to read for one store.
+#: Uncompressed bytes of a block: large enough to compress well, small enough to read for one store.
 _BLOCK_BYTES: Final = 256 * KIB
-#: 3 costs three times the time of 1 and saves a tenth.
+#: Level 3 takes three times as long as level 1 and saves a tenth.
 _LEVEL: Final = 1
 
 
 class Sort(IntEnum):
-    """What an object is."""
+    """The sort of a log object."""
 
     SLOT = 1
     FENCE = 2
 
 
 class Header(NamedTuple):
-    """Whose object it is."""
+    """The header of an object."""
 
     sort: Sort
     server: str
@@ -67,7 +67,7 @@ class Header(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """What a block has of one store: the changes after `previous_revision` up to `revision`."""
+    """The changes of one store in a block: those after `previous_revision` up to `revision`."""
 
     store: StoreId
     epoch: int
@@ -76,7 +76,7 @@ class Covered(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Where a block lies, and what it covers."""
+    """The place of a block, and what it covers."""
 
     offset: int
     length: int
@@ -97,8 +97,7 @@ def encode_fence(server: str, incarnation: str, slot: int, put_id: str) -> bytes
 
 
 def decode_header(key: str, body: bytes) -> Header:
-    """Return the header of an object of which `body` is the beginning. Raises
-    ObjectDamagedError."""
+    """Return the header of an object; `body` is its beginning. Raises ObjectDamagedError."""
     if len(body) < _START.size:
         raise ObjectDamagedError(key=key, reason="it is too short for a log object")
     magic, version, sort, length, checksum = _START.unpack_from(body)
@@ -106,16 +105,19 @@ def decode_header(key: str, body: bytes) -> Header:
     if magic != _MAGIC or len(packed) < length or _checksum(version, sort, packed) != checksum:
         raise ObjectDamagedError(key=key, reason="its header is damaged")
     if version > FORMAT:
-        raise ObjectDamagedError(key=key, reason=f"format {version} is of a later holdfast")
+        raise ObjectDamagedError(
+            key=key, reason=f"format {version} was written by a later holdfast"
+        )
     try:
         server, incarnation, slot, put_id = frames.unpack(packed)[:4]
         return Header(Sort(sort), server, incarnation, slot, put_id)
     except (MalformedFrameError, ValueError, TypeError) as error:
-        raise ObjectDamagedError(key=key, reason="its header makes no sense") from error
+        raise ObjectDamagedError(key=key, reason="its header is malformed") from error
 
 
 def decode_slot(key: str, body: bytes) -> tuple[Header, list[LogRecord]]:
-    """Return the header and every record of a whole object, each store's in the order of the log.
+    """Return the header and all records of a whole object; each
+    store's are in the order of the log.
 
     Raises ObjectDamagedError.
     """
@@ -127,7 +129,7 @@ def decode_slot(key: str, body: bytes) -> tuple[Header, list[LogRecord]]:
 
 
 def index_bytes(key: str, tail: bytes, size_bytes: int) -> int:
-    """Return how many of the object's last bytes hold the index, which `tail` may be short of.
+    """Return how many of the object's last bytes contain the index; `tail` may have fewer.
 
     Raises ObjectDamagedError.
     """
@@ -136,7 +138,7 @@ def index_bytes(key: str, tail: bytes, size_bytes: int) -> int:
 
 
 def decode_index(key: str, tail: bytes, size_bytes: int) -> list[Block]:
-    """Return the index of an object of `size_bytes`, of which `tail` is the end.
+    """Return the index of an object of `size_bytes`; `tail` is its end.
 
     Raises ObjectDamagedError, also if `tail` is shorter than `index_bytes`.
     """
@@ -156,11 +158,11 @@ def decode_index(key: str, tail: bytes, size_bytes: int) -> list[Block]:
             for row in _unpacked(packed)
         ]
     except (MalformedFrameError, zstandard.ZstdError, IndexError, TypeError) as error:
-        raise ObjectDamagedError(key=key, reason="its index makes no sense") from error
+        raise ObjectDamagedError(key=key, reason="its index is malformed") from error
 
 
 def decode_block(key: str, block: Block, packed: bytes) -> list[LogRecord]:
-    """Return the records of a block, of which `packed` are the bytes. Raises ObjectDamagedError."""
+    """Return the records of a block; `packed` are its bytes. Raises ObjectDamagedError."""
     if len(packed) != block.length or zlib.crc32(packed) != block.checksum:
         raise ObjectDamagedError(key=key, reason=f"the block at byte {block.offset} is damaged")
     try:
@@ -170,7 +172,7 @@ def decode_block(key: str, block: Block, packed: bytes) -> list[LogRecord]:
         ]
     except (MalformedFrameError, zstandard.ZstdError, IndexError, TypeError) as error:
         raise ObjectDamagedError(
-            key=key, reason=f"the block at byte {block.offset} makes no sense"
+            key=key, reason=f"the block at byte {block.offset} is malformed"
         ) from error
 
 
@@ -185,7 +187,7 @@ def _encode(header: Header, records: Sequence[LogRecord]) -> bytes:
     ]
     offset = sum(map(len, parts))
     index = []
-    # A stable sort: within a store the order of the log stays.
+    # A stable sort keeps the order of the log within a store.
     for rows in _blocks(sorted(records, key=lambda record: record.store)):
         block = compress(frames.pack([(*row.store, *row[1:]) for row in rows]))
         index.append((offset, len(block), zlib.crc32(block), _covered(rows)))
@@ -219,7 +221,7 @@ def record_bytes(record: LogRecord) -> int:
 
 
 def _covered(rows: Sequence[LogRecord]) -> list[tuple[Any, ...]]:
-    """Return what a block covers; a store that has rows of two epochs is there twice."""
+    """Return what a block covers. A store with rows of two epochs appears twice."""
     covered: list[Covered] = []
     for row in rows:
         last = covered[-1] if covered else None
@@ -241,7 +243,7 @@ def _ending(key: str, tail: bytes, size_bytes: int) -> tuple[int, int, int]:
     if magic != _END_MAGIC or whole_bytes != size_bytes:
         raise ObjectDamagedError(key=key, reason="its end is damaged")
     if offset + length + _END.size != size_bytes:
-        raise ObjectDamagedError(key=key, reason="its index lies outside of it")
+        raise ObjectDamagedError(key=key, reason="its index is outside of it")
     return offset, length, checksum
 
 

@@ -125,9 +125,9 @@ def test_an_upload_that_is_gone_is_told(url: str) -> None:
 
 def test_a_bucket_that_does_not_exist_is_refused_with_advice(url: str) -> None:
     backend = S3Backend.from_url(url.replace(BUCKET, "no-such-bucket"))
-    with pytest.raises(BucketRefusedError, match="make it first"):
+    with pytest.raises(BucketRefusedError, match="create the bucket first"):
         backend.put("a", b"", {}, NewObject())
-    with pytest.raises(BucketRefusedError, match="make it first"):
+    with pytest.raises(BucketRefusedError, match="create the bucket first"):
         backend.list_page("", "", 10)
 
 
@@ -300,5 +300,5 @@ def test_an_empty_s3_bucket_is_no_cluster_s_and_stays_empty(url: str) -> None:
     assert [one.key for one in bucket.list_page("typo", "", 10).objects] == []
     open_manifests(open_bucket(mistyped))
     existing_bucket(mistyped).close()
-    with pytest.raises(BucketRefusedError, match="make it first"):
+    with pytest.raises(BucketRefusedError, match="create the bucket first"):
         existing_bucket(url.replace(BUCKET, "no-such-bucket", 1))
