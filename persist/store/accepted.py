@@ -102,7 +102,7 @@ class Accepted:
         self.bytes += size_bytes
         self.changes_bytes += size_bytes + CHANGE_BYTES
         self.changes.append((rows.CHANGE_SET_MESSAGE, seq, value))
-        # The same as `Run._make`, in half the time.
+        # Faster than the class: see `_new` in `frames.py`.
         return tuple.__new__(frames.Run, (seq, revision, 1))
 
     def append_messages(self, values: list[bytes]) -> frames.Run:

@@ -2,8 +2,8 @@
 
 Pure. A malformed frame is refused whole; a group that makes no sense is refused alone. That
 includes a group whose arguments are nested too deeply to be shown or packed. A frame may hold a
-thousand groups of one operation, so each group is looked at once, and its tuples are built by
-`tuple.__new__`, in half the time of calling the class.
+thousand groups of one operation, so each group is looked at once, and its tuples are made without
+calling their classes (`_new` in `frames.py` says why).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Tick:
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
         store.writers.outcome_bytes += writer.size_bytes - before_bytes
-        # The same as `WriterOutcome._make`, in half the time.
+        # Faster than the class: see `_new` in `frames.py`.
         kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, outcome))
         store.outcomes.append(kept)
         self._writes.append(arrival)

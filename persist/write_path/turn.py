@@ -67,7 +67,7 @@ class Conditions(NamedTuple):
 
 
 class StoreWork(StrEnum):
-    """Work on a store that its file may fail."""
+    """The work of a tick on one store. An error of the store's file can stop any of it."""
 
     WRITE = "write"
     EXPIRE = "expire"
