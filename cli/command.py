@@ -125,8 +125,8 @@ class _RootGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         for library in ("holdfast", "nats"):
-            # Only servers set logging up. For any other command, the one line at the end tells what
-            # a log event would tell a second time.
+            # Only servers set up logging. Any other command would tell an error twice: in a log
+            # event and in its last line.
             logging.getLogger(library).addHandler(logging.NullHandler())
         try:
             result = super().invoke(ctx)
@@ -141,7 +141,7 @@ class _RootGroup(click.Group):
             raise (_UsageObject(error) if wanted else error) from error
         except click.Abort:
             if ctx.ensure_object(Settings).json:
-                # The question stands on this line.
+                # The question is still on this line.
                 click.echo(err=True)
                 _print_error("not_confirmed", "nothing was confirmed", "--yes")
             else:

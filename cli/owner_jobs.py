@@ -91,7 +91,7 @@ class ConnectedOwners:
 
     @property
     def tenant(self) -> str:
-        """Whose stores this one asks for."""
+        """The tenant of the stores."""
         return self._settings.tenant
 
     async def find(self, name: str, kind: str | None) -> StoreId:

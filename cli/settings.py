@@ -35,7 +35,7 @@ class Settings:
     prefix: str = DEFAULT_PREFIX
     timeout: float = OPERATION_TIMEOUT_SECONDS
     json: bool = False
-    #: Nobody typed `nats`: it comes from HOLDFAST_NATS.
+    #: Whether `nats` comes from HOLDFAST_NATS.
     nats_from_environment: bool = field(default=False, compare=False)
 
     @property

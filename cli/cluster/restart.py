@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-#: A part that lived this long had read its configuration and joined; starting Python itself takes
-#: a second on a busy machine.
+#: A part that lived this long has read its configuration and joined. Starting Python alone takes a
+#: second on a busy machine.
 RAN_SECONDS: Final = 5.0
 FIRST_DELAY_SECONDS: Final = 0.1
 MAX_DELAY_SECONDS: Final = 5.0
@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """What is known of the earlier exits of one part."""
+    """Decides about the restarts of one part, from its earlier exits."""
 
     _ever_ran: bool = field(default=False, init=False)
     _quick_exits: int = field(default=0, init=False)

@@ -329,7 +329,7 @@ def _run(
 
 
 def _finish(reports: list[Report], json_file: Path | None) -> None:
-    """Write what was measured."""
+    """Write all measurements to the JSON file."""
     if json_file is None:
         return
     documents = [report.to_json() for report in reports]

@@ -72,9 +72,9 @@ class DemoOptions:
     limit: int | None
     kill: bool
     prefix: str
-    #: Of the cluster, and what is exported; None: nothing is.
+    #: The cluster's bucket, which is exported. None if nothing is exported.
     bucket: str | None = None
-    #: Why nothing is exported.
+    #: The reason why nothing is exported.
     not_exported: str | None = None
 
 
@@ -176,7 +176,7 @@ async def _run_until_interrupted(options: DemoOptions, progress: DemoProgress) -
 
 
 async def run_demo(options: DemoOptions, progress: DemoProgress) -> DemoReport:
-    """Run the demo. Raises HoldfastError if it could not be run to its end."""
+    """Run the demo. Raises HoldfastError if it cannot be completed."""
     started_at = time.monotonic()
     progress.stage(f"reading the history of {options.repository}")
     plan = await asyncio.to_thread(
@@ -220,7 +220,7 @@ class _Worker:
     def __init__(self, name: str, task: WorkerTask, on_news: Callable[[], None]) -> None:
         self.name = name
         self.count = 0
-        #: It waits for `go`, or has ended.
+        #: Whether it waits for `go`, or has ended.
         self.waits = False
         self.result = Path(task.result)
         self._task = task

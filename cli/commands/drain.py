@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 class DrainCalledOffError(HoldfastError):
-    """Somebody has undrained the server meanwhile."""
+    """Somebody has undrained the server in the meantime."""
 
     code = "drain_called_off"
     template = "somebody has undrained server {server!r}: it takes stores again"

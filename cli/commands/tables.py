@@ -68,7 +68,7 @@ def export_command(
     """
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
-    # Told before Spark starts, which takes seconds.
+    # Raise an error before Spark starts, which takes seconds.
     existing_bucket(bucket).close()
     with _spark(master) as spark:
         from holdfast.spark.export.compaction import compact as compact_table

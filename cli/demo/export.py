@@ -1,9 +1,9 @@
-"""The demo's last part: its own data as a table, rebuilt and queried by Spark.
+"""The last part of the demo: exports its data to a table, which Spark rebuilds and queries.
 
 Every store is snapshotted to the cluster's bucket. A process of its own exports the bucket and lets
 Spark compute git's id of each version in the table. The demo compares these ids, the headers and
 the latest version of each path with the plan. So the bytes pass from the writers through log, store
-file, snapshot and table, and git judges them.
+file, snapshot and table, and git's ids verify them.
 
 `python -m holdfast.cli.demo.export TASK` is that process. It writes its findings to its result
 file, and a line of JSON on stdout says why it failed.
@@ -38,14 +38,14 @@ _BACKUP_SECONDS: Final = 60.0
 _EXPORT_SECONDS: Final = 900.0
 _MAX_PROBLEMS: Final = 20
 _PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "numpy", "pandas", "zstandard")
-#: Starting counts here, and all work of the JVM is that of seconds.
+#: The JVM works only for seconds, so starting fast matters most.
 _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
 }
-#: Git's id of a content, as git computes it.
+#: Computes git's id of each content, as git does.
 _VERSIONS: Final = """
 SELECT kind, store, seq, key, headers,
     {digest}(concat(encode(concat('blob ', octet_length(value)), 'UTF-8'), X'00', value)) AS blob
@@ -67,7 +67,7 @@ class DemoExportError(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """What the exporting process is told."""
+    """The task of the exporting process."""
 
     bucket: str
     plan: str
@@ -79,7 +79,7 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """What became of the table. A file is identical if the table has exactly its versions."""
+    """The result of the export. A file is identical if the table has exactly its versions."""
 
     table: str
     rows: int
@@ -102,7 +102,7 @@ class TableVerdict:
 
 
 def missing_for_export() -> str | None:
-    """Return what has to be installed for an export, None if nothing."""
+    """Return what has to be installed for an export, or None."""
     if [name for name in _PACKAGES if find_spec(name) is None]:
         return how_to_install("spark")
     from holdfast.spark.errors import JavaMissingError
@@ -118,7 +118,7 @@ def missing_for_export() -> str | None:
 async def export_demo(
     nats: str, prefix: str, bucket: str, plan: DemoPlan, work: Path
 ) -> TableVerdict:
-    """Snapshot every store of the demo, export the bucket and look at the table.
+    """Snapshot every store of the demo, export the bucket and check the table.
 
     `work` has the saved plan as `plan`. Raises HoldfastError.
     """
@@ -150,7 +150,7 @@ async def _back_up(owners: ConnectedOwners, stores: Iterable[StoreId]) -> None:
 
 async def _run_process(task: ExportTask, work: Path) -> None:
     program = [sys.executable, "-P", "-m", "holdfast.cli.demo.export", task.to_json()]
-    # All that Spark leaves lying about goes with the folder.
+    # Everything that Spark leaves behind is removed with this folder.
     scratch = work / "scratch"
     scratch.mkdir()
     log = work / "export.log"
@@ -171,7 +171,7 @@ async def _run_process(task: ExportTask, work: Path) -> None:
         raise DemoExportError(reason=f"not done in {_EXPORT_SECONDS:g} s") from error
     finally:
         if process.returncode is None:
-            # With the JVM that it has started.
+            # Kill the whole group, with the JVM that the process has started.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -186,11 +186,11 @@ async def _run_process(task: ExportTask, work: Path) -> None:
 def judge(
     plan: DemoPlan, versions: Iterable[Any], paths: Iterable[Any]
 ) -> tuple[int, bool, list[str]]:
-    """Hold what a table has against a plan: how many documents are identical, if the kv is, and the
-    first differences. Pure.
+    """Compare a table with a plan. Return how many documents are identical, whether the kv is, and
+    the first differences. Pure.
 
     `versions` are rows of messages with `store`, `seq`, `headers` and git's id `blob`, in the order
-    of seqs; `paths` such of entries, with `key`.
+    of seqs. `paths` are rows of entries with `key` and `blob`.
     """
     problems: list[str] = []
     found: defaultdict[str, list[tuple[int, dict[str, str], str]]] = defaultdict(list)
@@ -246,7 +246,7 @@ def _export_and_judge(task: ExportTask) -> TableVerdict:
 
 
 def main() -> int:
-    """Do the task in this process's first argument; return the exit code."""
+    """Do the task in this process's first argument. Return the exit code."""
     task = ExportTask(**json.loads(sys.argv[1]))
     try:
         found = _export_and_judge(task)

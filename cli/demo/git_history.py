@@ -1,9 +1,9 @@
-"""The history of a git repository as versions of files, and the contents of these versions.
+"""Reads the history of a git repository: the versions of its files, and their contents.
 
-Follows first parents, so a merge counts as one commit that changed what it brought in. The oldest
-commit there is, also the one where a shallow clone was cut off, counts as adding all its files.
-Renames are a deletion and an addition. Runs the `git` program with options that no user's
-configuration can change the meaning of; reads only.
+It follows first parents, so a merge counts as one commit with all the merged changes. The
+oldest commit counts as adding all its files, also in a shallow clone. A rename is a deletion
+and an addition. It only reads, with the `git` program and options whose meaning no user's
+configuration changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GitError(HoldfastError):
 
 
 class Commit(NamedTuple):
-    """`time` is the author's, in ISO 8601 with its zone."""
+    """One commit. `time` is the author's, in ISO 8601 with its zone."""
 
     id: str
     author: str
@@ -49,11 +49,11 @@ class FileVersion(NamedTuple):
 
 
 def repository_root(directory: Path) -> Path | None:
-    """Return the top folder of the repository that `directory` is in; None if it is in none."""
+    """Return the top folder of the repository that contains `directory`, or None."""
     if not directory.is_dir():
         return None
     for question in ("--show-toplevel", "--absolute-git-dir"):
-        # A bare repository has no top folder; it is its own.
+        # A bare repository has no top folder; it is the folder itself.
         answer = _run(directory, ["rev-parse", question])
         if answer.returncode == 0:
             return Path(os.fsdecode(answer.stdout.removesuffix(b"\n")))
@@ -63,7 +63,7 @@ def repository_root(directory: Path) -> Path | None:
 def read_versions(repository: Path) -> Iterator[FileVersion]:
     """Yield each version of each file, oldest commit first. Raises GitError.
 
-    Submodules are no files: where one takes a file's place, the file is deleted.
+    Submodules are not files: if one replaces a file, the file counts as deleted.
     """
     command = [
         "-c", "log.showSignature=false", "-c", "log.showRoot=true",
@@ -73,7 +73,7 @@ def read_versions(repository: Path) -> Iterator[FileVersion]:
         "--no-mailmap", "--encoding=UTF-8", "--format=%H%x01%aI%x01%an",
     ]  # fmt: skip
     if _run(repository, ["rev-parse", "--verify", "--quiet", "HEAD"]).returncode != 0:
-        # Before its first commit a repository has no history to fail about.
+        # A repository without commits has no history, which is not an error.
         if repository_root(repository) is None:
             raise GitError(repository=str(repository), reason="not a git repository")
         return
@@ -82,7 +82,7 @@ def read_versions(repository: Path) -> Iterator[FileVersion]:
 
 
 def blob_sizes(repository: Path, blobs: Iterable[str]) -> dict[str, int]:
-    """Return the size in bytes of each blob; one that this clone lacks is left out."""
+    """Return the size in bytes of each blob, without blobs that this clone lacks."""
     request = "".join(f"{blob}\n" for blob in blobs).encode()
     answer = _run(repository, ["cat-file", "--batch-check"], request)
     if answer.returncode != 0:
@@ -99,7 +99,7 @@ def blob_sizes(repository: Path, blobs: Iterable[str]) -> dict[str, int]:
 class BlobReader:
     """Reads blobs through one `git cat-file --batch`. An async context manager.
 
-    Many callers may read at once; they are served one after the other.
+    Many callers may read at once. They are served one after the other.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -145,7 +145,7 @@ class BlobReader:
 
 
 def _parse(tokens: Iterator[bytes]) -> Iterator[FileVersion]:
-    """Read `commit NUL (LF? :modes-blobs-status NUL path NUL)*`, again and again."""
+    """Parse a sequence of `commit NUL (LF? :modes-blobs-status NUL path NUL)*`."""
     commit: Commit | None = None
     for token in tokens:
         if not token:
@@ -177,7 +177,7 @@ def _tokens(output: IO[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _output(repository: Path, arguments: list[str]) -> Iterator[IO[bytes]]:
-    """Run git around the body, which reads its output, also if it stops before the end."""
+    """Run git while the body reads its output. The body may stop before the end."""
     process = _start(repository, arguments)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -225,9 +225,10 @@ def _command(repository: Path, arguments: list[str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without what a surrounding git hook would impose on another repository."""
+    """Return the environment without variables that a surrounding git hook sets
+    for its repository."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    # Configuration that comes by the environment, safe.directory above all, stays in force.
+    # Configuration in the environment stays in force, above all safe.directory.
     kept |= {name: value for name, value in os.environ.items() if name.startswith("GIT_CONFIG")}
     return kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
 

@@ -1,9 +1,9 @@
-"""The plan of the demo: what it writes, which every check compares with.
+"""The plan of the demo: what it writes, and what every check compares with.
 
-One stream for each file of the repository, one message for each version of it, and one kv with the
-last version of each path. A version that cannot be stored (its content is over the inline limit,
-the clone lacks it, its path is not text) is skipped and counted. Pure except for `save`, `load` and
-`plan_repository`.
+There is a stream for each file of the repository, with a message for each version, and a kv with
+the last version of each path. A version that cannot be stored is skipped and counted: its content
+is over the inline limit, the clone lacks it, or its path is not text. Pure except for `save`,
+`load` and `plan_repository`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DELETED: Final = "D"
 
 
 class Skipped(StrEnum):
-    """Why a version is not stored."""
+    """The reason why a version is not stored."""
 
     TOO_LARGE = "too_large"
     NOT_IN_CLONE = "not_in_clone"
@@ -38,15 +38,15 @@ class Skipped(StrEnum):
 
 
 class PlannedMessage(NamedTuple):
-    """One message; `blob` is empty for a deletion."""
+    """One message. `blob` is empty for a deletion."""
 
     blob: str
     headers: dict[str, str]
 
 
 class DemoStep(NamedTuple):
-    """One thing for a writer to do: append message `seq` of a file, or, where the version is not
-    stored (`seq` 0), only take the path out of the kv."""
+    """One step of a writer: append message `seq` of a file, or only delete the path from the kv if
+    the version is not stored (`seq` 0)."""
 
     file: int
     seq: int
@@ -54,25 +54,25 @@ class DemoStep(NamedTuple):
 
 @dataclass(slots=True)
 class PlannedFile:
-    """A file and all its messages; message `seq` is `messages[seq - 1]`."""
+    """A file and all its messages. Message `seq` is `messages[seq - 1]`."""
 
     path: str
     stream: str
     messages: list[PlannedMessage] = field(default_factory=list)
-    #: The blob that the kv holds in the end; None if the path is not in it.
+    #: The blob that the kv holds in the end, or None if the path is not in it.
     latest_blob: str | None = None
 
 
 @dataclass(slots=True)
 class DemoPlan:
-    """Everything that is to be stored."""
+    """Everything that the demo stores."""
 
     repository: str
-    #: What the names of all stores of this demo begin with.
+    #: The prefix of the names of all stores of this demo.
     prefix: str
     files: list[PlannedFile] = field(default_factory=list)
     steps: list[DemoStep] = field(default_factory=list)
-    #: By file: which writer writes it.
+    #: The number of each file's writer.
     writers: list[int] = field(default_factory=list)
     commit_count: int = 0
     content_bytes: int = 0
@@ -96,7 +96,7 @@ class DemoPlan:
 
     @classmethod
     def load(cls, path: Path) -> DemoPlan:
-        """Return what a writer or follower needs of a saved plan."""
+        """Return the parts of a saved plan that a writer or follower needs."""
         repository, prefix, files, steps, writers = unpack(path.read_bytes())
         return cls(
             repository,
@@ -113,7 +113,8 @@ class DemoPlan:
 def make_plan(
     repository: Path, versions: Iterable[FileVersion], sizes: Mapping[str, int], writer_count: int
 ) -> DemoPlan:
-    """Return the plan for `versions`, oldest first, with the sizes of the blobs that there are."""
+    """Return the plan for `versions`, oldest first. `sizes` has the sizes of the blobs in
+    the clone."""
     name = quote(repository.name or "root")[:_MAX_REPOSITORY_BYTES]
     plan = DemoPlan(str(repository), f"demo.{name}.")
     file_of_path: dict[bytes, int] = {}
@@ -163,9 +164,10 @@ def _plan_version(
 
 
 def stream_name(prefix: str, path: str) -> str:
-    """Return the stream of a path: its quoted name, or the start of that and a hash if it is long.
+    """Return the stream of a path: its quoted name, or the start of that and a hash if it is
+    too long.
 
-    Only names with a hash are as long as a name can be, so none equals a whole quoted path.
+    Only names with a hash have the maximum length, so none equals a whole quoted path.
     """
     name = f"{prefix}files.{quote(path)}"
     if len(name) >= MAX_NAME_BYTES:
@@ -175,14 +177,14 @@ def stream_name(prefix: str, path: str) -> str:
 
 
 def blob_id(value: bytes, like: str) -> str:
-    """Return git's own id of a content, by the hash that the id `like` was made with."""
+    """Return git's id of a content, with the hash algorithm of the id `like`."""
     head = b"blob %d\0" % len(value)
     algorithm = "sha1" if len(like) == 40 else "sha256"
     return hashlib.new(algorithm, head + value, usedforsecurity=False).hexdigest()
 
 
 def _share_out(loads: list[int], count: int) -> list[int]:
-    """Give each file to a writer: the largest first, each to the one with the least so far."""
+    """Assign files to writers: the largest file first, each to the writer with the least so far."""
     heap = [(0, writer) for writer in range(count)]
     writers = [0] * len(loads)
     for index in sorted(range(len(loads)), key=lambda one: -loads[one]):

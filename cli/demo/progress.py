@@ -1,4 +1,4 @@
-"""How far the demo is: bars on a terminal, a line now and then elsewhere, or nothing. On stderr."""
+"""The progress of the demo, on stderr: bars on a terminal, otherwise a few lines, or nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import TaskID
 from holdfast.cli.progress import CountingProgress
 
 BARS: Final = ("written", "followed", "read back")
-#: Without a terminal, each bar says so many lines at the most.
+#: Without a terminal, each bar prints at most this many lines.
 _PLAIN_STEPS: Final = 4
 
 
@@ -25,13 +25,13 @@ class DemoProgress(CountingProgress):
         self._tasks: dict[str, TaskID] = {}
 
     def begin(self, total: int) -> None:
-        """Say how many messages there are."""
+        """Set the number of messages, and start the bars."""
         self._total = total
         if self.bars is not None:
             self._tasks = {bar: self.bars.add_task(bar, total=total) for bar in BARS}
 
     def stage(self, text: str) -> None:
-        """Say what happens now."""
+        """Print what happens now, if progress is shown."""
         if self._enabled:
             self.say(text)
 

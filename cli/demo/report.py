@@ -1,4 +1,4 @@
-"""What the demo found, for people as a table and for programs as JSON."""
+"""The report of the demo: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.cli.render import print_json, size, stdout_console
 
 
 class AckTimes(NamedTuple):
-    """One append: of which file, when sent, when acknowledged; monotonic seconds."""
+    """One append: the file, and when it was sent and acknowledged, in monotonic seconds."""
 
     file: int
     sent_at: float
@@ -25,8 +25,8 @@ class AckTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The SIGKILL in the middle: which server, when (monotonic), how many messages were acked, and
-    the files whose streams it owned then."""
+    """The SIGKILL in the middle: the server, the monotonic time, how many messages were acked, and
+    the files whose streams it owned at that time."""
 
     server: str
     at: float
@@ -47,13 +47,13 @@ class DemoReport:
     changes_followed: int
     follower_problems: Sequence[str]
     total_seconds: float
-    #: None: nothing was exported, because of `not_exported`.
+    #: None if nothing was exported, because of `not_exported`.
     table: TableVerdict | None = None
     not_exported: str | None = None
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as it must be."""
+        """Everything that is wrong."""
         found = [*self.verdict.problems]
         found += [f"follower: {problem}" for problem in self.follower_problems]
         if self.verdict.files_identical != len(self.plan.files) and not found:
@@ -108,8 +108,8 @@ class DemoReport:
         }
 
     def pause_seconds(self) -> float | None:
-        """The longest time after the kill without an ack for any stream that the killed server
-        owned; None if nothing was written to those afterwards."""
+        """The longest time after the kill without an ack for any stream of the killed server, or
+        None if nothing was written to them afterwards."""
         if self.kill is None:
             return None
         kill = self.kill
@@ -209,7 +209,7 @@ class DemoReport:
         return max(one.acked_at for one in self.acks) - min(one.sent_at for one in self.acks)
 
     def _ack_seconds(self, share: float) -> float | None:
-        """The ack latency that `share` of all appends did not exceed."""
+        """Return the ack latency that `share` of all appends did not exceed."""
         ordered = sorted(one.acked_at - one.sent_at for one in self.acks)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 

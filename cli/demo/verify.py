@@ -1,4 +1,4 @@
-"""The demo's verdict: everything read back and held against git, byte for byte."""
+"""The verdict of the demo: reads everything back and compares it with git, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MAX_PROBLEMS: Final = 20
 
 @dataclass(slots=True)
 class DemoVerdict:
-    """What the comparison found. A file is identical if its stream has exactly its versions, with
-    their contents and headers, as messages 1 to n."""
+    """The result of the comparison. A file is identical if its stream has exactly its versions,
+    with their contents and headers, as messages 1 to n."""
 
     files_identical: int = 0
     messages_read: int = 0
@@ -38,9 +38,9 @@ class DemoVerdict:
 async def verify(
     client: Client, blobs: BlobReader, plan: DemoPlan, on_file: Callable[[int], None]
 ) -> DemoVerdict:
-    """Compare all that `client` reads with what `plan` and git say.
+    """Compare all that `client` reads with `plan` and git.
 
-    `on_file` hears how many messages each file that is done had.
+    `on_file` is called with the number of messages of each finished file.
     """
     verdict = DemoVerdict()
     room = asyncio.Semaphore(_CONCURRENT_FILES)
@@ -62,7 +62,7 @@ async def _check_file(
 ) -> None:
     stored = [message async for message in client.stream(file.stream).get_all()]
     verdict.messages_read += len(stored)
-    # A commit touches a file at most once, so its id tells a file's versions apart.
+    # A commit changes a file at most once, so its id tells a file's versions apart.
     written = Counter(one.headers["commit"] for one in file.messages)
     found = Counter(one.headers.get("commit", "") for one in stored)
     lost, duplicated = (written - found).total(), (found - written).total()

@@ -1,12 +1,12 @@
-"""The demo's writer and follower: processes of their own, as an application's would be.
+"""The writer and the follower of the demo: processes of their own, as in an application.
 
-`python -m holdfast.cli.demo.worker TASK`, where TASK is a WorkerTask as JSON. A worker says what it
-has done in JSON lines on stdout, hears `go` and `finish` on stdin, and ends with a result file.
+`python -m holdfast.cli.demo.worker TASK`, where TASK is a WorkerTask as JSON. A worker reports its
+progress in JSON lines on stdout, reads `go` and `finish` on stdin, and ends with a result file.
 
-A writer works through its steps in the order of the history, many at once, but each file's one
-after the other. It stops half way until it hears `go`, so that the kill in the middle is in the
+A writer works through its steps in the order of the history, many at once, but those of one file
+one after the other. It stops at GATE_RATIO until it reads `go`, so that the kill comes in the
 middle, however fast the writing is. A follower follows each stream and the kv from the start, and
-compares what it is told with the plan.
+compares what it receives with the plan.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import pack
 from holdfast.protocol.messages import Change, ChangeKind
 
-#: Steps a writer has under way: enough to keep a commit busy, few enough to bound its memory.
+#: How many steps a writer works on at once: enough to fill commits, few enough to bound its memory.
 _CONCURRENT_STEPS: Final = 64
-#: The share of its steps that a writer does before it waits for `go`.
+#: The part of its steps that a writer does before it waits for `go`.
 GATE_RATIO: Final = 0.6
 _REPORT_SECONDS: Final = 0.01
 #: How long a follower waits for changes that do not come.
@@ -41,7 +41,7 @@ _FOLLOW_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What one worker is to do. `number` tells which writer it is."""
+    """The task of one worker. `number` is the number of the writer."""
 
     role: str
     plan: str
@@ -55,7 +55,7 @@ class WorkerTask:
 
 
 class _Report:
-    """Says how far the work is, not more often than a person or a kill needs."""
+    """Reports the progress, at most every _REPORT_SECONDS."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -84,8 +84,8 @@ class _Writer:
         self._report = _Report()
         self._done_count = 0
         self._step_done = asyncio.Event()
-        #: Of each append: the file, when it was sent and when its ack came (monotonic seconds, a
-        #: clock that all processes of a machine share).
+        #: For each append: the file, when it was sent and when it was acked, in monotonic seconds,
+        #: a clock that all processes of a machine share.
         self.acks: list[tuple[int, float, float]] = []
 
     async def run(self, go: asyncio.Event) -> None:
@@ -100,8 +100,8 @@ class _Writer:
         self._report.say()
 
     async def _say_when_done(self, step_count: int) -> None:
-        """Say that nothing more comes before `go`: needed where so little is acknowledged before
-        the gate that the kill would wait for ever."""
+        """Report that nothing more comes before `go`. Otherwise the kill would wait for ever if too
+        few messages are acknowledged before the gate."""
         while self._done_count < step_count:
             self._step_done.clear()
             await self._step_done.wait()
@@ -110,8 +110,8 @@ class _Writer:
 
     async def _do(self, step: DemoStep) -> None:
         try:
-            # Tasks start in the order they were made in, and a lock is given in the order it was
-            # asked for: a file's versions go out in their order.
+            # Tasks start in the order of their creation, and a lock is acquired in the order of the
+            # requests. So a file's versions are written in order.
             async with self._turn_of_file[step.file]:
                 await self._write(step)
         finally:
@@ -152,7 +152,7 @@ class _Follower:
             (one.blob for file in plan.files for one in file.messages if one.blob), "0" * 40
         )
         self._latest: dict[str, str] = {}
-        #: After this one the kv's revisions must grow; None while its state comes, key by key.
+        #: The last revision of the kv: later ones must be higher. None while its state arrives.
         self._latest_revision: int | None = None
         self._news = asyncio.Event()
         self.problems: list[str] = []
@@ -206,7 +206,7 @@ class _Follower:
                 self._news.set()
 
     def _apply_latest(self, change: Change) -> None:
-        """Fold a change into the state; once that is complete, revisions must grow."""
+        """Apply a change to the state. Once the state is complete, revisions must grow."""
         if change.kind is ChangeKind.RESET:
             self._latest.clear()
             self._latest_revision = None
@@ -270,7 +270,7 @@ async def _run(task: WorkerTask) -> bytes:
 
 
 async def _listen(stack: AsyncExitStack) -> dict[str, asyncio.Event]:
-    """Return an event for each word that may come on stdin."""
+    """Return an event for each word that stdin may contain."""
     words = {"go": asyncio.Event(), "finish": asyncio.Event()}
 
     class Words(asyncio.Protocol):
@@ -288,7 +288,7 @@ def _say(**fields: object) -> None:
 
 
 def main() -> int:
-    """Do the task in this process's first argument; return the exit code."""
+    """Do the task in this process's first argument. Return the exit code."""
     try:
         task = WorkerTask(**json.loads(sys.argv[1]))
         Path(task.result).write_bytes(asyncio.run(_run(task)))

@@ -1,1 +1,1 @@
-"""What `holdfast doctor` examines."""
+"""The checks of `holdfast doctor`, and the examination that makes them."""

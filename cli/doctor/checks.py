@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-#: Findings of one severity that are kept of one check.
+#: How many findings of each severity a check keeps.
 MAX_EXAMPLES: Final = 5
 
 
@@ -29,7 +29,7 @@ class Severity(IntEnum):
 
 
 class Check(NamedTuple):
-    """One thing that is checked. `advice` is what to do about a warning or worse."""
+    """One check. `advice` says what to do about a warning or worse."""
 
     code: str
     name: str
@@ -275,7 +275,7 @@ CHECKS: Final = (
 
 
 class Finding(NamedTuple):
-    """One thing that was found. `where` is a path below the data directory, or empty."""
+    """One finding of a check. `where` is a path below the data directory, or empty."""
 
     severity: Severity
     where: str
@@ -284,7 +284,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class CheckResult:
-    """What one check found. `skipped` says why it was not made, or is empty."""
+    """The result of one check. `skipped` says why it was not made, or is empty."""
 
     check: Check
     skipped: str = ""
@@ -328,7 +328,7 @@ class CheckResult:
 
 
 class Findings:
-    """What all checks found."""
+    """The results of all checks."""
 
     def __init__(self) -> None:
         self.results = {check.code: CheckResult(check) for check in CHECKS}
@@ -353,9 +353,9 @@ class Findings:
             result.kept[severity].append(Finding(severity, str(where), what))
 
     def skip(self, check: Check, reason: str) -> None:
-        """Say that a check was not made, or not to its end."""
+        """Note that a check was not made, or not completely."""
         self.results[check.code].skipped = reason
 
     def void(self, check: Check, reason: str) -> None:
-        """Forget what a check found and say why it does not count."""
+        """Discard the findings of a check, for this reason."""
         self.results[check.code] = CheckResult(check, skipped=reason)

@@ -1,8 +1,8 @@
-"""The checks of `holdfast doctor`: look at everything in a data directory and compare it.
+"""The examination of `holdfast doctor`: reads everything in a data directory and compares it.
 
-While the cluster runs, the order matters: logs are read before files, because files only go
-forward, and a suspicious finding is checked again before it is reported. Only the numbers in the
-logs are kept, so memory depends on the logs that wait, not on the number of stores.
+The order matters while the cluster runs: logs are read before files, because files only go forward,
+and a suspicious finding is checked again before it is reported. Of the logs only numbers are kept,
+so memory depends on the waiting logs and not on the number of stores.
 
 The doctor changes nothing, except for a probe file that it removes again. It does not repair.
 """
@@ -52,14 +52,14 @@ from holdfast.shared_fs.inspection.inspection import (
     walk_stores,
 )
 
-#: A log may grow to twice its cap before its server refuses writes: with less free space than
-#: this, one server can fill the disk.
+#: A log may grow to twice its cap before its server refuses writes. With less free space than this,
+#: one server can fill the disk.
 _CRITICAL_FREE_BYTES: Final = 2 * LOG_CAP_BYTES
 _LOW_FREE_BYTES: Final = 1 << 30
 _LOW_FREE_RATIO: Final = 0.02
-#: Shared file systems whose specified locks and caches are what holdfast needs.
+#: Shared file systems whose locks and caches, by their specification, are what holdfast needs.
 _TRUSTED_TYPES: Final = frozenset({"nfs4"})
-#: What each state of a store file means, unless the logs can rebuild the file.
+#: The check and severity of each state of a store file, unless the logs can rebuild the file.
 _OF_STATE: Final[dict[FileState, tuple[Check, Severity]]] = {
     FileState.EMPTY: (checks.EMPTY_FILES, Severity.CRITICAL),
     FileState.FOREIGN: (checks.FOREIGN_FILES, Severity.CRITICAL),
@@ -71,8 +71,8 @@ _OF_STATE: Final[dict[FileState, tuple[Check, Severity]]] = {
     FileState.IN_USE: (checks.UNCHECKED_FILES, Severity.NOTE),
     FileState.PARTLY_CHECKED: (checks.UNCHECKED_FILES, Severity.NOTE),
 }
-#: A server rebuilds such a file from the logs if it was never durable and they hold all of it;
-#: otherwise it moves the file to quarantine.
+#: States in which a server rebuilds the file from the logs, if it was never durable and they hold
+#: all of it. Otherwise the server moves the file to quarantine.
 _REBUILT: Final = frozenset(
     {FileState.EMPTY, FileState.FOREIGN, FileState.MISNAMED, FileState.DAMAGED}
 )
@@ -80,7 +80,8 @@ _REBUILT: Final = frozenset(
 
 @dataclass(slots=True)
 class Totals:
-    """What was checked. `in_use` counts files that a process has open, which are skipped."""
+    """Counts of what was checked. `in_use` counts files that a process has open;
+    they are skipped."""
 
     stores: int = 0
     bytes: int = 0
@@ -91,7 +92,8 @@ class Totals:
 
 
 class Examination:
-    """One check of a data directory. Make it, `run` it once, read `findings` and `totals`."""
+    """One examination of a data directory. Create it, `run` it once, read
+    `findings` and `totals`."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Examination:
         deep: bool = False,
         progress: Callable[[float], None] = lambda done: None,
     ) -> None:
-        """`progress` hears how much of the stores is done, 0 to 1."""
+        """`progress` is called with the part of the stores that is done, 0 to 1."""
         self.findings = Findings()
         self.totals = Totals()
         self.mount = Mount("", "")
@@ -114,7 +116,7 @@ class Examination:
         #: The records of each store in the logs of ended incarnations. A store is removed once its
         #: file has been compared.
         self._logged: dict[StoreId, list[LogRecord]] = {}
-        #: Logs that may have held more than they do now, without their payloads.
+        #: Logs that may have lost records, without their payloads.
         self._short_logs: list[DeadLog] = []
 
     def run(self) -> None:
@@ -153,7 +155,7 @@ class Examination:
 
     # The folder
     def _check_format(self) -> bool:
-        """Tell if the other checks make sense."""
+        """Return whether the other checks can be made."""
         root = self._layout.root
         try:
             if self._layout.format_file.exists():
@@ -308,7 +310,8 @@ class Examination:
 
     def _check_leftovers(self, folder: FoundFolder) -> None:
         for path in folder.lone_wals:
-            # Files come before their WALs and go after them, but one may just have been closed.
+            # A file is created before its WAL and removed after it, but it may just have been
+            # closed.
             if path.exists() and not path.with_name(path.name.removesuffix("-wal")).exists():
                 self.findings.alarm(
                     checks.LONE_WALS, self._where(path), "its store file is missing"
@@ -399,7 +402,7 @@ class Examination:
     def _check_sequence(
         self, where: str, store: StoreId, records: list[LogRecord], epoch: int, revision: int
     ) -> int | None:
-        """Return the revision that file and logs reach; None if something in between is missing."""
+        """Return the revision that file and logs reach, or None if there is a gap."""
         try:
             found = following(store, records, file_epoch=epoch, file_revision=revision)
             return max([revision, *(record.revision for record in found)])
@@ -415,7 +418,7 @@ class Examination:
             self.findings.alarm(checks.DOUBTFUL_STORES, where, doubt)
 
     def _is_whole(self, store: StoreId, records: list[LogRecord]) -> bool:
-        """Tell if the logs hold a store from its beginning."""
+        """Return whether the logs hold a store from its beginning."""
         if not any(record.previous_revision == 0 for record in records):
             return False
         try:
@@ -443,7 +446,7 @@ class Examination:
         first = self._layout.store(store)
         return first.exists() or bool(self._layout.generations(self._disk, store))
 
-    # What the coordinator knows
+    # The coordinator's records
     def _check_known(self, where: str, store: StoreId, epoch: int, known: KnownStores) -> None:
         granted = known.epoch(store)
         if granted is None:

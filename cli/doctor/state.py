@@ -1,7 +1,7 @@
-"""The coordinator's state as the doctor reads it: without a lock, and only while nobody writes it.
+"""Reads the coordinator's state for the doctor: without a lock, and only while nobody writes it.
 
-If the state file has a WAL, the doctor reads a copy, so a coordinator that starts meanwhile meets
-no lock. The result counts only if no coordinator is running at the end either.
+If the state file has a WAL, the doctor reads a copy, so it never blocks a coordinator that starts.
+The result counts only if no coordinator is running at the end either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPARED: Final[tuple[Check, ...]] = (MISSING_FILES, UNRECORDED_FILES, EPOCHS, 
 _EPOCH: Final = "SELECT epoch FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _REVISION: Final = "SELECT revision FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _STATE: Final = "SELECT state FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
-#: Except cold stores, which have no file.
+#: Without cold stores, which have no file.
 _DURABLE: Final = (
     f"SELECT tenant, kind, name FROM stores WHERE state = {StoreState.DURABLE:d} AND cold IS NULL"
 )
@@ -52,11 +52,11 @@ class KnownStores:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        #: A survey of the store files is under way: not all stores are known yet.
+        #: Whether a survey of the store files is not finished, so not all stores are known yet.
         self.surveying = bool(connection.execute(_SURVEYING).get)
 
     def epoch(self, store: StoreId) -> int | None:
-        """Return the last epoch that was granted for a store, None if it is not known."""
+        """Return the last epoch that was granted for a store, or None if the store is not known."""
         row = self._connection.execute(_EPOCH, store).fetchone()
         return None if row is None else int(row[0])
 
@@ -66,7 +66,7 @@ class KnownStores:
         return 0 if row is None else int(row[0])
 
     def is_durable(self, store: StoreId) -> bool:
-        """Tell if a store had a durable file, so that logs of it may have been removed."""
+        """Return whether a store had a durable file, so that logs of it may have been removed."""
         row = self._connection.execute(_STATE, store).fetchone()
         return row is not None and row[0] == StoreState.DURABLE
 
@@ -76,7 +76,7 @@ class KnownStores:
             yield StoreId(tenant, kind, name)
 
     def is_cold(self, store: StoreId) -> bool:
-        """Tell if a store is cold, so that it needs no file."""
+        """Return whether a store is cold, so that it needs no file."""
         row = self._connection.execute(_COLD, store).fetchone()
         return row is not None and row[0] is not None
 
@@ -88,10 +88,9 @@ class KnownStores:
 
 @contextlib.contextmanager
 def known_stores(layout: Layout, findings: Findings) -> Iterator[KnownStores | None]:
-    """Read the state file around the body; None where it cannot be or must not be read.
+    """Yield the stores of the state file, or None if it cannot or must not be read.
 
-    It reports what is wrong with the file, and voids the comparisons with it if a coordinator
-    started.
+    It reports problems of the file, and voids the comparisons with it if a coordinator has started.
     """
     running = _running(layout)
     if running:
@@ -160,7 +159,7 @@ def _open(layout: Layout, findings: Findings, stack: contextlib.ExitStack) -> Kn
 def _compare_progress(
     layout: Layout, connection: apsw.Connection, findings: Findings, where: str
 ) -> None:
-    """Say so if the state is older than it was: see `coordinator/state/progress.py`."""
+    """Warn if the state is older than the last one: see `coordinator/state/progress.py`."""
     reached = ProgressFile(Disk(), layout.coordinator_progress).read()
     columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(cluster)")}
     if reached is None or "commits" not in columns:

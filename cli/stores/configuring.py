@@ -118,7 +118,7 @@ def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def show_config(settings: Settings, kind: StoreKind, name: str, wanted: dict[str, Any]) -> None:
-    """Change what is `wanted`, if anything, and show the configuration."""
+    """Change the settings in `wanted`, if there are any, and show the configuration."""
     changes = {
         each: None if value == _NONE and each != "description" else value
         for each, value in wanted.items()
@@ -144,7 +144,7 @@ def show_config(settings: Settings, kind: StoreKind, name: str, wanted: dict[str
 
 
 def config_json(name: str, config: StoreConfig) -> JsonObject:
-    """Return a configuration, whole, as JSON has it."""
+    """Return a whole configuration as JSON."""
     return {"name": name, **_rows(config)}
 
 

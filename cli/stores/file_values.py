@@ -1,6 +1,6 @@
 """Values from files and to files, of any size, with a progress bar if stderr is a terminal.
 
-A file becomes a value whole or not at all, and so does a value become a file
+A file becomes a value completely or not at all, and so does a value become a file
 (`client/handles/large_value.py`). Neither is ever in memory as a whole.
 """
 
@@ -22,7 +22,7 @@ from holdfast.cli.settings import Settings
 from holdfast.client import ValueReader
 from holdfast.client.handles.large_value import write_file
 
-#: How far it is, in bytes.
+#: Shows the progress, in bytes.
 Show = Callable[[int], None]
 
 FILE_OPTION: Final = click.option(
@@ -41,7 +41,7 @@ OUTPUT_OPTION: Final = click.option(
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is to be sent, and show how much of it was read."""
+    """Open a file to send, and show how much of it was read."""
     with _ShownFile(path) as file:
         # A pipe has no size.
         status = os.fstat(file.fileno())
@@ -83,7 +83,7 @@ async def _shown(reader: ValueReader[Any], show: Show) -> AsyncIterator[bytes]:
 
 
 class _ShownFile(io.BufferedReader):
-    """A file that says how far it was read."""
+    """A file that reports how much of it was read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path))

@@ -1,7 +1,7 @@
 """Print the changes of a store, or of all stores of a pattern, for `stream tail` and `kv watch`.
 
-Each change is a line, or with --json an object, printed when it arrives. With a pattern, each names
-its store.
+Each change is printed when it arrives, as a line, or as an object with --json. With a pattern, each
+line or object names its store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REVISION: Final = click.IntRange(0, (1 << 63) - 1)
 
 
 def is_pattern(name: str) -> bool:
-    """Tell if `name` stands for several stores."""
+    """Return whether `name` is a pattern."""
     return any(token in ("*", ">") for token in name.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Stores as the coordinator lists them."""
+"""Lists stores, as the coordinator knows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.protocol.names import StoreKind
 async def list_stores(
     settings: Settings, kind: StoreKind | None, prefix: str, limit: int | None
 ) -> list[StoreInfo]:
-    """Return the stores of one kind (None: of both), in order of their names."""
+    """Return the stores of one kind, or of both if `kind` is None, in order of their names."""
     found: list[StoreInfo] = []
     async with settings.connect() as client:
         wait = settings.asking_seconds

@@ -1,4 +1,4 @@
-"""What the commands of streams and of kvs share: options of writes, and output.
+"""Shared by the commands for streams and kvs: options of writes, and output.
 
 The commands themselves are in `stream.py` and `kv.py`.
 """
@@ -77,7 +77,8 @@ async def show_value(
     to_json: Callable[[_Row], JsonObject],
     output: Path | None,
 ) -> bool:
-    """Write the value of a message or entry to a file or to stdout; False if there is none."""
+    """Write the value of a message or entry to a file or to stdout. Return False if
+    there is none."""
     if reader is None:
         return False
     if settings.json and output is None:

@@ -1,4 +1,4 @@
-"""What commands take as values: an argument, all of stdin, or stdin line by line; and headers."""
+"""Reads the values and headers that commands take: an argument, stdin, or stdin line by line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import click
 from holdfast.protocol.errors import TooLargeError
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_VALUE_BYTES
 
-#: One read of stdin with --lines.
+#: The size of one read of stdin with --lines.
 _READ_BYTES: Final = 256 * 1024
-#: The lines of one append: well within one frame, with the overhead of the protocol.
+#: The limits of the lines in one append: well within one frame, with the protocol's overhead.
 _BATCH_BYTES: Final = 512 * 1024
 _BATCH_LINES: Final = MAX_FRAME_OPERATIONS // 2
 
@@ -34,7 +34,7 @@ def read_value(argument: str | None) -> bytes | BinaryIO:
 
 
 class _Continued(io.RawIOBase):
-    """A file whose start has been read already: reads it from its beginning, once."""
+    """A file whose start was read already. It can be read once more from its beginning."""
 
     def __init__(self, start: bytes, rest: BinaryIO) -> None:
         self._start = io.BytesIO(start)
@@ -61,8 +61,8 @@ def parse_headers(
 
 
 async def line_batches() -> AsyncIterator[list[bytes]]:
-    """Yield the lines of stdin without their ends, in batches, each as soon as it arrives. So a
-    slow writer's lines are stored when they come, and a file's in large batches.
+    """Yield the lines of stdin without their ends, in batches, as soon as they arrive. So a slow
+    writer's lines are stored at once, and a file's lines in large batches.
 
     Raises TooLargeError for a line over MAX_VALUE_BYTES.
     """
@@ -95,11 +95,11 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 
 async def _read_some(stdin: BinaryIO) -> bytes:
-    """Read the bytes that are there, at least one; none at the end.
+    """Read the bytes that are available, at least one, or none at the end.
 
-    It reads in a daemon thread of its own: a pending read cannot be cancelled, and the loop's
-    executor would wait for it on Ctrl-C. It reads from the descriptor: a thread inside a buffered
-    read breaks the interpreter's shutdown.
+    It reads in a daemon thread of its own, because a pending read cannot be cancelled, and the
+    loop's executor would wait for it on Ctrl-C. It reads from the descriptor, because a thread
+    inside a buffered read breaks the interpreter's shutdown.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[bytes] = loop.create_future()
