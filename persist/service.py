@@ -104,21 +104,38 @@ class PersistServer:
                 raise
 
     async def _live(self, parts: Parts, ready: asyncio.Event | None) -> None:
-        stopping, coordination = self._phase.stopping, parts.coordination
+        coordination = parts.coordination
         await parts.reception.hear_coordinator()
         await parts.storage.begin()
         await coordination.begin()
-        await coordination.register(stopping.is_set)
+        await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
         if ready is not None:
             ready.set()
         self._turns.turned()
-        loop_watch = self._origins.machine.loop_watch
         try:
-            async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            async with contextlib.AsyncExitStack() as stack:
+                left = await self._serve(parts, stack)
+                await parts.ending.finish(left)
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        finally:
+            parts.tasks.cancel()
+            await parts.administrator.stop()
+
+    async def _serve(self, parts: Parts, stack: contextlib.AsyncExitStack) -> int:
+        """Serve until `stop`, hand over and close what is open. Return how many files could not be
+        made durable; then nothing of this incarnation runs any more. Whatever is still to be
+        closed after the end goes on `stack`."""
+        stopping, coordination = self._phase.stopping, parts.coordination
+        loop_watch = self._origins.machine.loop_watch
+        with contextlib.ExitStack() as watching:
+            async with asyncio.TaskGroup() as tasks:
                 if loop_watch is not None:
-                    stack.enter_context(loop_watch.speaking(self._turns, parts.heartbeats.words))
+                    watching.enter_context(
+                        loop_watch.speaking(self._turns, parts.heartbeats.words)
+                    )
                 running = [
                     *(tasks.create_task(work) for work in parts.work()),
                     tasks.create_task(self._turns.run()),
@@ -126,14 +143,13 @@ class PersistServer:
                 ]
                 await self._maintain_until_stopped(parts)
                 await parts.leaving.hand_over()
-                await _stop_cleanly(parts)
+                stack.push_async_callback(parts.reception.close)
+                await parts.reception.take_no_more_requests()
+                await parts.administrator.stop()
+                left = await parts.ending.settle()
                 for task in running:
                     task.cancel()
-        except BaseExceptionGroup as group:
-            raise _first_cause(group) from group
-        finally:
-            parts.tasks.cancel()
-            await parts.administrator.stop()
+        return left
 
     async def _maintain_until_stopped(self, parts: Parts) -> None:
         loop = asyncio.get_running_loop()
@@ -145,16 +161,6 @@ class PersistServer:
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await stopping.wait()
             await parts.checkpointer.run_pass(loop.time())
-
-
-async def _stop_cleanly(parts: Parts) -> None:
-    """Answer what has arrived, close everything, release, remove this incarnation's folder."""
-    await parts.reception.take_no_more_requests()
-    await parts.administrator.stop()
-    try:
-        await parts.ending.finish()
-    finally:
-        await parts.reception.close()
 
 
 def _abandon(parts: Parts) -> None:

@@ -45,17 +45,25 @@ class Ending:
         self._checkpointer = checkpointer
         self._coordination = coordination
 
-    async def finish(self) -> None:
-        """Answer what has arrived, close everything, release, remove this incarnation's folder."""
-        server, gate = self._life.server, self._life.gate
+    async def settle(self) -> int:
+        """Answer what has arrived and close every file; return how many are not durable."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._places.emptied()
-        left = await self._checkpointer.close_all()
-        if not await self._storage.end(left=len(left)):
+        return len(await self._checkpointer.close_all())
+
+    async def finish(self, left: int) -> None:
+        """Release everything and remove this incarnation's folder, with `left` files not durable.
+
+        Call it when nothing else of this incarnation runs any more: a task that found the fence
+        made here would take it for another's, and a clean end would count as a failure. Raises
+        FencedError if the coordinator has fenced it meanwhile, StorageError."""
+        server, gate = self._life.server, self._life.gate
+        gate.check()
+        if not await self._storage.end(left=left):
             # Some file could not be made durable. The log stays, and the store's next owner applies
             # it, as after a crash.
-            logger.error("server.not_clean server=%s stores=%d", server, len(left))
+            logger.error("server.not_clean server=%s stores=%d", server, left)
             gate.fence_myself()
             return
         if not self._phase.lives_again:

@@ -24,14 +24,19 @@ from support.persist_processes import (
     connected_peer,
     until,
 )
+from support.world_in_loop import World
+from support.world_in_loop import run as run_in_loop
 
 from holdfast.client import Client, connect
+from holdfast.persist.bucket_only import bucket_mode
+from holdfast.persist.lifecycle import heartbeats
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log.bucket_log import list_logs
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket_log.bucket_log import fence_log, is_open, list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
 
 SERVERS = ("s1", "s2", "s3")
@@ -229,6 +234,30 @@ def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_p
                 assert await read_all(client, list(acked)) == acked
 
     run(tmp_path, body)
+
+
+def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat that found the fence which the server itself had made ended it with code 1."""
+
+    def take_long(bucket: Bucket, server: str, incarnation: str) -> None:
+        time.sleep(10 * heartbeat_seconds)
+        fence_log(bucket, server, incarnation)
+
+    async def body(world: World) -> None:
+        server = await world.start("s1")
+        await world.peer.live()
+        server.stop()
+        assert await world.ended("s1") is None
+        (log,) = list_logs(bucket, "s1")
+        assert not is_open(bucket, "s1", log.incarnation)
+
+    heartbeat_seconds = 0.02
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", heartbeat_seconds)
+    monkeypatch.setattr(bucket_mode, "fence_log", take_long)
+    bucket = Bucket(MemoryBackend())
+    run_in_loop(tmp_path, body, bucket)
 
 
 def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(tmp_path: Path) -> None:

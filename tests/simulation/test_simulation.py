@@ -54,7 +54,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "follow_over_gaps": (10, None),
     "evict_what_was_not_published": (5, None),
     "publish_the_older_over_the_newer": (10, "overtake"),
-    "restore_without_telling": (10, None),
+    "restore_without_telling": (3, "kill_server"),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
     "keep_uploads_that_were_given_up": (3, "disconnect"),
@@ -73,7 +73,6 @@ _FOUND_BY = {
     "forget_outcomes_in_a_takeover": 2,
     "retire_the_log_without_a_sync": 3,
     "publish_the_older_over_the_newer": 2,
-    "restore_without_telling": 9,
     "believe_an_older_state": 8,
     "judge_without_hearing": 2,
 }

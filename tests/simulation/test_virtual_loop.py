@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Coroutine
 from typing import Any
 
@@ -86,6 +87,22 @@ def test_a_paused_process_does_nothing_and_then_everything_in_order() -> None:
 
     _run(main())
     assert happened[5:] == [("one", 1), ("one", 2), ("one", 3)]
+
+
+def test_a_timer_with_an_empty_context_belongs_to_no_process() -> None:
+    async def work() -> None:
+        process = current_process()
+        assert process is not None
+        process.pause()
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, process.resume, context=contextvars.Context())
+        await asyncio.sleep(0.5)
+
+    async def main() -> float:
+        await Process("p").start(work())
+        return asyncio.get_running_loop().time()
+
+    assert _run(main()) == pytest.approx(1.0)
 
 
 def test_a_timer_that_was_cancelled_by_what_was_held_before_it_does_not_fire() -> None:

@@ -243,7 +243,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = _Timer(when, callback, args, self, context or contextvars.copy_context())
+        if context is None:
+            # An empty context is one, though it counts as false.
+            context = contextvars.copy_context()
+        timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, (when, timer))
         return timer
 

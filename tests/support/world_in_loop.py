@@ -13,10 +13,12 @@ from support.persist_processes import Peer
 
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
-from holdfast.persist.options import Machine
+from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
@@ -27,8 +29,11 @@ _DEADLINE_SECONDS = 60.0
 class World:
     """A coordinator `c`, persist servers, and a peer, in one loop."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, bucket: Bucket | None = None) -> None:
+        """With a `bucket` there is no shared file system: it holds all data."""
         self.layout = layout
+        self._bucket = bucket
+        fences = None if bucket is None else BucketFences(bucket)
         self.network = MemoryNetwork(self._deliveries)
         self.peer = Peer(self.network.connect("peer"))
         self.servers: dict[str, PersistServer] = {}
@@ -37,7 +42,9 @@ class World:
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
         self._coordinator = Coordinator(
-            self.network.connect("c"), Storage(layout, Disk()), clock_ms=lambda: self.clock_ms
+            self.network.connect("c"),
+            Storage(layout, Disk(), bucket=bucket, fences=fences),
+            clock_ms=lambda: self.clock_ms,
         )
         self._coordinating = asyncio.create_task(self._coordinator.run())
 
@@ -49,6 +56,8 @@ class World:
             self.layout,
             disk or Disk(),
             server,
+            ServerOptions(bucket_only=self._bucket is not None),
+            bucket=self._bucket,
             machine=Machine(clock_ms=lambda: self.clock_ms),
         )
         ready = asyncio.Event()
@@ -95,9 +104,11 @@ async def _live(server: PersistServer, bus: Bus, ready: asyncio.Event) -> None:
         await bus.close()
 
 
-def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
+def run(
+    tmp_path: Path, body: Callable[[World], Awaitable[None]], bucket: Bucket | None = None
+) -> None:
     async def main() -> None:
-        world = World(open_layout(tmp_path / "data", Disk()))
+        world = World(open_layout(tmp_path / "data", Disk()), bucket)
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 await body(world)
